@@ -24,7 +24,8 @@ from ops_entries import EXAMPLES, PARAMETERS, TEXTS
 
 import ngd
 from ngd.dtypes import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
-from ngd.graph.ir import PUBLIC, Op
+from ngd.graph.node import Op
+from ngd.graph.registry import PUBLIC
 
 PAGE = Path(__file__).parent / "ops.md"
 BEGINNING = """\

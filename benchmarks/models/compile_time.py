@@ -139,7 +139,7 @@ def watch_compiler(clock: Clock) -> None:
     """Let the clock hear of every phase of ngd.compile."""
     from ngd import _core, passes
     from ngd.compiler import driver as compiler
-    from ngd.graph import ir
+    from ngd.graph import node as ir
 
     pipeline = tuple(clock.timed(step.__name__, step) for step in passes.PIPELINE)
     passes.PIPELINE = pipeline  # type: ignore[misc]

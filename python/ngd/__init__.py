@@ -30,6 +30,7 @@ from .comm.world import (
     send,
     shutdown,
 )
+from .comm.world import call_after_joining as _call_after_joining
 from .compiler.driver import compile
 from .compiler.functions import Function, function
 from .devices.executable import Executable
@@ -48,8 +49,9 @@ from .dtypes import (
     uint32,
     uint64,
 )
-from .graph.ir import Graph, Node
+from .graph.graph import Graph
 from .graph.live_state import LiveState
+from .graph.node import Node
 from .graph.precision_marks import full_precision
 from .graph.variable import Variable, broadcast_variables, constant, placeholder, variable
 from .ops._host_calls import call_host, print
@@ -160,4 +162,6 @@ def __getattr__(name: str) -> Any:
     return _unknown_name(name)
 
 
+logs.begin()
+_call_after_joining(metrics.begin)
 _name_calls("ngd", globals(), __all__)

@@ -193,3 +193,12 @@ def promote(*operands: Any) -> np.dtype[Any]:
             f"promote: expected dtypes that ngd has; got {', '.join(map(str, operands))}"
         )
     return dtype
+
+
+ALIGNMENT: Final = 64
+"""The alignment of every value in memory, in bytes."""
+
+
+def aligned(size: int) -> int:
+    """Return a size rounded up to ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -15,7 +15,7 @@ from standing import fail_in_world, run_in_world
 import ngd
 from ngd import ops
 from ngd.dtypes import Array
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())

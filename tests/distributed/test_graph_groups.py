@@ -11,11 +11,11 @@ import pytest
 from harness import caught, run
 from standing import fail_in_world, run_in_world
 from test_graph_kinds import differences, results
+from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import ops
 from ngd.comm.world import alone
-from ngd.ops.collectives.reductions import Alone
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
@@ -112,7 +112,7 @@ def tensor_parallel(device: str) -> None:
 
     # What one rank computes of all: by its part of each matrix, and by the sum of a bias's copies.
     whole = [ngd.constant(a) for a in (first, second, bias)]
-    one = loss_of(np.concatenate(rows), np.concatenate(target), *whole, Alone())
+    one = loss_of(np.concatenate(rows), np.concatenate(target), *whole, FakeGroup())
     wants = ngd.compile([], ngd.grad(one, whole), group=alone(), device=device)()
     parts = [np.split(wants[0], 2, 1)[row.rank], np.split(wants[1], 2, 0)[row.rank], wants[2]]
     gradients[2] = row.all_reduce(gradients[2], op="sum")
@@ -298,7 +298,7 @@ def refused() -> None:
         ops.all_gather_v(x, counts=[3] * (n + 1))
     with pytest.raises(ValueError, match=r"^send: expected another rank"):
         ops.send(x, me, group=world)
-    nobodys: Any = Alone(rank=0, size=2)
+    nobodys: Any = FakeGroup(rank=0, size=2)
     for device in ("CPU", "INTERPRETER"):
         with pytest.raises(TypeError, match=r"^compile: expected groups made by ngd"):
             ngd.compile([x], [ops.all_reduce(x, op="sum", group=nobodys)], device=device)

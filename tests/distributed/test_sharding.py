@@ -18,7 +18,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops, optim
-from ngd.passes.sharding.updates import SMALL, UNIT, cuts, is_cut
+from ngd.passes.sharding.partition import SMALL_BYTES, UNIT, is_divided, shard_bounds
 
 pytestmark = harness.needs_ranks
 several = pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -71,7 +71,7 @@ def same_training(rules: list[str], clip: float | None, dtype: str) -> None:
         losses, shared, memory = trained(rule, clip, "host", np.dtype(dtype))
         sizes = [np.dtype(dtype).itemsize * n for n in (61 * 301, 301, 301 * 33, 33)]
         kept = {"sgd": 1, "momentum": 2, "lars": 2}.get(rule, 3)
-        assert memory["sharded"] == kept * sum(n for n in sizes if n > SMALL), rule
+        assert memory["sharded"] == kept * sum(n for n in sizes if n > SMALL_BYTES), rule
         tolerance = 0.0
         if clip is not None or rule not in ELEMENTWISE:
             tolerance = 1e-5 if dtype == "float32" else 1e-13
@@ -96,15 +96,15 @@ def test_norms_of_all_gradients(ranks: int) -> None:
 def test_cuts() -> None:
     for ranks in (1, 2, 3, 5, 64):
         for count in (64 * ranks, 64 * ranks + 1, 1000 * ranks + 7, 12_345_678):
-            at = cuts(count, ranks)
+            at = shard_bounds(count, ranks)
             sizes = np.diff(at)
             assert (at[0], at[-1], len(at)) == (0, count, ranks + 1)
             assert all(b % UNIT == 0 for b in at[:-1])
             assert sizes.min() > 0
             assert sizes.max() - sizes.min() < 2 * UNIT
-    assert not is_cut(ngd.constant(np.zeros(SMALL // 4, np.float32)).type, 2)
-    assert is_cut(ngd.constant(np.zeros(SMALL // 4 + 1, np.float32)).type, 2)
-    assert not is_cut(ngd.constant(np.zeros(SMALL, np.float32)).type, 1)
+    assert not is_divided(ngd.constant(np.zeros(SMALL_BYTES // 4, np.float32)).type, 2)
+    assert is_divided(ngd.constant(np.zeros(SMALL_BYTES // 4 + 1, np.float32)).type, 2)
+    assert not is_divided(ngd.constant(np.zeros(SMALL_BYTES, np.float32)).type, 1)
 
 
 def gradients_are_reduced_once() -> None:

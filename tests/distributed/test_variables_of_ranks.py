@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from harness import caught
 from standing import fail_in_world, run_in_world
+from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import data, nn, ops, optim, train
 from ngd.comm.statistics import stats_of
 from ngd.errors import CollectiveError, VariableMismatchError, VaryingVariableWarning
-from ngd.ops.collectives.reductions import Alone
 from ngd.passes.sharding.uniform import next_values
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
@@ -310,14 +310,14 @@ def test_groups_of_one_rank_on_some_ranks(communicator: str, device: str) -> Non
 
 def test_next_values_that_are_proved_equal() -> None:
     """The analysis alone, of a group of two ranks and one of four."""
-    two, four = Alone(0, 2), Alone(1, 4)
+    two, four = FakeGroup(0, 2), FakeGroup(1, 4)
     v, t = (ngd.variable(name, np.ones(4, np.float32)) for name in "vt")
     own = ngd.variable("own", np.ones(4, np.float32), per_rank=True)
     x, rate = ngd.placeholder("x", (4,)), ngd.placeholder("rate", ())
     given = ngd.placeholder("given", (4,), uniform=True)
 
     def found(value: Any) -> tuple[set[Any], bool] | None:
-        graph = ngd.graph.ir.Graph((), (ops.all_reduce(x, op="sum"),), ((v, value),))
+        graph = ngd.graph.graph.Graph((), (ops.all_reduce(x, op="sum"),), ((v, value),))
         values = next_values(graph, two)
         return (set(values[0].groups), values[0].varies) if values else None
 

@@ -13,8 +13,8 @@ import pytest
 import ngd
 from ngd import passes
 from ngd.devices.cpu import sharing
-from ngd.graph.ir import Graph
-from ngd.passes.sharding.updates import Places
+from ngd.graph.graph import Graph
+from ngd.passes.sharding.partition import Partition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 LINE = re.compile(r"^  (?:%|\d+: )")
@@ -46,7 +46,7 @@ def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: A
 
     with monkeypatch.context() as patch:
         patch.setattr(passes, "PIPELINE", tuple(map(recorded, passes.PIPELINE)))
-        patch.setattr(sharing, "places_of", lambda ranks, apart: Places(ranks))
+        patch.setattr(sharing, "places_of", lambda ranks, apart: Partition(ranks))
         group: Any = Ranks()
         arguments = [given["x"], given["y"]], [given["loss"]], given["updates"]
         step = ngd.compile(*arguments, device="NULL", group=group, **options)

@@ -14,7 +14,10 @@ from ngd import grad, ops
 from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import Error, GradientError
-from ngd.graph.ir import PLACEHOLDER, REGISTRY, VARIABLE, Graph, Node, Op, topological
+from ngd.graph.graph import Graph
+from ngd.graph.leaves import PLACEHOLDER, VARIABLE
+from ngd.graph.node import Node, Op, topological
+from ngd.graph.registry import OPS
 
 
 def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:
@@ -263,5 +266,5 @@ def test_variables_are_named_in_errors() -> None:
 
 
 def test_every_op_has_a_rule_an_expansion_or_nothing_to_differentiate() -> None:
-    for op in REGISTRY.values():
+    for op in OPS.values():
         assert type(op).grad is not Op.grad or op.expands, op.name

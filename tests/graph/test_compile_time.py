@@ -18,7 +18,7 @@ from ngd import _core, ops
 from ngd.devices.cpu import executable as cpu
 from ngd.dtypes import Type
 from ngd.errors import CompileError
-from ngd.graph.ir import Graph
+from ngd.graph.graph import Graph
 from ngd.passes.memory.planner import Plan, Storage
 
 DOUBLE = 2.2

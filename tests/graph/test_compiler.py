@@ -15,7 +15,8 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
-from ngd.graph.ir import Graph, Node, Op
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node, Op
 from ngd.passes.fusion import elementwise
 from ngd.passes.memory.planner import Plan, Step, Storage
 from ngd.passes.simplification import simplify

@@ -18,7 +18,8 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Array, bfloat16
 from ngd.errors import CompileError, DTypeError, ShapeError
-from ngd.graph.ir import Graph, Node, bodies_of
+from ngd.graph.graph import Graph, bodies_of
+from ngd.graph.node import Node
 from ngd.passes import computation
 
 DEVICES = ("CPU", "INTERPRETER")

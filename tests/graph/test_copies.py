@@ -16,7 +16,7 @@ import ngd
 from ngd import ops
 from ngd.dtypes import bfloat16
 from ngd.errors import PoisonedVariableError
-from ngd.graph.ir import topological
+from ngd.graph.node import topological
 
 Copier = Callable[[Any], Any]
 COPIERS: dict[str, Copier] = {

@@ -20,7 +20,7 @@ import ngd
 from ngd import nn, ops
 from ngd.dtypes import bfloat16
 from ngd.errors import CompileError, DTypeError, RetraceWarning
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 DEVICES = ("CPU", "INTERPRETER")
 

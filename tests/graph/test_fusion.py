@@ -14,7 +14,8 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import Graph, Node
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node
 from ngd.passes.fusion import elementwise
 from ngd.passes.fusion.elementwise import (
     MAX_INPUTS,

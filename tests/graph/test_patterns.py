@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 from ngd.passes.fusion.patterns import Pattern
 
 RNG = np.random.default_rng(5)

@@ -13,7 +13,7 @@ import pytest
 import ngd
 from ngd import nn, ops, optim
 from ngd.errors import PromotionWarning
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 X = np.ones((4, 8), np.float32)
 MASK = np.ones((4, 1), np.int64)

@@ -16,7 +16,9 @@ from ngd import grad, ops
 from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
-from ngd.graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, Op
+from ngd.graph.graph import Graph
+from ngd.graph.leaves import PLACEHOLDER, VARIABLE
+from ngd.graph.node import Node, Op
 
 COMBINE: dict[str, Callable[..., Any]] = {
     "sum": lambda a: np.sum(a, axis=0),

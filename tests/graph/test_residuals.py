@@ -11,7 +11,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 from ngd.passes.residuals import choose_residuals, read_residuals
 from ngd.transforms.gradient import pulled
 

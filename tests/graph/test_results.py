@@ -18,7 +18,8 @@ from ngd import ops
 from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import CompileError, Error
-from ngd.graph.ir import Graph, Node, Op, Result, topological
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node, Op, Result, topological
 from ngd.ops._precision import expansion
 from ngd.passes import computation
 from ngd.passes.simplification import simplify

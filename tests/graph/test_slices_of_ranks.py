@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import Graph, Node
-from ngd.ops.collectives.reductions import Alone
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node
 from ngd.passes.collective_order import order_collectives
 from ngd.passes.sharding import matmul_owners as owners
 from ngd.passes.sharding.equal_values import Equal
-from ngd.passes.sharding.updates import Places, to_share, update_in_slices
+from ngd.passes.sharding.partition import Partition
+from ngd.passes.sharding.updates import to_share, update_in_slices
 from ngd.passes.simplification import simplify
 
 N = 32
@@ -36,8 +38,8 @@ LAYOUTS = ((1, 2, False), (1, 3, False), (2, 2, False), (2, 2, True), (2, 1, Tru
 class Rank:
     """A passes.Target, as far as these passes ask."""
 
-    group: Alone
-    places: Places
+    group: FakeGroup
+    places: Partition
     alike: bool = False
     once: frozenset[Node] = frozenset()
     shared: frozenset[Node] = field(default_factory=frozenset)
@@ -52,11 +54,11 @@ class Rank:
 
 
 def rank_of(rank: int, hosts: int, per_host: int, apart: bool) -> Any:
-    group = Alone(rank, hosts * per_host)
+    group = FakeGroup(rank, hosts * per_host)
     if hosts == 1:
-        return Rank(group, Places(group))
-    here, there = Alone(rank % per_host, per_host), Alone(rank // per_host, hosts)
-    return Rank(group, Places(here, there, apart))
+        return Rank(group, Partition(group))
+    here, there = FakeGroup(rank % per_host, per_host), FakeGroup(rank // per_host, hosts)
+    return Rank(group, Partition(here, there, apart))
 
 
 def random_step(seed: int) -> Graph:

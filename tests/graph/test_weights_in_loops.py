@@ -12,7 +12,8 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import Graph, Node
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node
 
 LENGTH = 4
 Body = Callable[[Any, Any, Any], Any]

@@ -15,7 +15,7 @@ import pytest
 import ngd
 from ngd import nn, ops
 from ngd.dtypes import Array
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 STRIDE = 2**40
 DEVICES = ("CPU", "INTERPRETER")

@@ -16,7 +16,7 @@ import ngd
 from ngd import nn, ops
 from ngd.errors import UpdatesWarning
 from ngd.graph import notes
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 

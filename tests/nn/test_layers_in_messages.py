@@ -10,7 +10,7 @@ import pytest
 
 import ngd
 from ngd import errors, nn, ops
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 
 def stack(*widths: int) -> nn.Sequential:

@@ -25,8 +25,13 @@ from ngd.dtypes import (
     float64,
     is_float,
 )
-from ngd.graph.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
+from ngd.graph.graph import Graph
+from ngd.graph.leaves import PLACEHOLDER, Leaf
+from ngd.graph.node import Node, Op
+from ngd.graph.registry import OPS
+from ngd.graph.samples import Operand, Sample
 from ngd.ops.collectives.reductions import Collective
+from ngd.ops.control.bodies import Control
 
 TOLERANCES = {
     float64: (1e-12, 1e-13),
@@ -87,8 +92,16 @@ class Case:
     def reference(self, arrays: Sequence[Array]) -> list[Array]:
         """The reference's results, without NumPy's warnings."""
         with np.errstate(all="ignore"):
-            made = self.op.reference(*arrays, **self.sample.attrs)
+            if isinstance(self.op, Control):
+                made = self.op.run(evaluate_body, *arrays, **self.sample.attrs)
+            else:
+                made = self.op.reference(*arrays, **self.sample.attrs)
         return [np.asarray(value) for value in (made if isinstance(made, tuple) else (made,))]
+
+
+def evaluate_body(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """Evaluate the body of a loop or a branch by the references of its ops."""
+    return evaluate(graph, inputs, {})[0]
 
 
 def operand_dtype(operand: Operand, dtype: DType | None) -> DType:
@@ -124,7 +137,7 @@ def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
 
 def computing_ops() -> list[Op]:
     """Every op but the leaves."""
-    return [op for op in REGISTRY.values() if not isinstance(op, Leaf)]
+    return [op for op in OPS.values() if not isinstance(op, Leaf)]
 
 
 def takes_two(op: Op) -> bool:

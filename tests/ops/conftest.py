@@ -12,7 +12,7 @@ import pytest
 from tests.ops.cases import all_cases, computing_ops, takes_two
 
 from ngd.dtypes import SHORT_NAMES, Array, DType
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 DEVICES = ("INTERPRETER", "CPU")
 ASPECTS = (*DEVICES, "gradient", "second gradient", "expansion")

@@ -15,7 +15,7 @@ from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 Scalar = Callable[[float], float]
 

@@ -19,7 +19,8 @@ import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.graph.ir import Node, op_named
+from ngd.graph.node import Node
+from ngd.graph.registry import op_named
 from ngd.ops._precision import expansion
 from ngd.passes.op_costs import cost_of
 

@@ -25,7 +25,8 @@ from ngd import grad
 from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
-from ngd.graph.ir import Graph, Node, Op
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node, Op
 from ngd.ops import add, multiply, sum
 from ngd.ops._precision import expansion
 

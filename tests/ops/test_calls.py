@@ -12,7 +12,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import PUBLIC
+from ngd.graph.registry import PUBLIC
 
 X = np.ones((2, 3), np.float32)
 

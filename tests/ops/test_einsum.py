@@ -13,7 +13,7 @@ from tests.ops.witness import Shape, agrees, drawn
 from ngd import ops
 from ngd.dtypes import Type, bfloat16, float64
 from ngd.errors import ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 EQUATIONS: list[tuple[str, list[Shape]]] = [
     ("ij->ji", [(2, 3)]),

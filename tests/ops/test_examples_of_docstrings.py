@@ -11,7 +11,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.graph.ir import PUBLIC
+from ngd.graph.registry import PUBLIC
 
 EXAMPLES = sorted(name for name, function in PUBLIC.items() if ">>> " in (function.__doc__ or ""))
 

@@ -17,7 +17,7 @@ import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, float32, float64, int32
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore::ngd.errors.PromotionWarning")
 

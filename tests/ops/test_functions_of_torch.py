@@ -17,7 +17,7 @@ from tests.ops.witness import agrees, drawn
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 from ngd.ops import _resizing as resizing
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)

@@ -19,7 +19,7 @@ import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 GRIDS = [
     {"mode": mode, "padding_mode": padding, "align_corners": corners}

@@ -12,7 +12,7 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.errors import OutOfRangeError, ShapeError
-from ngd.graph.ir import topological
+from ngd.graph.node import topological
 
 RNG = np.random.default_rng(0)
 X, W, DY = (RNG.standard_normal(shape) for shape in ((6, 3), (4, 3, 2), (6, 2)))

@@ -16,7 +16,7 @@ from tests.ops.witness import agrees, drawn
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 Loss = tuple[Callable[..., Node], Callable[..., Any], Callable[[Array], Array]]

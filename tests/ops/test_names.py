@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from ngd import ops
-from ngd.graph.ir import PUBLIC, REGISTRY, Leaf, Op, public, register
+from ngd.graph.leaves import Leaf
+from ngd.graph.node import Op
+from ngd.graph.registry import OPS, PUBLIC, public, register
 
 
 def test_every_public_op_stands_in_ngd_ops() -> None:
-    offered = {name for name, op in REGISTRY.items() if op.public}
+    offered = {name for name, op in OPS.items() if op.public}
     assert offered <= set(ops.__all__)
     for name in ops.__all__:
         assert getattr(ops, name) is PUBLIC[name], name
-        assert PUBLIC[name] is REGISTRY[name] if name in offered else callable(PUBLIC[name])
-    hidden = {name for name in REGISTRY if name not in ops.__all__}
-    assert {op.name for op in REGISTRY.values() if isinstance(op, Leaf)} <= hidden
+        assert PUBLIC[name] is OPS[name] if name in offered else callable(PUBLIC[name])
+    hidden = {name for name in OPS if name not in ops.__all__}
+    assert {op.name for op in OPS.values() if isinstance(op, Leaf)} <= hidden
     assert not any(hasattr(ops, name) for name in hidden)
 
 
@@ -48,4 +50,4 @@ def stack() -> None:
 def test_no_name_is_given_twice(enter: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="called stack"):
         enter()
-    assert "stack" not in REGISTRY
+    assert "stack" not in OPS

@@ -29,7 +29,7 @@ from ngd.dtypes import (
     float64,
     is_float,
 )
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 HALVES = (float16, bfloat16)
 DIGITS = {float16: 11, bfloat16: 8, float32: 24, float64: 53}

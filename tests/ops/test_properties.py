@@ -26,7 +26,7 @@ from ngd.dtypes import (
     float32,
     float64,
 )
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 COMMON = settings(
     max_examples=60,

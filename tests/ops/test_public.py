@@ -31,7 +31,8 @@ from ngd.dtypes import (
     uint8,
 )
 from ngd.errors import DTypeError, ShapeError
-from ngd.graph.ir import Node, constant_node
+from ngd.graph.leaves import constant_node
+from ngd.graph.node import Node
 from ngd.ops._random import philox_4x32_10, random_words
 
 NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)

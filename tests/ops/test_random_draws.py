@@ -15,7 +15,7 @@ from tests.ops.conftest import Runner
 from ngd import ops
 from ngd.dtypes import Array, bool_, float16, float32, float64, int8, int32, int64, uint64
 from ngd.errors import DTypeError, ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 N = 20_000
 

@@ -18,7 +18,7 @@ from tests.ops.witness import agrees, drawn
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 X = np.arange(24).reshape(2, 3, 4)
 SAME: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

@@ -14,7 +14,7 @@ from tests.ops.witness import Shape, agrees, drawn
 from ngd import grad, ops
 from ngd.dtypes import DType, Type, float32, float64
 from ngd.errors import ShapeError
-from ngd.graph.ir import Graph
+from ngd.graph.graph import Graph
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 PLACES, BATCH, INPUTS, SIZE = 5, 2, 3, 4

@@ -24,9 +24,10 @@ from ngd.dtypes import (
     float16,
     is_float,
 )
-from ngd.graph.ir import REGISTRY, Op
+from ngd.graph.node import Op
+from ngd.graph.registry import OPS
 
-ELEMENTWISE = [op for op in REGISTRY.values() if op.elementwise]
+ELEMENTWISE = [op for op in OPS.values() if op.elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]
 EITHER_ZERO = ("maximum", "minimum")
 """Of 0 and -0 either may be the larger: IEEE 754-2008 leaves it open, and so does NumPy."""

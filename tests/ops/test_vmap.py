@@ -14,7 +14,7 @@ from tests.ops.test_blocks import has_gradient, total
 import ngd
 from ngd import ops
 from ngd.dtypes import Array, Type, float32, is_float
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 from ngd.ops.collectives.reductions import Collective
 
 SIZE = 3

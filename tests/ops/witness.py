@@ -14,7 +14,7 @@ from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 TOLERANCE: dict[DType, float] = {float32: 1e-5, float64: 1e-12}
 Shape = tuple[int, ...]

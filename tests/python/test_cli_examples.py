@@ -111,7 +111,7 @@ def test_one_file_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_an_installation_holds_them_beside_the_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examples, "__file__", str(tmp_path / "a" / "ngd" / "examples.py"))
+    monkeypatch.setattr(examples, "__file__", str(tmp_path / "a" / "ngd" / "cli" / "examples.py"))
     assert examples.find_folder() is None
     (tmp_path / "a" / "ngd" / "examples_data").mkdir(parents=True)
     assert examples.find_folder() == tmp_path / "a" / "ngd" / "examples_data"

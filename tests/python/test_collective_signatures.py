@@ -50,7 +50,7 @@ def of_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
 
 
 def surfaces(name: str) -> dict[str, dict[str, tuple[bool, Any]]]:
-    tree = ast.parse((Path(ngd.__file__).parent / "jax.py").read_text())
+    tree = ast.parse((Path(ngd.__file__).parent / "jax" / "__init__.py").read_text())
     in_jax = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     found = {"ngd": of_callable(getattr(ngd, name))}
     found["Group"] = of_callable(getattr(ngd.Group, name))

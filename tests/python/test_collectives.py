@@ -28,7 +28,7 @@ from ngd.comm import CallStats, CommStats, compare_ranks
 from ngd.comm.kinds import KINDS, Kind
 from ngd.comm.world import alone
 from ngd.dtypes import Array
-from ngd.graph.ir import REGISTRY
+from ngd.graph.registry import OPS
 from ngd.ops.collectives.reductions import Collective
 
 PACKAGE = str(Path(ngd.__file__).parent)
@@ -290,7 +290,7 @@ def test_functions_and_methods_take_what_their_kind_says(kind: Kind) -> None:
 
 
 def test_every_collective_op_has_a_row() -> None:
-    ops = {op.kind.name: op for op in REGISTRY.values() if isinstance(op, Collective)}
+    ops = {op.kind.name: op for op in OPS.values() if isinstance(op, Collective)}
     assert set(ops) == set(KINDS) - {"barrier"}
     for kind in KINDS.values():
         if kind.name in ops:

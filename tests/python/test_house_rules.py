@@ -13,7 +13,8 @@ import pytest
 
 import ngd
 import ngd.ops
-from ngd.graph.ir import REGISTRY, Leaf
+from ngd.graph.leaves import Leaf
+from ngd.graph.registry import OPS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "ngd"
@@ -79,7 +80,7 @@ WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
 """Of the folders of comm: which of these each includes. All of them include what is above them."""
 
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
-"""They ask an op for its properties (ngd.graph.ir.Op), and do not know its name."""
+"""They ask an op for its properties (ngd.graph.node.Op), and do not know its name."""
 
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names only, and one another, and MESSAGES."""
@@ -87,7 +88,7 @@ USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 MESSAGES = {"calls", "sites", "unknown_names", "variable_names"}
 """Modules that help to write error messages and warnings, and that name variables."""
 
-COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}
+COMPUTING = {op.name for op in OPS.values() if not isinstance(op, Leaf)}
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
 CPP_FILES = sorted(p for p in CORE.rglob("*") if p.suffix in (".cpp", ".hpp", ".inc"))
@@ -381,13 +382,13 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert private_imports(sgd, "from .. import Node, ops\nfrom .optimizer import x") == []
     assert private_imports(sgd, "import numpy, ngd\nfrom ..errors import Error") == []
     assert private_imports(sgd, "from ..ir import Node\nfrom .. import _core") == [
-        *("ngd.graph.ir.Node", "ngd._core")
+        *("ngd.graph.node.Node", "ngd._core")
     ]
     ops, cast = PACKAGE / "ops" / "__init__.py", PACKAGE / "ops" / "casting.py"
     assert imported_files(cast, "from ..ir import Node\nfrom . import reductions, abs") == {
         *(PACKAGE / "ir.py", PACKAGE / "ops" / "reductions.py", ops)
     }
-    assert imported_files(ops, "from .casting import cast\nimport ngd.graph.ir") == {
+    assert imported_files(ops, "from .casting import cast\nimport ngd.graph.node") == {
         *(cast, PACKAGE / "ir.py")
     }
     assert circle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]

@@ -13,7 +13,7 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.errors import ShapeError
-from ngd.graph.ir import Node
+from ngd.graph.node import Node
 
 DEVICES = ("CPU", "INTERPRETER")
 

@@ -21,7 +21,7 @@ import ngd
 from ngd import ops
 from ngd._util import callsite as sites
 from ngd._util.callsite import Owner
-from ngd.graph import ir
+from ngd.graph import node as ir
 
 STANDARD_LIBRARY = Path(json.__file__).parents[1]
 PASS_ON = "def call(function, *args):\n    return function(*args)\n"

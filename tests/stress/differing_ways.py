@@ -401,7 +401,7 @@ def stepped(run: Run, *nodes: Any) -> None:
 
 def ops_leaves(nodes: Any) -> list[Any]:
     """The nodes without inputs that some nodes are made of."""
-    return [n for n in ngd.graph.ir.topological(nodes) if not n.inputs]
+    return [n for n in ngd.graph.node.topological(nodes) if not n.inputs]
 
 
 def vector(count: int = 4, dtype: str = "float32") -> Any:

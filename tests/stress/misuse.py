@@ -239,7 +239,8 @@ def compared(result: Any) -> str:
     import numpy as np
 
     import ngd
-    from ngd.graph.ir import PLACEHOLDER, topological
+    from ngd.graph.leaves import PLACEHOLDER
+    from ngd.graph.node import topological
 
     leaves, _ = ngd.trees.flatten(result)
     nodes = [leaf for leaf in leaves if isinstance(leaf, ngd.Node)]

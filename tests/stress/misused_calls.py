@@ -11,7 +11,8 @@ import numpy as np
 
 import ngd
 from ngd import checkpoint, data, metrics, nn, optim, train, trees
-from ngd.graph.ir import PUBLIC, Op
+from ngd.graph.node import Op
+from ngd.graph.registry import PUBLIC
 from ngd.nn import initializers
 
 MODULES: Final = {

@@ -29,8 +29,8 @@ MPIS: Final = ("openmpi", "mpich")
 SIMILARITY: Final = 0.7
 """The least difflib ratio of a misspelt name to a variable, without NGD_: NUM_THREADS has 0.78."""
 SWITCH: Final = ("0", "1")
-DEVICES: list[str] = []
-"""The names of the devices, the default first; ngd/devices fills it."""
+DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
+"""The names of the devices, the default first; ngd/devices has a class for each."""
 
 
 VARIABLES: Final = (

@@ -372,7 +372,7 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
     """
     for name in names:
         found = namespace.get(name)
-        if not getattr(found, "__module__", "").startswith(f"{__package__}."):
+        if not getattr(found, "__module__", "").startswith(f"{__package__.partition('.')[0]}."):
             continue
         if inspect.isfunction(found) and name not in SHORT_CALLS:
             checked = name_signature(f"{package}.{name}", found)

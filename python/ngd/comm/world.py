@@ -11,14 +11,14 @@ import secrets
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Never, TypeVar
 
 import numpy as np
 
-from .. import _core, logs, metrics
+from .. import _core
 from .. import comm as collectives
 from .._util import config
 from .._util.callsite import call_site
@@ -32,7 +32,6 @@ from .launchers import environment
 from .launchers.environment import Launch
 
 logger = logging.getLogger("ngd")
-logs.begin()
 
 _world: Group | None = None
 _alone: Group | None = None
@@ -41,7 +40,24 @@ _hooked_in: int | None = None
 _place: _core.Mark | None = None
 """Shows to children of this process that its place in the job is taken."""
 
+_joining_callbacks: Final[list[Callable[[int | None], None]]] = []
+"""What to call when this process has joined a group of ranks that it did not split."""
+
 Batch = TypeVar("Batch")
+
+
+def call_after_joining(callback: Callable[[int | None], None]) -> None:
+    """Call a function when this process has joined a world, with the number of its ranks.
+
+    The argument is None for a group beside the world.
+    """
+    _joining_callbacks.append(callback)
+
+
+def report_joining(size: int | None) -> None:
+    """Call the functions of `call_after_joining`."""
+    for callback in _joining_callbacks:
+        callback(size)
 
 
 def alone() -> Group:
@@ -125,7 +141,7 @@ def _join(comm: Any) -> Group:
         install_hooks()
         world = Group(communicator)
         share_cores(world)
-        metrics.begin(world.size)
+        report_joining(world.size)
     _world = world
     return world
 
@@ -341,7 +357,7 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
 def meet(job_key: str, rank: int, size: int, name: str) -> Group:
     """A group beside the world, of ranks of this host that know a key of their own."""
     install_hooks()
-    metrics.begin()
+    report_joining(None)
     if size == 1:
         return Group(_core.Communicator.make_self(), name)
     communicator = _core.Communicator.make_shm(job_key, rank, size, _core.timeout_seconds())

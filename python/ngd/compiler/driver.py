@@ -14,7 +14,6 @@ from .. import _core, passes
 from .._util import config
 from ..comm import Group
 from ..comm import world as distributed
-from ..comm.launchers import environment
 from ..devices import DEVICES
 from ..devices.collective_sequence import Ordering
 from ..devices.executable import Executable, Lowered
@@ -24,21 +23,20 @@ from ..devices.structured import StructuredStep, is_flat
 from ..dtypes import DType, Type, as_dtype, float32, whole
 from ..errors import DTypeError
 from ..graph import notes
-from ..graph.ir import PLACEHOLDER, Graph, Node
+from ..graph.graph import Graph
+from ..graph.leaves import PLACEHOLDER
+from ..graph.node import Node
 from ..graph.variable import Variable
 from ..graph.variable_names import sort_key
 from ..ops._host import call_host
 from ..ops._operands import HALVES
-from ..ops.collectives.reductions import WORLD, Ranks, expect_member
+from ..ops.collectives.groups import Ranks, expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
 from ..passes import Plan, Target
 from ..passes.collective_order import talks
 from ..profiling.recording import made
 from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
-
-WORLD.join, WORLD.living = distributed.init, distributed.living_world
-WORLD.launched = environment.launched_rank_and_size
 
 SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
@@ -222,7 +220,7 @@ def compile_in(
     graph = Graph(*values, as_precision("compile", precision), as_shard("compile", shard))
     check_signature(graph, given, results)
     graph, num_prints = with_prints(graph)
-    WORLD.settle(graph)
+    settle_world(graph)
     group = group_of(graph, group)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
     key = (signature(graph), name, group, graph.precision, limit, graph.shard, arena)

@@ -16,14 +16,15 @@ import warnings
 from array import array as buffer
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import Context, ContextVar
+from contextvars import Context
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType, MethodType
-from typing import Any, ClassVar, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 
+from .._util.blocks import open_blocks
 from .._util.callsite import call_site
 from .._util.numpy_io import view
 from .._util.signature_errors import expect_fit
@@ -33,8 +34,9 @@ from ..devices.arguments import is_python
 from ..devices.executable import Executable
 from ..dtypes import Type, as_dtype, float32, float64
 from ..errors import CompileError, Error, RetraceWarning
-from ..graph.ir import PLACEHOLDER, Graph, Node
-from ..graph.precision_marks import WIDE
+from ..graph.graph import Graph
+from ..graph.leaves import PLACEHOLDER
+from ..graph.node import Node
 from ..graph.variable import TRACING, Variable, placeholder
 from ..ops._operands import as_node
 from ..passes.fingerprint import Family, compiling
@@ -174,10 +176,6 @@ class Function:
 
     __wrapped__: Callable[..., Any]
 
-    blocks: ClassVar[dict[str, ContextVar[Any]]] = {"ngd.full_precision": WIDE}
-    """What a call may not stand in, by name, where the variable has a value: blocks that are meant
-    for what a function makes, which does not see them."""
-
     def __init__(
         self,
         python: Callable[..., Any],
@@ -213,9 +211,8 @@ class Function:
             key, leaves = self._look_at(args, kwargs)
         except HasNodes:
             return self._inline(args, kwargs)
-        for name, variable in self.blocks.items():
-            if variable.get(None):
-                self._refuse_block(name)
+        if blocks := open_blocks():
+            self._refuse_block(blocks[0])
         trace = self._traces.get(key)
         if trace is None or (trace.world is not None and trace.world.closed):
             trace = self._trace_for(key, leaves)

@@ -8,7 +8,7 @@ from typing import Any
 from .._util.callsite import warn
 from ..errors import EqualModelsWarning, PromotionWarning, UpdatesWarning
 from ..graph import notes
-from ..graph.ir import Graph
+from ..graph.graph import Graph
 from ..graph.variable_names import scope_of
 
 MAX_LAYERS = 5

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from .._util import config
 from ..comm import Group
-from ..graph.ir import Graph
+from ..graph.graph import Graph
 from .cpu.executable import CpuExecutable
 from .executable import Executable, Lower
 from .interpreter.device import InterpreterExecutable
@@ -18,5 +17,3 @@ DEVICES: Final[dict[str, Callable[[Graph, Group, Lower], Executable]]] = {
     device.device: device for device in (CpuExecutable, InterpreterExecutable, NullExecutable)
 }
 """By name, the default first."""
-
-config.DEVICES[:] = DEVICES

@@ -11,7 +11,7 @@ import numpy as np
 from .._util.numpy_io import view
 from ..dtypes import Array, DType, Type, bfloat16, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node
+from ..graph.node import Node
 
 STATIC: Final = (
     "Shapes are static: compile another step for this shape, or use @ngd.function, which compiles "

@@ -12,8 +12,8 @@ from .._util.callsite import call_site
 from ..comm import Group
 from ..comm.kinds import KINDS
 from ..dtypes import Type
-from ..graph.ir import Graph
-from ..ops.collectives.reductions import Ranks
+from ..graph.graph import Graph
+from ..ops.collectives.groups import Ranks
 
 Item = TypeVar("Item")
 

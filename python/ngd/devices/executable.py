@@ -18,7 +18,8 @@ from ..comm import Group, compare_ranks
 from ..dtypes import Array
 from ..errors import CompileError
 from ..graph.cost import Cost
-from ..graph.ir import Graph, Node
+from ..graph.graph import Graph
+from ..graph.node import Node
 from ..graph.variable import Variable
 from ..passes import Plan, Target, cost_of_graph
 from ..passes.sharding.uniform import next_values

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from warnings import catch_warnings, simplefilter
 
 from .._util.callsite import REWRITES, NodeSite, node_id
-from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, Op
+from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE
+from ..graph.node import Node, Op
 from ..passes import Plan, Step, Target
 from ..passes.scheduling import is_view, source_of
 from ..profiling.report import Peaks, Row, rows_of

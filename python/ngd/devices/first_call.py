@@ -31,7 +31,7 @@ from ..comm import Group
 from ..comm import world as distributed
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
-from ..graph.ir import Node
+from ..graph.node import Node
 from ..passes.sharding.uniform import NextValue, source_of_variation, varying
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from ..comm import Group
 from ..dtypes import Array
 from ..errors import CompileError
 from ..graph.cost import Cost
-from ..graph.ir import Graph, Node
+from ..graph.graph import Graph
+from ..graph.node import Node
 from ..profiling import Report, report_of
 from .cpu.executable import CpuTarget
 from .cpu.sharing import shared_by

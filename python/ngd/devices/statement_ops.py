@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
 from .._util.callsite import ExpansionSite
-from ..graph.ir import REGISTRY
+from ..graph.registry import OPS
 from ..passes import Step
 
 Member: TypeAlias = tuple[str, str, int]
@@ -51,7 +51,7 @@ def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member
     Passes put copies and casts between the statements of a kernel's ops, and leave out what is not
     read. Such a copy or cast belongs to the op whose statement comes next.
     """
-    opcodes = [REGISTRY[name].opcode or name for name in names]
+    opcodes = [OPS[name].opcode or name for name in names]
     found = [line.split(":")[0] for line in attrs["program"].split(";")]
     matcher = SequenceMatcher(None, found, opcodes, autojunk=False)
     members: list[Member | None] = [None] * len(found)

@@ -11,7 +11,7 @@ import numpy as np
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from ..graph.cost import Cost
-from ..graph.ir import Node
+from ..graph.node import Node
 from ..profiling import Report
 from ..trees import LEAF, Structure
 from . import arguments

@@ -3,36 +3,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from .._util.signature_errors import not_a_number
-from ..dtypes import SHORT_NAMES
+from ..dtypes import SHORT_NAMES, Type
+from .numpy_calls import call_function, call_ufunc
 
-if TYPE_CHECKING:
-    from ..dtypes import Type
-    from ..ops._selection import At
-    from .ir import Node
-
-    Axis: TypeAlias = int | Sequence[int] | None
+Axis: TypeAlias = int | Sequence[int] | None
+N_co = TypeVar("N_co", covariant=True)
+"""The class of nodes, which is defined in node.py and inherits these methods."""
 
 
-class NumPy:
-    """The ops that NumPy's functions mean on nodes; set by ops/_numpy_functions.py."""
+class IndexedPart(Protocol[N_co]):
+    """x.at[index]: a part of a node, to be changed or read."""
 
-    ufuncs: Mapping[str, str]
-    methods: Mapping[str, Callable[..., Any]]
-    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-    call_method: Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
+    def set(self, values: Any) -> N_co:
+        """Return the node with these values in the part."""
+        ...
+
+    def add(self, values: Any) -> N_co:
+        """Return the node with these values added to the part."""
+        ...
+
+    def multiply(self, values: Any) -> N_co:
+        """Return the node with the part multiplied by these values."""
+        ...
+
+    def min(self, values: Any) -> N_co:
+        """Return the node with the minimum of the part and these values in the part."""
+        ...
+
+    def max(self, values: Any) -> N_co:
+        """Return the node with the maximum of the part and these values in the part."""
+        ...
+
+    def get(self) -> N_co:
+        """Return the part."""
+        ...
 
 
-NUMPY: Final = NumPy()
+class Indexer(Protocol[N_co]):
+    """x.at, which takes an index."""
+
+    def __getitem__(self, index: Any) -> IndexedPart[N_co]: ...
 
 
-class ArrayMethods:
-    """The part of Node that is as NumPy has it; `_apply` calls a function of ngd.ops."""
+class ArrayMethods(Generic[N_co]):
+    """The operators and methods of Node that NumPy's arrays have.
+
+    `_apply` calls a function of ngd.ops.
+    """
 
     __slots__ = ()
 
@@ -41,7 +64,7 @@ class ArrayMethods:
         type: Type
         attrs: dict[str, Any]
 
-        def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node: ...
+        def _apply(self, op: str, *args: Any, **kwargs: Any) -> N_co: ...
 
     def _compare(self, op: str, other: Any) -> Any:
         # What no array is made of (None, a string) equals no node: Python asks for identity then.
@@ -49,111 +72,119 @@ class ArrayMethods:
             return NotImplemented
         return self._apply(op, self, other)
 
-    def __add__(self, other: Any) -> Node:
+    def __add__(self, other: Any) -> N_co:
         return self._apply("add", self, other)
 
-    def __radd__(self, other: Any) -> Node:
+    def __radd__(self, other: Any) -> N_co:
         return self._apply("add", other, self)
 
-    def __sub__(self, other: Any) -> Node:
+    def __sub__(self, other: Any) -> N_co:
         return self._apply("subtract", self, other)
 
-    def __rsub__(self, other: Any) -> Node:
+    def __rsub__(self, other: Any) -> N_co:
         return self._apply("subtract", other, self)
 
-    def __mul__(self, other: Any) -> Node:
+    def __mul__(self, other: Any) -> N_co:
         return self._apply("multiply", self, other)
 
-    def __rmul__(self, other: Any) -> Node:
+    def __rmul__(self, other: Any) -> N_co:
         return self._apply("multiply", other, self)
 
-    def __truediv__(self, other: Any) -> Node:
+    def __truediv__(self, other: Any) -> N_co:
         return self._apply("divide", self, other)
 
-    def __rtruediv__(self, other: Any) -> Node:
+    def __rtruediv__(self, other: Any) -> N_co:
         return self._apply("divide", other, self)
 
-    def __floordiv__(self, other: Any) -> Node:
+    def __floordiv__(self, other: Any) -> N_co:
         return self._apply("floor_divide", self, other)
 
-    def __rfloordiv__(self, other: Any) -> Node:
+    def __rfloordiv__(self, other: Any) -> N_co:
         return self._apply("floor_divide", other, self)
 
-    def __mod__(self, other: Any) -> Node:
+    def __mod__(self, other: Any) -> N_co:
         return self._apply("remainder", self, other)
 
-    def __rmod__(self, other: Any) -> Node:
+    def __rmod__(self, other: Any) -> N_co:
         return self._apply("remainder", other, self)
 
-    def __pow__(self, other: Any) -> Node:
+    def __pow__(self, other: Any) -> N_co:
         return self._apply("power", self, other)
 
-    def __rpow__(self, other: Any) -> Node:
+    def __rpow__(self, other: Any) -> N_co:
         return self._apply("power", other, self)
 
-    def __matmul__(self, other: Any) -> Node:
+    def __matmul__(self, other: Any) -> N_co:
         return self._apply("matmul", self, other)
 
-    def __rmatmul__(self, other: Any) -> Node:
+    def __rmatmul__(self, other: Any) -> N_co:
         return self._apply("matmul", other, self)
 
-    def __and__(self, other: Any) -> Node:
+    def __and__(self, other: Any) -> N_co:
         return self._apply("bitwise_and", self, other)
 
-    def __rand__(self, other: Any) -> Node:
+    def __rand__(self, other: Any) -> N_co:
         return self._apply("bitwise_and", other, self)
 
-    def __or__(self, other: Any) -> Node:
+    def __or__(self, other: Any) -> N_co:
         return self._apply("bitwise_or", self, other)
 
-    def __ror__(self, other: Any) -> Node:
+    def __ror__(self, other: Any) -> N_co:
         return self._apply("bitwise_or", other, self)
 
-    def __xor__(self, other: Any) -> Node:
+    def __xor__(self, other: Any) -> N_co:
         return self._apply("bitwise_xor", self, other)
 
-    def __rxor__(self, other: Any) -> Node:
+    def __rxor__(self, other: Any) -> N_co:
         return self._apply("bitwise_xor", other, self)
 
-    def __neg__(self) -> Node:
+    def __neg__(self) -> N_co:
         return self._apply("negative", self)
 
-    def __pos__(self) -> Node:
+    def __pos__(self) -> N_co:
         return self._apply("as_node", self)
 
-    def __abs__(self) -> Node:
+    def __abs__(self) -> N_co:
         return self._apply("abs", self)
 
-    def __invert__(self) -> Node:
+    def __invert__(self) -> N_co:
         return self._apply("bitwise_not", self)
 
-    def __divmod__(self, other: Any) -> tuple[Node, Node]:
+    def __divmod__(self, other: Any) -> tuple[N_co, N_co]:
         return self // other, self % other
 
-    def __rdivmod__(self, other: Any) -> tuple[Node, Node]:
+    def __rdivmod__(self, other: Any) -> tuple[N_co, N_co]:
         return other // self, other % self
 
-    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
-        node: Node = self._compare("equal", other)
+    def __eq__(self, other: Any) -> N_co:  # type: ignore[override]
+        node: N_co = self._compare("equal", other)
         return node
 
-    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
-        node: Node = self._compare("not_equal", other)
+    def __ne__(self, other: Any) -> N_co:  # type: ignore[override]
+        node: N_co = self._compare("not_equal", other)
         return node
 
-    def __lt__(self, other: Any) -> Node:
+    def __lt__(self, other: Any) -> N_co:
         return self._apply("less", self, other)
 
-    def __le__(self, other: Any) -> Node:
+    def __le__(self, other: Any) -> N_co:
         return self._apply("less_equal", self, other)
 
-    def __gt__(self, other: Any) -> Node:
+    def __gt__(self, other: Any) -> N_co:
         return self._apply("greater", self, other)
 
-    def __ge__(self, other: Any) -> Node:
+    def __ge__(self, other: Any) -> N_co:
         return self._apply("greater_equal", self, other)
 
-    def __getitem__(self, index: Any) -> Node:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Apply the op of the same name as a universal function of NumPy."""
+        return call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Apply the op that means the same as a function of NumPy."""
+        return call_function(function, args, kwargs)
+
+    def __getitem__(self, index: Any) -> N_co:
         return self._apply("getitem", self, index)
 
     def __bool__(self) -> bool:
@@ -185,18 +216,18 @@ class ArrayMethods:
         )
 
     @property
-    def at(self) -> At:
+    def at(self) -> Indexer[N_co]:
         """The same with a part changed: x.at[index].set(values); see ngd.ops.at."""
         changed: Any = self._apply("at", self)
         return changed  # type: ignore[no-any-return]
 
     @property
-    def T(self) -> Node:
+    def T(self) -> N_co:
         """The axes in reverse order."""
         return self._apply("transpose", self)
 
     @property
-    def mT(self) -> Node:
+    def mT(self) -> N_co:
         """The last two axes exchanged."""
         return self.swapaxes(-1, -2)
 
@@ -215,120 +246,120 @@ class ArrayMethods:
         """The bytes of one element."""
         return self.type.dtype.itemsize
 
-    def astype(self, dtype: Any) -> Node:
+    def astype(self, dtype: Any) -> N_co:
         """The values in another dtype; see ngd.ops.cast."""
         return self._apply("cast", self, dtype)
 
-    def reshape(self, *shape: Any) -> Node:
+    def reshape(self, *shape: Any) -> N_co:
         """The same elements in another shape, given as one tuple or as several ints."""
         return self._apply("reshape", self, shape[0] if len(shape) == 1 else shape)
 
-    def flatten(self) -> Node:
+    def flatten(self) -> N_co:
         """The elements along one axis."""
         return self.reshape(-1)
 
     ravel = flatten
 
-    def transpose(self, *axes: Any) -> Node:
+    def transpose(self, *axes: Any) -> N_co:
         """The axes in another order, given as one tuple or as several ints; reversed by default."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
         return self._apply("transpose", self, order)
 
-    def swapaxes(self, axis1: int, axis2: int) -> Node:
+    def swapaxes(self, axis1: int, axis2: int) -> N_co:
         """Two axes exchanged."""
         return self._apply("swapaxes", self, axis1, axis2)
 
-    def squeeze(self, axis: Axis = None) -> Node:
+    def squeeze(self, axis: Axis = None) -> N_co:
         """Axes of extent 1 left out: all of them, or these."""
         return self._apply("squeeze", self, axis)
 
-    def take(self, indices: Any, axis: int | None = None) -> Node:
+    def take(self, indices: Any, axis: int | None = None) -> N_co:
         """The elements at these places along an axis, or of all of them in a row."""
         of = self.flatten() if axis is None else self
         return self._apply("take", of, indices, axis or 0)
 
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """The sum along axes; see ngd.ops.sum."""
         return self._apply("sum", self, axis, keepdims)
 
-    def prod(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """The product along axes; see ngd.ops.prod."""
         return self._apply("prod", self, axis, keepdims)
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """The mean along axes; see ngd.ops.mean."""
         return self._apply("mean", self, axis, keepdims)
 
-    def var(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+    def var(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N_co:
         """Return the variance along axes; see ngd.ops.var."""
         return self._apply("var", self, axis, keepdims, ddof)
 
-    def std(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+    def std(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N_co:
         """Return the standard deviation along axes; see ngd.ops.std."""
         return self._apply("std", self, axis, keepdims, ddof)
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def max(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """The largest element along axes; see ngd.ops.max."""
         return self._apply("max", self, axis, keepdims)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def min(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """The smallest element along axes; see ngd.ops.min."""
         return self._apply("min", self, axis, keepdims)
 
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def any(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """Whether any element is not 0; see ngd.ops.any."""
         return self._apply("any", self, axis, keepdims)
 
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Node:
+    def all(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """Whether no element is 0; see ngd.ops.all."""
         return self._apply("all", self, axis, keepdims)
 
-    def cumsum(self, axis: int | None = None) -> Node:
+    def cumsum(self, axis: int | None = None) -> N_co:
         """The sum of each element and all before it; see ngd.ops.cumsum."""
         return self._apply("cumsum", self, axis)
 
-    def cumprod(self, axis: int | None = None) -> Node:
+    def cumprod(self, axis: int | None = None) -> N_co:
         """Return the product of each element and all before it; see ngd.ops.cumprod."""
         return self._apply("cumprod", self, axis)
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Node:
+    def repeat(self, repeats: Any, axis: int | None = None) -> N_co:
         """Return each element several times; see ngd.ops.repeat."""
         return self._apply("repeat", self, repeats, axis)
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> N_co:
         """Return a diagonal of two axes; see ngd.ops.diagonal."""
         return self._apply("diagonal", self, offset, axis1, axis2)
 
-    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> N_co:
         """Return the sum of a diagonal; see ngd.ops.trace."""
         return self._apply("trace", self, offset, axis1, axis2)
 
-    def dot(self, other: Any) -> Node:
+    def dot(self, other: Any) -> N_co:
         """Return the product of vectors or matrices, as numpy.dot."""
-        found: Node = NUMPY.call(np.dot, (self, other), {})
+        found: N_co = call_function(np.dot, (self, other), {})
         return found
 
-    def searchsorted(self, values: Any, side: str = "left") -> Node:
+    def searchsorted(self, values: Any, side: str = "left") -> N_co:
         """Return where values would be inserted; see ngd.ops.searchsorted."""
         return self._apply("searchsorted", self, values, side)
 
-    def argsort(self, axis: int = -1) -> Node:
+    def argsort(self, axis: int = -1) -> N_co:
         """The places of the elements in their order; see ngd.ops.argsort."""
         return self._apply("argsort", self, axis)
 
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Node:
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> N_co:
         """Where the largest element lies; see ngd.ops.argmax."""
         return self._apply("argmax", self, axis, keepdims)
 
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Node:
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> N_co:
         """Where the smallest element lies; see ngd.ops.argmin."""
         return self._apply("argmin", self, axis, keepdims)
 
-    def round(self) -> Node:
+    def round(self) -> N_co:
         """The nearest whole numbers, halves to the even one."""
         return self._apply("round", self)
 
-    def clip(self, min: Any = None, max: Any = None) -> Node:
+    def clip(self, min: Any = None, max: Any = None) -> N_co:
         """The values kept within bounds; see ngd.ops.clip."""
         return self._apply("clip", self, min, max)
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
+from .._util.blocks import opened
+
 WIDE: Final[ContextVar[bool]] = ContextVar("wide", default=False)
 """True if nodes that are made now stay float32 in every step."""
 
@@ -28,7 +30,7 @@ def full_precision() -> Iterator[None]:
     --------
     ngd.compile : its `precision` asks for 16-bit floats.
     """
-    with wide(True):
+    with opened("ngd.full_precision"), wide(True):
         yield
 
 

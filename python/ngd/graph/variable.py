@@ -19,7 +19,8 @@ from ..comm.world import chosen
 from ..dtypes import Array, DType, Shape, Type, as_dtype, lengths
 from ..errors import ShapeError
 from . import notes
-from .ir import PLACEHOLDER, VARIABLE, Node, constant_node
+from .leaves import PLACEHOLDER, VARIABLE, constant_node
+from .node import Node
 from .variable_names import Scope
 
 TRACING: Final[ContextVar[bool]] = ContextVar("tracing", default=False)

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import Function, LiveState, Node, Variable, errors, ops
+from .. import LiveState, Node, Variable, errors, ops
+from .._util.blocks import opened, suspended
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40
@@ -159,7 +160,7 @@ class Training:
 
 
 _current: ContextVar[Training | None] = ContextVar("training", default=None)
-Function.blocks["nn.training"] = _current
+_BLOCK: Final = "nn.training"
 
 
 def current() -> Training | None:
@@ -209,7 +210,8 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     state = Training(random, updates)
     token = _current.set(state)
     try:
-        yield state
+        with opened(_BLOCK):
+            yield state
     finally:
         _current.reset(token)
 
@@ -228,6 +230,7 @@ def evaluation() -> Iterator[None]:
     """
     token = _current.set(None)
     try:
-        yield
+        with suspended(_BLOCK):
+            yield
     finally:
         _current.reset(token)

@@ -11,7 +11,7 @@ from pkgutil import walk_packages as _files
 from typing import TYPE_CHECKING
 
 from .._util.unknown_names import attribute_errors as _attribute_errors
-from ..graph.ir import PUBLIC as _PUBLIC
+from ..graph.registry import PUBLIC as _PUBLIC
 from ._other_names import OTHER_NAMES as _OTHER_NAMES
 
 if TYPE_CHECKING:

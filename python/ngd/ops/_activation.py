@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, Type
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import logical_and, where

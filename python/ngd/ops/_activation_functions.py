@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._activation import sigmoid, softplus
 from ._arithmetic import clip, minimum
 from ._casting import cast

@@ -12,7 +12,8 @@ from .._util.callsite import at_site
 from .._util.signature_errors import GRADIENT_CALL
 from ..dtypes import Shape, float32, is_float
 from ..errors import Error, GradientError
-from ..graph.ir import Node, Op, constant_node, topological
+from ..graph.leaves import constant_node
+from ..graph.node import Node, Op, topological
 from ..graph.precision_marks import WIDE, wide
 from ..trees import flatten
 from ._arithmetic import add
@@ -21,7 +22,6 @@ from ._operands import HALVES
 from ._precision import expansion, is_narrow, widened
 from ._reductions import sum
 from ._shape import broadcast_to, reshape, zeros
-from .control.bodies import WALKS
 
 UNUSED: Final = ("error", "zero")
 
@@ -146,9 +146,6 @@ def walk_back(
                 sofar = adjoints.get(operand)
                 adjoints[operand] = part if sofar is None else add(sofar, part)
     return adjoints
-
-
-WALKS.adjoints = walk_back
 
 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:

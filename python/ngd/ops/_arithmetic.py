@@ -10,7 +10,10 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, INTEGERS, DType, float64, is_float
-from ..graph.ir import Node, Operand, Sample, constant_node, register
+from ..graph.leaves import constant_node
+from ..graph.node import Node
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import equal, logical_and, where
 from ._elementwise import Binary, Unary, align, zero_like

@@ -13,7 +13,9 @@ import numpy as np
 from ..dtypes import Array, DType, Shape, Type, bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import logical_and, not_equal, where
 from ._elementwise import align

@@ -21,7 +21,8 @@ from .._util.callsite import at_site
 from ..dtypes import Array, Shape, Type, int64, is_float
 from ..errors import CompileError
 from ..graph import notes
-from ..graph.ir import Body, Graph, Node, Op, bodies_of, communicates, topological
+from ..graph.graph import Body, Graph, bodies_of, communicates
+from ..graph.node import Node, Op, topological
 from ..graph.precision_marks import WIDE, wide
 from ._activation import Activation
 from ._along_axis import AddAlongAxis, TakeAlongAxis

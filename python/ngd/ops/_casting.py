@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..dtypes import ALL, INTEGERS, Array, DType, Type, as_dtype, float32, float64, is_float
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array, Type
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._convolution import biased, conv, conv_data_grad, conv_weight_grad
 from ._operands import expect_dtype
 from ._shape import moved, transpose

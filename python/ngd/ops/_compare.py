@@ -10,7 +10,9 @@ import numpy as np
 
 from ..dtypes import ALL, INTEGERS, Array, DType, Type, bool_
 from ..errors import DTypeError
-from ..graph.ir import Node, Operand, Sample, register
+from ..graph.node import Node
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._elementwise import Binary, Elementwise, Unary, align
 from ._operands import Value, as_node, broadcast_shapes, expect_dtype, got

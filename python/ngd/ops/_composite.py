@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 from ..dtypes import FLOATS, DType, float32
-from ..graph.ir import Node, Operand, Sample
+from ..graph.node import Node
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
 from ._operands import HALVES, Value, as_node, float_of

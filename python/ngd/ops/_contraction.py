@@ -18,7 +18,8 @@ import numpy as np
 
 from ..dtypes import Shape, float32
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._casting import cast
 from ._elementwise import align
 from ._matmul import matmul

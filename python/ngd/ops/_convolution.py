@@ -19,7 +19,9 @@ import numpy as np
 from ..dtypes import FLOATS, Array, DType, Shape, Type
 from ..errors import ShapeError
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._activation import POSTS, dy_before, reference_behind
 from ._elementwise import align
 from ._operands import Value, got, narrow, product_dtype, widen

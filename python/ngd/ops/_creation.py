@@ -12,7 +12,10 @@ import numpy as np
 
 from ..dtypes import NUMBERS, Array, DType, Type, as_dtype, bool_, float32, float64, int32, int64
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, constant_node, public, register
+from ..graph.leaves import constant_node
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._arithmetic import add, multiply
 from ._casting import cast
 from ._compare import equal, where

@@ -15,7 +15,8 @@ from typing import Final
 
 from ..dtypes import float32
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._along_axis import take_along_axis
 from ._arithmetic import clip, maximum
 from ._casting import cast

@@ -10,7 +10,9 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, Type, float32, float64, int64, uint64
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._arithmetic import ends_of, maximum, minimum, multiply
 from ._casting import cast
 from ._composite import widened

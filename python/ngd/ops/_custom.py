@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from ..dtypes import ALL, Array, Type, int64
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._operands import unchanged
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._casting import cast
 from ._compare import not_equal
 from ._convolution import conv

@@ -20,7 +20,9 @@ import numpy as np
 from ..dtypes import FLOATS, Array, DType, Type, float64, is_float, promote
 from ..errors import DTypeError
 from ..graph import notes
-from ..graph.ir import CONSTANT, Node, Op, Operand, Sample, constant_node
+from ..graph.leaves import CONSTANT, constant_node
+from ..graph.node import Node, Op
+from ..graph.samples import Operand, Sample
 from ._casting import Cast, cast
 from ._operands import (
     Value,

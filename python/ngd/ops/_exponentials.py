@@ -10,7 +10,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ..dtypes import DType
-from ..graph.ir import Node, public, register
+from ..graph.node import Node
+from ..graph.registry import public, register
 from ._arithmetic import abs, maximum, minimum, round, square
 from ._casting import cast
 from ._compare import equal, logical_or, where

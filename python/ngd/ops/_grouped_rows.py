@@ -16,7 +16,9 @@ import numpy as np
 from ..dtypes import FLOATS, Array, Type, int32, int64
 from ..errors import OutOfRangeError, ShapeError
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._elementwise import align
 from ._matmul import swaps_last_two
 from ._operands import INDICES, Value, expect_dtype, got, narrow, widen

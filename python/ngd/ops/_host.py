@@ -13,7 +13,9 @@ import numpy as np
 from .._util.callsite import call_site
 from ..dtypes import ALL, Array, Type, float32, is_float
 from ..errors import GradientError
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._shape import zeros
 
 _numbers: Final = count(1)

@@ -13,7 +13,7 @@ from .. import _core
 from ..comm import facts as world
 from ..dtypes import Array, Type, as_dtype, int64, lengths, whole
 from ..graph import notes
-from ..graph.ir import Node
+from ..graph.node import Node
 from ..trees import flatten
 from ._custom import after
 from ._host import HostFunction, invoke

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ..dtypes import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import maximum, minimum
 from ._casting import cast
 from ._compare import equal, where

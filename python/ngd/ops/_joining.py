@@ -11,7 +11,8 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._operands import Value, as_axis, as_node, node_of_axes
 from ._shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
 

@@ -7,7 +7,8 @@ import math
 
 from ..dtypes import float32
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import not_equal, where

@@ -12,7 +12,9 @@ import numpy as np
 from ..dtypes import FLOATS, NUMBERS, Array, DType, Shape, Type, is_float
 from ..errors import ShapeError
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._activation import ADDED, POSTS, dy_before, reference_behind, split_added
 from ._elementwise import align
 from ._operands import Value, broadcast_shapes, got, narrow, product_dtype, widen

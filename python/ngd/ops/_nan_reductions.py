@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Array, DType, float64, int64, is_float
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from . import _arithmetic as arithmetic
 from . import _cumulative as cumulative
 from . import _reductions as reductions

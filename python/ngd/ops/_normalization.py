@@ -16,7 +16,9 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array, DType, Shape, Type, float32
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._arithmetic import square
 from ._casting import cast
 from ._operands import (

@@ -10,7 +10,8 @@ import ml_dtypes
 
 from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import abs, ceil, floor, maximum, minimum, remainder
 from ._casting import cast
 from ._compare import equal, less, not_equal, where

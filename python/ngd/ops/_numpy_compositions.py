@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import float64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node
+from ..graph.node import Node
 from . import _arithmetic as arithmetic
 from . import _cumulative as cumulative
 from . import _joining as joining

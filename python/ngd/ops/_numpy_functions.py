@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +11,8 @@ import numpy as np
 from .._util.links import page_url
 from ..dtypes import float64, is_float
 from ..errors import ShapeError
-from ..graph.array_methods import NUMPY
-from ..graph.ir import Node
+from ..graph.node import Node
+from ..graph.registry import register_numpy
 from . import _along_axis as along_axis
 from . import _arithmetic as arithmetic
 from . import _compare as compare
@@ -294,35 +293,4 @@ METHODS: Final[dict[str, Callable[..., Any]]] = {
 """Methods of NumPy's functions."""
 
 
-def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that a function of NumPy's means; TypeError where there is none."""
-    name = f"{function.__module__}.{function.__name__}"
-    op = FUNCTIONS.get(function)
-    if op is None:
-        instead = INSTEAD.get(function, "use the functions of ngd.ops, or ngd.call_host")
-        raise TypeError(f"{name}: expected arrays; got a Node, for which it has no op: {instead}")
-    return _apply(name, op, args, kwargs)
-
-
-def call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that a method such as numpy.maximum.accumulate means."""
-    axis = {} if name.endswith(".outer") else {"axis": 0}
-    return _apply(f"numpy.{name}", METHODS[name], args, {**axis, **kwargs})
-
-
-def _apply(
-    name: str, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    signature = inspect.signature(op)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        shown = ", ".join(signature.parameters)
-        raise TypeError(
-            f"{name}: expected ({shown}) on a Node; got other arguments: {error}"
-        ) from None
-    return op(*args, **kwargs)
-
-
-NUMPY.ufuncs, NUMPY.methods = UFUNCS, METHODS
-NUMPY.call, NUMPY.call_method = call, call_method
+register_numpy(FUNCTIONS, METHODS, UFUNCS, INSTEAD)

@@ -31,7 +31,9 @@ from ..dtypes import (
     uint64,
 )
 from ..errors import DTypeError, OutOfRangeError, ShapeError
-from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, constant_node, public
+from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, constant_node
+from ..graph.node import Node
+from ..graph.registry import public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""

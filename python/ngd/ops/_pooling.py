@@ -17,7 +17,9 @@ import numpy as np
 from ..dtypes import FLOATS, Array, Shape, Type, int64
 from ..errors import ShapeError
 from ..graph.cost import Cost
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._along_axis import add_along_axis
 from ._casting import cast
 from ._matmul import matmul

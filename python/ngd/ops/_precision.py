@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..dtypes import float32
 from ..errors import CompileError
-from ..graph.ir import Node
+from ..graph.node import Node
 from ..graph.text import print_types
 from ._casting import cast
 from ._operands import HALVES

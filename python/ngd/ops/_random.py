@@ -33,7 +33,10 @@ from ..dtypes import (
     uint32,
 )
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, constant_node, register
+from ..graph.leaves import constant_node
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import where
 from ._operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen

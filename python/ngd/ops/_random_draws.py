@@ -14,7 +14,8 @@ import numpy as np
 
 from ..dtypes import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import clip, maximum, remainder
 from ._casting import cast
 from ._creation import arange

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..dtypes import bool_
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._casting import cast
 from ._compare import where
 from ._creation import arange

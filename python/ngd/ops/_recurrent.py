@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._activation import sigmoid
 from ._elementwise import align
 from ._matmul import matmul

@@ -29,7 +29,9 @@ from ..dtypes import (
     uint64,
 )
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._arithmetic import abs, square
 from ._casting import cast
 from ._compare import equal, not_equal, where

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..dtypes import Array, Shape, is_float
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._casting import cast
 from ._composite import widened
 from ._matmul import matmul

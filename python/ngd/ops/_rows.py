@@ -10,7 +10,9 @@ import numpy as np
 
 from ..dtypes import Array, Shape, Type, int64
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, register
+from ..graph.node import Node, Op
+from ..graph.registry import register
+from ..graph.samples import Operand, Sample
 from ._operands import INDICES, check_indices, expect_dtype, got
 
 

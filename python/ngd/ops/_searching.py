@@ -9,7 +9,8 @@ import numpy as np
 
 from ..dtypes import bool_, int64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, logical_and, logical_not, logical_or, where

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..dtypes import INTEGERS, Array, Shape, Type, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import add, maximum, minimum, multiply
 from ._casting import cast
 from ._compare import equal, not_equal, where

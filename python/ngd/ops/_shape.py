@@ -26,7 +26,9 @@ from ..dtypes import (
     lengths,
 )
 from ..errors import DTypeError, ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._elementwise import align
 from ._operands import (

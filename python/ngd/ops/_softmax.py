@@ -10,7 +10,9 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._activation import softplus
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast

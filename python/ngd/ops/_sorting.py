@@ -10,7 +10,9 @@ import numpy as np
 
 from ..dtypes import NUMBERS, Array, Type, bool_, int64, uint8
 from ..errors import ShapeError
-from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ..graph.node import Node, Op
+from ..graph.registry import public, register
+from ..graph.samples import Operand, Sample
 from ._along_axis import add_along_axis
 from ._casting import cast
 from ._operands import Value, as_axis, as_node, expect_dtype, narrow, widen

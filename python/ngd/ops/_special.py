@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import float64
-from ..graph.ir import Node, register
+from ..graph.node import Node
+from ..graph.registry import register
 from ._arithmetic import abs, clip, floor, round, square
 from ._casting import cast
 from ._compare import equal, where

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..dtypes import Array, Shape, float64, int64, is_float
 from ..errors import ShapeError
-from ..graph.ir import Node, public
+from ..graph.node import Node
+from ..graph.registry import public
 from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, not_equal, where

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, is_float
-from ..graph.ir import Node, register
+from ..graph.node import Node
+from ..graph.registry import register
 from ._arithmetic import square
 from ._compare import equal, where
 from ._elementwise import Binary, Unary

@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from ..graph.ir import Node, public, register
+from ..graph.node import Node
+from ..graph.registry import public, register
 from ._arithmetic import abs, maximum, minimum, sign, square
 from ._casting import cast
 from ._compare import equal, where

@@ -9,7 +9,7 @@ from typing import Final
 
 from .._util import config
 from ..errors import CompileError
-from ..graph.ir import Graph
+from ..graph.graph import Graph
 from .collective_order import order_collectives, split_collectives
 from .expansion import expand
 from .fingerprint import computation

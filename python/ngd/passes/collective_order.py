@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from ..dtypes import Type
 from ..errors import CompileError
-from ..graph.ir import Graph, Node, Op, communicates, constant_node
-from ..ops.collectives.reductions import Collective, Ranks
+from ..graph.graph import Graph, communicates
+from ..graph.leaves import constant_node
+from ..graph.node import Node, Op
+from ..ops.collectives.reductions import Collective
 from ..ops.control.bodies import Control
 from .target import Target
 
@@ -78,7 +80,7 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
             return node.op.numbered(number[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
-        check_root(node, group)
+        check_root(node, group.rank, group.size)
         alone = group.size == 1
         new = inputs[0] if alone else Ordered(node.op, number[node]).node(inputs, node.attrs)
         return new if is_message(node) else merged.first(node, new)
@@ -104,15 +106,15 @@ class Merged:
         return self.new.setdefault(key, new)
 
 
-def check_root(node: Node, group: Ranks) -> None:
-    """Refuse a rank that the group has not, or one that would talk to itself."""
+def check_root(node: Node, rank: int, size: int) -> None:
+    """Raise CompileError for a root that is not in the group, or a rank that sends to itself."""
     root, between_two = node.attrs.get("root", 0), is_message(node)
-    if not 0 <= root < group.size:
+    if not 0 <= root < size:
         raise CompileError(
             f"{node.op.name} (made at {node.site}): expected a {'rank' if between_two else 'root'} "
-            f"in [0, {group.size}); got {root}"
+            f"in [0, {size}); got {root}"
         )
-    if between_two and root == group.rank:
+    if between_two and root == rank:
         raise CompileError(
             f"{node.op.name} (made at {node.site}): expected another rank; got {root}, this one"
         )

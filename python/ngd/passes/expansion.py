@@ -6,7 +6,9 @@ from __future__ import annotations
 from .._util import config
 from .._util.callsite import ExpansionSite, at_site
 from ..errors import CompileError
-from ..graph.ir import Graph, Leaf, Node, offset_of, topological
+from ..graph.graph import Graph
+from ..graph.leaves import Leaf
+from ..graph.node import Node, offset_of, topological
 from ..ops._precision import expansion
 from .target import Target, query_node
 

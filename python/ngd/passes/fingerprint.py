@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..dtypes import float32
-from ..graph.ir import CONSTANT, Body, Graph, Node
+from ..graph.graph import Body, Graph
+from ..graph.leaves import CONSTANT
+from ..graph.node import Node
 from .collective_order import in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})

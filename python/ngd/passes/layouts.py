@@ -16,7 +16,9 @@ from functools import cache
 from typing import Final, TypeAlias
 
 from ..dtypes import Shape
-from ..graph.ir import REGISTRY, Graph, Node, Op
+from ..graph.graph import Graph
+from ..graph.node import Node, Op
+from ..graph.registry import OPS
 from ..ops._shape import inverse, moved, reshape
 from .simplification import simplify
 from .target import Target, query_node
@@ -30,7 +32,7 @@ SMALL: Final = 16
 @cache
 def variants() -> Mapping[Op, Op]:
     """Op -> the same in a layout of its own."""
-    return {op.plain: op for op in REGISTRY.values() if op.plain is not None}
+    return {op.plain: op for op in OPS.values() if op.plain is not None}
 
 
 def assign_layouts(graph: Graph, target: Target) -> Graph:

@@ -15,7 +15,9 @@ from typing import Any
 
 from ..dtypes import Type
 from ..graph.cost import Cost
-from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
+from ..graph.graph import Graph, bodies_of
+from ..graph.leaves import PLACEHOLDER, Leaf
+from ..graph.node import Node, Op, offset_of, topological
 from ..ops._precision import expansion
 from .collective_order import Start
 from .fusion.elementwise import FusedElementwise

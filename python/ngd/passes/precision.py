@@ -25,7 +25,10 @@ from typing import Any, TypeAlias
 from .._util.callsite import warn
 from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ..errors import PrecisionWarning
-from ..graph.ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
+from ..graph.graph import Graph
+from ..graph.leaves import CONSTANT, VARIABLE, Leaf
+from ..graph.node import Node, offset_of
+from ..graph.registry import OPS
 from ..ops._casting import cast
 from .fusion.elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .fusion.reductions import FusedReduction
@@ -280,7 +283,7 @@ def chooses() -> frozenset[str]:
 
     Gradients compare the elements with it, so both are of the same bits.
     """
-    return frozenset(op.reduces for op in REGISTRY.values() if op.reduces and not op.linear)
+    return frozenset(op.reduces for op in OPS.values() if op.reduces and not op.linear)
 
 
 def ordered(node: Node) -> list[Node]:

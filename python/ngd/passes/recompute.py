@@ -22,7 +22,9 @@ from .._util.callsite import at_site
 from ..dtypes import float32
 from ..errors import CompileError
 from ..graph.cost import Cost
-from ..graph.ir import Graph, Leaf, Node
+from ..graph.graph import Graph
+from ..graph.leaves import Leaf
+from ..graph.node import Node
 from ..graph.precision_marks import wide
 from ..ops._custom import after
 from .memory.planner import Plan

@@ -21,7 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..graph.ir import Graph, Leaf, Node, topological
+from ..graph.graph import Graph
+from ..graph.leaves import Leaf
+from ..graph.node import Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8

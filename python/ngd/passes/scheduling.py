@@ -16,7 +16,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import CompileError
-from ..graph.ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
+from ..graph.graph import Graph
+from ..graph.leaves import VARIABLE, Leaf
+from ..graph.node import Node, offset_of, topological
 from .collective_order import Wait
 from .fusion.elementwise import depths
 from .target import Target, query_node

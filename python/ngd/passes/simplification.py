@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
+from ..graph.graph import Graph
+from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, Leaf, constant_node
+from ..graph.node import Node
 from ..ops._precision import expect_types
 from .target import Target
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..dtypes import Type
-from ..graph.ir import Node
-
-if TYPE_CHECKING:
-    from .sharding.updates import Places
+from ..graph.node import Node
+from .sharding.partition import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Target(Protocol):
     """The variables that they share, where the step updates them."""
     once: frozenset[Node]
     """Those of which each host has one copy already."""
-    places: Places
+    places: Partition
     """Where the ranks are that share them."""
     alike: bool
     """Whether the step is known to have the same types on all of them."""

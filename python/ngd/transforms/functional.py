@@ -11,7 +11,9 @@ from typing import Any
 from ..compiler.functions import Function, building, is_array
 from ..dtypes import is_float
 from ..errors import GradientError
-from ..graph.ir import CONSTANT, Graph, Leaf, Node, newest, topological
+from ..graph.graph import Graph
+from ..graph.leaves import CONSTANT, Leaf
+from ..graph.node import Node, newest, topological
 from ..graph.variable import constant
 from ..ops._casting import cast
 from ..ops._creation import arange, one_hot

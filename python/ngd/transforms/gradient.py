@@ -20,7 +20,8 @@ import numpy as np
 from ..compiler.functions import Function, signature_of
 from ..dtypes import is_float
 from ..errors import GradientError
-from ..graph.ir import Node, constant_node
+from ..graph.leaves import constant_node
+from ..graph.node import Node
 from ..graph.variable import constant
 from ..ops._adjoints import UNUSED, gradients, walk_back
 from ..ops._arithmetic import add

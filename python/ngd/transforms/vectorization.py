@@ -18,7 +18,8 @@ import numpy as np
 from ..compiler.functions import Function, constant_of, is_array, signature_of
 from ..dtypes import Type
 from ..errors import ShapeError
-from ..graph.ir import PLACEHOLDER, Node, newest
+from ..graph.leaves import PLACEHOLDER
+from ..graph.node import Node, newest
 from ..graph.variable import Variable
 from ..ops._batching import Batched, Batching
 from ..ops._operands import as_node

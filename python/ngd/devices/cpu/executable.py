@@ -15,10 +15,11 @@ from ..._util.callsite import call_site
 from ...comm import Group
 from ...dtypes import Array, DType, Type, uint8
 from ...graph.cost import Cost
-from ...graph.ir import Graph, Node
+from ...graph.graph import Graph
+from ...graph.node import Node
 from ...graph.variable import Variable, placeholder
 from ...passes import Verdict
-from ...passes.sharding.updates import Places
+from ...passes.sharding.partition import Partition
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened
@@ -49,7 +50,7 @@ class CpuTarget:
     def __init__(self, group: Group, shares: Shares | None = None, *, alike: bool = False) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
         self.shared, self.once = (shares.variables, shares.once) if shares else (frozenset(),) * 2
-        self.places, self.alike = shares.places if shares else Places(group), alike
+        self.places, self.alike = shares.places if shares else Partition(group), alike
         self.threads = _core.thread_count()
 
     def query(

@@ -40,7 +40,7 @@ import numpy as np
 from ... import _core
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...dtypes import Array, Type
+from ...dtypes import Array, Type, aligned
 from ...errors import (
     BusyError,
     CompileError,
@@ -48,10 +48,12 @@ from ...errors import (
     PoisonedVariableError,
     VariableMismatchError,
 )
-from ...graph.ir import Graph, Node, aligned
+from ...graph.graph import Graph
+from ...graph.node import Node
 from ...passes.sharding.equal_values import Equal
+from ...passes.sharding.partition import Partition, is_divided, shard_bounds, shard_lengths
 from ...passes.sharding.uniform import is_per_rank
-from ...passes.sharding.updates import Places, cuts, is_cut, lengths, to_share
+from ...passes.sharding.updates import to_share
 
 if TYPE_CHECKING:
     from .executable import CpuStorage
@@ -67,7 +69,7 @@ class Sharing:
     """Who shares a variable, and since which step."""
 
     group: Group
-    places: Places
+    places: Partition
     site: str
     process: int = field(default_factory=os.getpid)
 
@@ -94,7 +96,7 @@ class Sharing:
         with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
             for ranks in talking:
                 count = end - begin if ranks is self.places.there else typed.count
-                counts = lengths(cuts(count, ranks.size))
+                counts = shard_lengths(shard_bounds(count, ranks.size))
                 part = ranks.all_gather_v(part, counts=counts, site=site)
         return part.reshape(typed.shape)
 
@@ -120,7 +122,7 @@ class Shares:
 
     equal: Equal
     """What is equal on all of them."""
-    places: Places
+    places: Partition
     variables: frozenset[Node] = frozenset()
     once: frozenset[Node] = frozenset()
     """Those of which each host has one copy, as an earlier step wanted."""
@@ -135,7 +137,7 @@ def shared_by(graph: Graph, group: Any, storages: Mapping[Node, CpuStorage]) -> 
     equal = Equal(graph, group, varies)
     places = None if graph.shard == "none" else places_of(group, graph.shard == "world")
     if places is None:
-        return Shares(equal, Places(group))
+        return Shares(equal, Partition(group))
     shared = {v for v, s in storages.items() if s.is_shared}
     once = {v for v, s in storages.items() if s.sharing is not None and s.part is None}
     variables = to_share(graph, equal, places.parts, shared)
@@ -146,7 +148,7 @@ _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDic
 """By a group over several hosts: the ranks of my host, and my counterparts."""
 
 
-def places_of(group: Any, apart: bool) -> Places | None:
+def places_of(group: Any, apart: bool) -> Partition | None:
     """Where the ranks of a group are; None: they do not share. All of them call this.
 
     They must be real ones, that map memory of their hosts' other ranks, where there are any.
@@ -154,13 +156,13 @@ def places_of(group: Any, apart: bool) -> Places | None:
     if not isinstance(group, Group):
         return None
     if group.communicator.has_common_memory:
-        return Places(group)
+        return Partition(group)
     if group.local_size == group.size:
         return None
     if group not in _HOSTS:
         _HOSTS[group] = split_by_host(group)
     hosts = _HOSTS[group]
-    return None if hosts is None else Places(*hosts, apart)
+    return None if hosts is None else Partition(*hosts, apart)
 
 
 def split_by_host(group: Group) -> tuple[Group, Group] | None:
@@ -332,7 +334,7 @@ def write_slices(
 
 def share_frozen(
     graph: Graph,
-    places: Places,
+    places: Partition,
     storages: Mapping[Node, CpuStorage],
     group: Group,
     site: str,
@@ -347,7 +349,7 @@ def share_frozen(
     frozen = [
         storages[v]
         for v in graph.variables
-        if v not in updated and not is_per_rank(v) and is_cut(v.type, places.parts)
+        if v not in updated and not is_per_rank(v) and is_divided(v.type, places.parts)
     ]
     frozen = [each for each in frozen if each.sharing is None]
     if host.size == 1 or not frozen:

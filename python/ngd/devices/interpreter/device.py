@@ -12,7 +12,8 @@ import numpy as np
 from ... import _core
 from ...comm import Group
 from ...dtypes import Array, float32
-from ...graph.ir import Graph, Node, bodies_of
+from ...graph.graph import Graph, bodies_of
+from ...graph.node import Node
 from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
 from ...passes import in_two_bytes
@@ -81,7 +82,7 @@ class Conversation:
             for body in self.ordering.inside(name, attrs, node.site, bodies_of(node)):
                 self.note(body, group)
             ranks = node.attrs.get("group")
-            check_root(node, ranks or group)
+            check_root(node, (ranks or group).rank, (ranks or group).size)
             if node.op.collective and (ranks or group).size > 1:
                 attrs, number = submission(node), self.ordering.number(ranks)
                 kind = kind_of(node)

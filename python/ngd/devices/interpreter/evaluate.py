@@ -13,8 +13,10 @@ import numpy as np
 from ..._util import config
 from ...dtypes import FLOATS, Array, Type
 from ...errors import Error, NotFiniteError, OutOfRangeError
-from ...graph.ir import CONSTANT, Graph, Leaf, Node, topological
-from ...ops.control.bodies import WALKS, Control
+from ...graph.graph import Graph
+from ...graph.leaves import CONSTANT, Leaf
+from ...graph.node import Node, topological
+from ...ops.control.bodies import Control
 from ...passes.collective_order import in_order
 
 
@@ -88,9 +90,6 @@ def evaluate(
 
 def _outputs(graph: Graph, inputs: Sequence[Array], group: Group | None = None) -> list[Array]:
     return evaluate(graph, inputs, {}, group)[0]
-
-
-WALKS.evaluate = _outputs
 
 
 def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tuple[Array, ...]:

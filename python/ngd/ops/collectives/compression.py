@@ -7,7 +7,8 @@ import math
 
 from ...dtypes import float32, float64, int32, int64
 from ...errors import ShapeError
-from ...graph.ir import Node, public
+from ...graph.node import Node
+from ...graph.registry import public
 from .._arithmetic import abs
 from .._casting import cast
 from .._compare import where
@@ -15,7 +16,7 @@ from .._operands import Value, as_node, expect_dtype
 from .._shape import reshape, scatter_add, take
 from .._sorting import top_k
 from .exchanges import all_gather
-from .reductions import Ranks, ranks_of
+from .groups import Ranks, ranks_of
 
 
 @public

@@ -13,23 +13,17 @@ from typing import Any, Final
 import numpy as np
 
 from ...comm.kinds import KINDS, Kind
+from ...comm.world import alone
 from ...dtypes import Array, DType, Shape, Type, as_dtype, float32, float64, lengths, whole
 from ...errors import ShapeError
-from ...graph.ir import Node, Operand, Sample, register
+from ...graph.node import Node
+from ...graph.registry import register
+from ...graph.samples import Operand, Sample
 from .._casting import cast
 from .._operands import Value, as_axis, as_node, scalar
 from .._shape import reshape, transpose
-from .reductions import (
-    Alone,
-    Collective,
-    Ranks,
-    expect_reduction,
-    expect_root,
-    no_gradient,
-    ranks_of,
-    reductions_to_test,
-    with_group,
-)
+from .groups import Ranks, ranks_of, with_group
+from .reductions import Collective, expect_reduction, expect_root, no_gradient, reductions_to_test
 
 
 def row_elements(x: Type) -> int:
@@ -159,8 +153,8 @@ class ReduceScatter(Collective):
 
     def samples(self) -> Iterable[Sample]:
         for attrs, dtype in reductions_to_test():
-            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "group": Alone()})
-        attrs = {"reduce_op": "sum", "group": Alone(), "counts": (2,)}
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "group": alone()})
+        attrs = {"reduce_op": "sum", "group": alone(), "counts": (2,)}
         yield Sample((Operand((2, 3)),), attrs)
 
 
@@ -200,7 +194,7 @@ class AllGather(Collective):
 
     def samples(self) -> Iterable[Sample]:
         for shape in ((2, 3), (0, 2)):
-            yield Sample((Operand(shape),), {"group": Alone()})
+            yield Sample((Operand(shape),), {"group": alone()})
 
 
 all_gather: Final[AllGather] = register(AllGather())
@@ -238,7 +232,7 @@ class AllGatherV(Collective):
         return (reduce_scatter(dy, op="sum", **node.attrs),)
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((Operand((2, 3)),), {"counts": (2,), "group": Alone()})
+        yield Sample((Operand((2, 3)),), {"counts": (2,), "group": alone()})
 
 
 all_gather_v: Final[AllGatherV] = register(AllGatherV())
@@ -281,7 +275,7 @@ class AllToAll(Collective):
 
     def samples(self) -> Iterable[Sample]:
         for shape in ((2, 3), (0, 2)):
-            yield Sample((Operand(shape),), {"group": Alone()})
+            yield Sample((Operand(shape),), {"group": alone()})
 
 
 all_to_all: Final[AllToAll] = register(AllToAll())
@@ -342,7 +336,7 @@ class AllToAllV(Collective):
         return (self.node((dy,), attrs),)
 
     def samples(self) -> Iterable[Sample]:
-        attrs = {"counts": (2,), "receive_counts": (2,), "group": Alone()}
+        attrs = {"counts": (2,), "receive_counts": (2,), "group": alone()}
         yield Sample((Operand((2, 3)),), attrs)
 
 
@@ -382,7 +376,7 @@ class Gather(Collective):
         return (scatter.node((dy,), node.attrs),)
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
+        yield Sample((Operand((2, 3)),), {"root": 0, "group": alone()})
 
 
 gather: Final[Gather] = register(Gather())
@@ -419,7 +413,7 @@ class Scatter(Collective):
         return (gather.node((dy,), node.attrs),)
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
+        yield Sample((Operand((2, 3)),), {"root": 0, "group": alone()})
 
 
 scatter: Final[Scatter] = register(Scatter())

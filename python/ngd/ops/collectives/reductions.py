@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..._util.callsite import call_site
 from ...comm.kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
 from ...dtypes import (
     ALL,
@@ -39,115 +37,22 @@ from ...dtypes import (
     is_float,
     whole,
 )
-from ...errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
-from ...graph.ir import Graph, Node, Op, Operand, Sample, bodies_of, register
+from ...errors import DTypeError, GradientError, ShapeError
+from ...graph.node import Node, Op
+from ...graph.registry import register
+from ...graph.samples import Operand, Sample
 from .._arithmetic import abs, floor, maximum, minimum
 from .._casting import cast
 from .._compare import equal, where
 from .._operands import HALVES, Value, as_node, expect_dtype, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
+from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
 
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
 """Those by which results of parts are reduced to that of the whole, too."""
-
-
-class Ranks(Protocol):
-    """A group as far as the graph looks at it; ngd.Group is one. Compared and hashed."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The group of one rank."""
-
-    rank: int = 0
-    size: int = 1
-
-
-@dataclass(frozen=True)
-class LaunchedWorld:
-    """The world before it is joined: the launcher's numbers."""
-
-    rank: int
-    size: int
-
-
-class World:
-    """The group of collectives whose shape needs one and that are given none.
-
-    The layer that communicates with other processes sets the three functions.
-    """
-
-    def __init__(self) -> None:
-        self.join: Callable[[], Ranks] = Alone
-        """Joins the world if it is not joined, and returns it."""
-        self.living: Callable[[], Ranks | None] = Alone
-        """Returns the world if it is joined."""
-        self.launched: Callable[[], tuple[int, int]] = lambda: (0, 1)
-        """Returns the launcher's rank and size."""
-        self._joined: weakref.ref[Ranks] | None = None
-
-    @property
-    def joined(self) -> Ranks | None:
-        """The group that was joined last, while the program holds it."""
-        return self._joined() if self._joined is not None else None
-
-    def ranks(self) -> Ranks:
-        """Return the world, or the launcher's numbers if it is not joined."""
-        group = self.living()
-        if group is None:
-            return LaunchedWorld(*self.launched())
-        self._joined = weakref.ref(group)
-        return group
-
-    def settle(self, graph: Graph) -> None:
-        """Give the collectives of a graph the world where they have the launcher's numbers.
-
-        Joins the world if there is such a collective.
-        """
-        nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
-        if not nodes:
-            return
-        group = self.join()
-        self._joined = weakref.ref(group)
-        for node in nodes:
-            launched = node.attrs["group"]
-            if (launched.rank, launched.size) != (group.rank, group.size):
-                raise CompileError(
-                    f"compile: expected {node.op.name} (made at {node.site}) in a world of "
-                    f"{launched.size} ranks as rank {launched.rank}, as the launcher said; got a "
-                    f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
-                    "ngd.init()."
-                )
-            node.attrs["group"] = group  # in place: other nodes refer to this one
-
-
-def is_launched(group: Any) -> bool:
-    """Return True for the world before it is joined."""
-    return isinstance(group, LaunchedWorld)
-
-
-def all_nodes(graph: Graph) -> Iterator[Node]:
-    """Return the nodes of a graph and of the graphs that its ops run."""
-    for node in graph.nodes:
-        yield node
-        for body in bodies_of(node):
-            yield from all_nodes(body)
-
-
-WORLD: Final = World()
 
 
 class Collective(Op):
@@ -184,34 +89,6 @@ class Collective(Op):
 
     def reference(self, x: Array, **attrs: Any) -> Array:
         return x
-
-
-def expect_member(where: str, group: Ranks) -> Ranks:
-    """Refuse a group that this rank is no member of (Group.is_member); return any other one."""
-    if group.rank < 0:
-        raise NotMemberError(
-            f"{where}: group: expected a group that includes this rank; got {group!r}, of which "
-            "this "
-            f"rank is not a member (used at {call_site()}). Ask group.is_member before."
-        )
-    return group
-
-
-def ranks_of(where: str, group: Ranks | None) -> Ranks:
-    """Return the group that is named, or the world."""
-    return WORLD.ranks() if group is None else expect_member(where, group)
-
-
-def with_group(where: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
-    """Attributes with the group, where there is one."""
-    return dict(attrs) if group is None else {**attrs, "group": expect_member(where, group)}
-
-
-def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-    """Whether what is equal in the group is equal on all ranks."""
-    group = attrs.get("group")
-    of_world = group is None or is_launched(group) or group is WORLD.joined
-    return of_world or all(x.uniform for x in inputs)
 
 
 def expect_reduction(where: str, op: str, x: Type) -> None:
@@ -459,7 +336,7 @@ class OwnRank(Op):
         return np.array(ranks.rank, int64)
 
     def reference(self, *, group: Ranks | None = None) -> Array:
-        return self.settle(Alone())
+        return self.settle(ONE_RANK)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((), {})

@@ -3,8 +3,8 @@
 
 Their bodies are graphs inside the graph (`Body` in ngd/graph). A body is traced once, so the size
 of a program does not depend on the number of iterations. Nodes that a body reads from outside
-become operands. A node that depends on no carried value and on no slice is computed once, outside the
-loop.
+become operands. A node that depends on no carried value and on no slice is computed once, outside
+the loop.
 
 A body may contain collectives. Then a loop must have the same number of iterations on all ranks,
 and a predicate must be known to be equal on all ranks (`expect_agreement`).
@@ -20,29 +20,17 @@ import numpy as np
 
 from ... import trees
 from ..._util.callsite import at_site
-from ...dtypes import Array, Type, bool_, float32, float64, is_float
+from ...dtypes import Array, Type, aligned, bool_, float32, float64, is_float
 from ...errors import CompileError, DTypeError, ShapeError
 from ...graph import notes
 from ...graph.cost import Cost
-from ...graph.ir import (
-    CONSTANT,
-    PLACEHOLDER,
-    Body,
-    Graph,
-    Leaf,
-    Node,
-    Op,
-    Operand,
-    Sample,
-    aligned,
-    bodies_of,
-    communicates,
-    newest,
-    public,
-    register,
-    topological,
-)
+from ...graph.graph import Body, Graph, bodies_of, communicates
+from ...graph.leaves import CONSTANT, PLACEHOLDER, Leaf
+from ...graph.node import Node, Op, newest, topological
 from ...graph.precision_marks import wide
+from ...graph.registry import public, register
+from ...graph.samples import Operand, Sample
+from .._adjoints import walk_back
 from .._arithmetic import add
 from .._compare import expect_choice
 from .._custom import WithGradient
@@ -58,18 +46,6 @@ SMALL: Final = 64
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
 """The outputs of a graph without variables."""
-
-
-class Walks:
-    """What bodies need of layers above this one, which set it."""
-
-    evaluate: Evaluate
-    """reference.py: of one rank."""
-    adjoints: Callable[[Mapping[Node, Node], Iterable[Node]], Mapping[Node, Node]]
-    """autodiff.py: from the adjoints of some nodes those of what they are made of."""
-
-
-WALKS: Final = Walks()
 
 
 class Control(Op):
@@ -124,11 +100,8 @@ class Control(Op):
         return self.grad_of(node, dy, [True for _ in node.inputs])
 
     def run(self, evaluate: Evaluate, *inputs: Any, **attrs: Any) -> tuple[Array, ...]:
-        """The reference, by another way to compute bodies."""
+        """Return the results in NumPy; `evaluate` computes the bodies."""
         raise NotImplementedError(self.name)
-
-    def reference(self, *inputs: Array, **attrs: Any) -> tuple[Array, ...]:
-        return self.run(WALKS.evaluate, *inputs, **attrs)
 
     def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
         """Raise ShapeError where operands are not what the bodies were traced for."""
@@ -333,7 +306,7 @@ class Backward:
     def adjoints(self) -> list[Node | None]:
         """Of each operand of the scan."""
         with tracing((*loops(), self.loop)):
-            inner = WALKS.adjoints(self.seeds, self.wanted)
+            inner = walk_back(self.seeds, self.wanted)
         for place, carried, found in zip(
             self.places.carries, self.carried, self.found, strict=True
         ):
@@ -573,7 +546,7 @@ class Cond(Control):
             outputs, seeds = node.attrs[name].graph.outputs, dict[Node, Node]()
             for i, _, seed in known:
                 add_to(seeds, outputs[i], seed)
-            inner = WALKS.adjoints(seeds, [places[i] for i in asked])
+            inner = walk_back(seeds, [places[i] for i in asked])
             branches.append([sum_of(places[i], [inner.get(places[i])]) for i in asked])
         made = choose(node.inputs[0], pairs, branches)
         adjoints = dict(zip(asked, made, strict=True))
@@ -777,4 +750,4 @@ def expect_equal_types(structures: Sequence[trees.Structure], made: Sequence[lis
             )
 
 
-__all__ = ["COND", "SCAN", "WALKS", "Control", "cond", "expect_agreement"]
+__all__ = ["COND", "SCAN", "Control", "cond", "expect_agreement"]

@@ -11,7 +11,8 @@ import numpy as np
 from ... import trees
 from ...dtypes import INTEGERS, int64
 from ...errors import DTypeError, ShapeError
-from ...graph.ir import Node, public
+from ...graph.node import Node
+from ...graph.registry import public
 from .._arithmetic import clip
 from .._casting import cast
 from .._creation import arange

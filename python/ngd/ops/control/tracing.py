@@ -18,7 +18,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from ...dtypes import int64
-from ...graph.ir import Node, constant_node, public, topological
+from ...graph.leaves import constant_node
+from ...graph.node import Node, topological
+from ...graph.registry import public
 from .._arithmetic import add, multiply
 from .._creation import arange
 from .._shape import expand_dims

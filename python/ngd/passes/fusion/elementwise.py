@@ -38,7 +38,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ...dtypes import SHORT_NAMES, Shape, Type
-from ...graph.ir import Graph, Node, Op
+from ...graph.graph import Graph
+from ...graph.node import Node, Op
 from ...ops._operands import scalar_value
 from ..target import Target
 

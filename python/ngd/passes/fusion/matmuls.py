@@ -18,7 +18,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...dtypes import Type
-from ...graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op
+from ...graph.graph import Graph
+from ...graph.leaves import PLACEHOLDER, Leaf
+from ...graph.node import Node, Op
 from ...ops._arithmetic import add
 from ..scheduling import source_of
 from ..target import Target, query_node

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from ...graph.ir import Graph, Node, Op
+from ...graph.graph import Graph
+from ...graph.node import Node, Op
 from ..scheduling import source_of
 from ..target import Target, query_node
 

@@ -18,7 +18,9 @@ from typing import Final
 
 from ..._util.callsite import at_site
 from ...dtypes import float32, float64
-from ...graph.ir import REGISTRY, Graph, Node
+from ...graph.graph import Graph
+from ...graph.node import Node
+from ...graph.registry import OPS
 from ...ops._activation import ADDED
 from ...ops._shape import reshape
 from ..simplification import simplify
@@ -115,7 +117,7 @@ def fuse_post_operations(graph: Graph, target: Target) -> Graph:
 @cache
 def known() -> frozenset[str]:
     """What kernels of heavy ops apply."""
-    return frozenset(post for op in REGISTRY.values() for post in op.posts)
+    return frozenset(post for op in OPS.values() for post in op.posts)
 
 
 def fuse_composites(graph: Graph, target: Target) -> Graph:

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...dtypes import SHORT_NAMES, Shape, Type, float32, float64
-from ...graph.ir import Graph, Node, Op
+from ...graph.graph import Graph
+from ...graph.node import Node, Op
 from ...ops._shape import reshape
 from ..target import Target
 from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through

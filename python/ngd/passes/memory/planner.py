@@ -32,11 +32,13 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from ...dtypes import Array, Type, uint8
+from ...dtypes import Array, Type, aligned, uint8
 from ...errors import CompileError
 from ...graph.cost import Cost
-from ...graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
-from ...ops.collectives.reductions import Ranks
+from ...graph.graph import Graph, bodies_of
+from ...graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, Leaf
+from ...graph.node import Node
+from ...ops.collectives.groups import Ranks
 from ..collective_order import Start, Wait
 from ..op_costs import cost_of
 from ..scheduling import Schedule, is_view, parts_written, source_of, span_of

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
-from ...ops.collectives.reductions import WORLD, Collective
+from ...graph.graph import Body, Graph, communicates
+from ...graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE
+from ...graph.node import Node
+from ...ops.collectives.groups import joined_world
+from ...ops.collectives.reductions import Collective
 from .uniform import is_per_rank
 
 
@@ -60,7 +63,7 @@ class Equal:
         """Whether a node is a collective that gives all ranks of the group the same."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
-        return node.op.kind.equal_results and (group == self.group or group is WORLD.joined)
+        return node.op.kind.equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
         """What is computed, by what is equal, from a collective or from some variables."""

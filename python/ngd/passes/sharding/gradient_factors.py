@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...dtypes import float32
-from ...graph.ir import Graph, Node
+from ...graph.graph import Graph
+from ...graph.node import Node
 from ...ops import _shape as shape
 from ...ops.collectives.exchanges import all_gather, all_to_all, blocks_of
 from ...ops.collectives.reductions import MEAN, SUM

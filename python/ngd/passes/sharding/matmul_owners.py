@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...graph.ir import Graph, Node
+from ...graph.graph import Graph
+from ...graph.node import Node
 from ..op_costs import cost_of
 
 LEAST: Final = 4_000_000

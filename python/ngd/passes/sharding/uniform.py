@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...comm.kinds import Kind
-from ...graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
+from ...graph.graph import Graph, bodies_of, communicates
+from ...graph.leaves import PLACEHOLDER, VARIABLE
+from ...graph.node import Node
 from ...ops.collectives.reductions import Collective
 from ..fingerprint import digest
 

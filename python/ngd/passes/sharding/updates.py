@@ -3,9 +3,9 @@
 
 Automatic sharding of the weight update (Y. Xu et al. 2020, arXiv:2004.13336), in which the ranks of
 a host keep one copy of a variable (devices/cpu/sharing.py). If an update is proved equal on all
-ranks, this rank computes its own slice of the new value and writes that alone; elementwise ops compute
-slices of slices, and a gradient that nobody else reads is not all-reduced: each rank reduces its
-own slice of it. No gather follows, since the others see what is written.
+ranks, this rank computes its own slice of the new value and writes only that; elementwise ops
+compute slices of slices, and a gradient that nobody else reads is not all-reduced: each rank
+reduces its own slice of it. No gather follows, since the others see what is written.
 
 A variable is cut as a row of elements, in nearly equal parts that begin on cache lines; so the
 slices of all variables of one size lie at the same place. What is small stays as it is: to reduce
@@ -32,78 +32,32 @@ sum, and so its last bits, are other ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import replace
 from math import floor
 from typing import Any, Final
 
 from ..._util.callsite import at_site
 from ...dtypes import DType, Type
-from ...graph.ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
+from ...graph.graph import Graph
+from ...graph.leaves import CONSTANT, VARIABLE, constant_node
+from ...graph.node import Node, offset_of
 from ...graph.precision_marks import wide
 from ...ops import _shape as shape
 from ...ops._operands import HALVES
 from ...ops.collectives.exchanges import ReduceScatter, all_gather_v
-from ...ops.collectives.reductions import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
+from ...ops.collectives.groups import Ranks
+from ...ops.collectives.reductions import COMBINED, Collective, all_reduce, broadcast
 from ..collective_order import Ordered
 from ..fusion.patterns import uses
 from ..target import Target
 from .equal_values import Equal
 from .gradient_factors import factors_of, slice_of_sum
 from .matmul_owners import Ends, chains, owned
+from .partition import is_divided, shard_bounds, shard_lengths
 from .uniform import is_per_rank
 
-SMALL: Final = 2048
-"""Bytes of a variable that are not cut: a sum of so many goes beside the flag (shm/flat.cpp)."""
-UNIT: Final = 64
-"""Elements: parts begin at multiples of it, which are cache lines for every dtype."""
 BETWEEN: Final = 0.25
 """In the order of collectives: what goes between hosts comes behind what a host has reduced."""
-
-
-def cuts(count: int, ranks: int) -> tuple[int, ...]:
-    """Where the parts of so many elements begin, and where the last one ends."""
-    return (*(count * r // ranks // UNIT * UNIT for r in range(ranks)), count)
-
-
-def is_cut(typed: Type, ranks: int) -> bool:
-    """Whether what has this type is cut; then no part is empty."""
-    return ranks > 1 and typed.bytes > SMALL and typed.count >= UNIT * ranks
-
-
-def lengths(at: Sequence[int]) -> tuple[int, ...]:
-    """Of the parts that begin there."""
-    return tuple(b - a for a, b in pairwise(at))
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the ranks are that share variables."""
-
-    here: Ranks
-    """Those of my host."""
-    there: Ranks = field(default_factory=Alone)
-    """My counterparts: the ranks in my place on each host; their numbers are the hosts'."""
-    apart: bool = False
-    """Whether what only updates read is kept once over all hosts, not once a host."""
-
-    @property
-    def parts(self) -> int:
-        """In how many a variable is cut."""
-        return self.here.size * (self.there.size if self.apart else 1)
-
-    def slice(self, count: int) -> tuple[int, int]:
-        """Where my slice of my host's copy begins and ends."""
-        at = cuts(count, self.here.size)
-        return at[self.here.rank], at[self.here.rank + 1]
-
-    def part(self, count: int) -> tuple[int, int]:
-        """Where what I update begins and ends: my slice, or my host's part of that."""
-        begin, end = self.slice(count)
-        if not self.apart:
-            return begin, end
-        at = cuts(end - begin, self.there.size)
-        return begin + at[self.there.rank], begin + at[self.there.rank + 1]
 
 
 class ReduceSlice(Collective):
@@ -166,7 +120,7 @@ def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[N
     able = {
         v: value
         for v, value in graph.updates
-        if value in equal.nodes and is_cut(v.type, ranks) and not is_per_rank(v)
+        if value in equal.nodes and is_divided(v.type, ranks) and not is_per_rank(v)
     }
     found: set[Node] = set()
     while True:
@@ -216,7 +170,7 @@ class Wanted:
 
         Between hosts two bytes would be rounded twice: these are reduced as they were.
         """
-        if not isinstance(node.op, Ordered) or not is_cut(node.type, self.cut):
+        if not isinstance(node.op, Ordered) or not is_divided(node.type, self.cut):
             return False
         if self.target.places.there.size > 1 and node.dtype in HALVES:
             return False
@@ -229,7 +183,7 @@ class Wanted:
         if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
-        return operand in self.sums and is_cut(operand.type, self.cut)
+        return operand in self.sums and is_divided(operand.type, self.cut)
 
     def decide(self) -> bool:
         """Walk from what is wanted to what it is made of; whether that must be done again."""
@@ -316,7 +270,7 @@ class Slicing:
     def slice_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
         """My slice of a node, of which `whole` is the new one, with new inputs."""
         if self.wanted.is_sum(old) and old not in self.wanted.whole:
-            reads, at = self.reads[old.inputs[0]], cuts(old.type.count, self.target.size)
+            reads, at = self.reads[old.inputs[0]], shard_bounds(old.type.count, self.target.size)
             found = factors_of(old, inputs[0], reads, at, self.wanted.graph, self.target)
             if found is not None:
                 return slice_of_sum(old, found, self.target)
@@ -355,7 +309,7 @@ class Slicing:
         if not self.places.apart or variable in self.wanted.apart:
             return self.part(variable), mine
         begin, end = self.places.slice(value.type.count)
-        counts = lengths(cuts(end - begin, self.places.there.size))
+        counts = shard_lengths(shard_bounds(end - begin, self.places.there.size))
         self.last += 1
         gather, attrs = Ordered(all_gather_v, self.last), {"group": self.places.there}
         mine = gather.node((mine,), {**attrs, "counts": counts})
@@ -390,7 +344,7 @@ class Slicing:
         """My part of a row of elements, reduced over some ranks."""
         if ranks.size == 1:
             return row
-        counts = lengths(cuts(row.type.count, ranks.size))
+        counts = shard_lengths(shard_bounds(row.type.count, ranks.size))
         attrs = {"reduce_op": reduce_op, "counts": counts, "rank": ranks.rank}
         return Ordered(REDUCE_SLICE, order).node((row,), attrs | self.over(ranks))
 
@@ -443,4 +397,4 @@ def passes_slices(node: Node) -> bool:
     return node.op.elementwise or repeated or same
 
 
-__all__ = ["Places", "cuts", "is_cut", "lengths", "to_share", "update_in_slices"]
+__all__ = ["to_share", "update_in_slices"]

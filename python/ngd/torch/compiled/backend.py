@@ -19,7 +19,7 @@ from ..._util.callsite import warn
 from ...compiler.driver import compile, without_collector
 from ...dtypes import Array
 from ...errors import FallbackWarning
-from ...graph.ir import Node, topological
+from ...graph.node import Node, topological
 from ...graph.variable import placeholder
 from ...passes.residuals import choose_residuals, read_residuals
 from ...transforms.gradient import pulled

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ... import ops
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...graph.ir import Node
+from ...graph.node import Node
 from ...graph.variable import Variable, variable
 
 KEY: Final = "random_step"

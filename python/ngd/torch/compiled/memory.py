@@ -14,7 +14,7 @@ from ...comm import Group
 from ...devices.cpu.variable_views import VariableView, assign_written, expect_equal, find_written
 from ...dtypes import Array, bfloat16
 from ...errors import DTypeError, ShapeError
-from ...graph.ir import Node
+from ...graph.node import Node
 from ...graph.variable import Variable, variable
 from .rules.registry import as_array, as_numpy_dtype
 

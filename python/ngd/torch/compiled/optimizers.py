@@ -13,7 +13,7 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from ... import optim
-from ...graph.ir import Node
+from ...graph.node import Node
 from ...graph.variable import Variable
 from .memory import ModelMemory, as_tensor, expect_shape
 from .rules.registry import as_array, as_torch_dtype

@@ -15,7 +15,7 @@ from ...compiler.driver import compile_in
 from ...devices.executable import Executable
 from ...dtypes import is_float
 from ...errors import GradientError
-from ...graph.ir import Node, topological
+from ...graph.node import Node, topological
 from ...graph.variable import Variable, placeholder, variable
 from ...transforms.gradient import grad
 from .capture import Capture

@@ -18,7 +18,7 @@ from torch.fx.node import map_aggregate
 
 from ..._util.callsite import Owner, at_site, owner
 from ...errors import CompileError, Error
-from ...graph.ir import Node
+from ...graph.node import Node
 from .refusals import UntranslatableError
 from .rules import Call, Draws, Rule, UnsupportedOpError, rule_of
 from .rules.registry import as_numpy_dtype

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from .... import ops
-from ....graph.ir import Node
+from ....graph.node import Node
 from .registry import Call, Sample, T, rule
 
 aten: Final = torch.ops.aten

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .... import ops
-from ....graph.ir import Node
+from ....graph.node import Node
 from .registry import Call, Sample, T, UnsupportedOpError, as_array, as_node, expect, rule
 
 aten: Final = torch.ops.aten

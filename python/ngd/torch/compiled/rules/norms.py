@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .... import ops
-from ....graph.ir import Node
+from ....graph.node import Node
 from .registry import Call, NodeOrNodes, Sample, T, as_node, as_optional_node, rule
 
 aten: Final = torch.ops.aten

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from .... import ops
-from ....graph.ir import Node
+from ....graph.node import Node
 from .registry import Call, Sample, T, as_node, as_optional_node, expect, rule
 
 aten: Final = torch.ops.aten

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from .... import ops
 from ....dtypes import ALL, DType, bfloat16
-from ....graph.ir import Node
+from ....graph.node import Node
 from ....graph.variable import constant
 
 NodeOrNodes = Any

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .... import ops
-from ....graph.ir import Node
+from ....graph.node import Node
 from .registry import Call, NodeOrNodes, Sample, T, as_node, axes_of, expect, rule
 
 aten: Final = torch.ops.aten

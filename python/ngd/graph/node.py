@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The intermediate representation: types, ops, nodes and graphs.
+"""Ops and nodes. An op says what it computes; a node is one result of an op applied to nodes.
 
-A graph is pure: a `Node` is a value, one result of an op applied to nodes, and never changes. What
-an op means stands in its block (`ngd.ops`), a subclass of `Op`; this module knows no op by name but
-the leaves.
+A `Node` never changes. The class of an op (`ngd.ops`), a subclass of `Op`, defines its meaning.
 
-An op has one result, or several: then `infer`, `expand` and `reference` give a tuple where they
-give one thing else, and an application makes as many nodes, which share op, inputs, attributes and
-site. The first of them stands for the application where a graph is walked.
+An op has one result, or several. If it has several, `infer`, `expand` and `reference` return a
+tuple instead of a single value. An application then makes one node per result; these nodes share
+op, inputs, attributes and call site. Walks over a graph visit only the first of them.
 """
 
 from __future__ import annotations
@@ -15,56 +13,20 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
-from .._util.callsite import REWRITES, at_site, call_site
-from .._util.signature_errors import Given, Made, name_errors, name_method_errors
-from ..dtypes import NUMBERS, SHORT_NAMES, Array, DType, Shape, Type, float32
-from ..errors import CompileError, GradientError
-from .array_methods import NUMPY, ArrayMethods
+from .._util.callsite import at_site, call_site
+from .._util.signature_errors import name_method_errors
+from ..dtypes import NUMBERS, Array, DType, Shape, Type
+from ..errors import GradientError
+from .array_methods import ArrayMethods
 from .cost import Cost
 from .precision_marks import WIDE, wide
-from .text import print_attrs, print_types
-from .variable_names import sort_key, unique_names
-
-ALIGNMENT: Final = 64
-"""Of every value in memory, in bytes."""
-
-
-def aligned(size: int) -> int:
-    """Round up to ALIGNMENT."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """How to draw one input of a sample: uniform in [low, high], of the dtype under test.
-
-    `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
-    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0;
-    `ascending` sorts integers.
-    """
-
-    shape: Shape
-    low: float = -2.0
-    high: float = 2.0
-    dtype: DType | None = None
-    distinct: bool = False
-    away_from_zero: bool = False
-    ascending: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One case of an op: every generated test, on every device, runs all cases of all blocks."""
-
-    operands: tuple[Operand, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+from .registry import OPS, op_named, public_function
+from .samples import Sample
 
 
 class Op:
@@ -191,7 +153,7 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of a heavy op; passes/op_costs.py has the others. `bodies`: of its graphs."""
+        """Return the cost of a heavy op; `bodies` has those of its graphs (see op_costs.py)."""
         raise NotImplementedError(self.name)
 
     def spare_bytes(self, **attrs: Any) -> int:
@@ -259,44 +221,12 @@ class Op:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """There is one of each: its copy, here or in another process, is itself."""
-        if REGISTRY.get(self.name) is not self:
+        if OPS.get(self.name) is not self:
             raise TypeError(f"{self!r} is a pass's own, and cannot be copied or pickled")
         return op_named, (self.name,)
 
     def __repr__(self) -> str:
         return f"<ngd op {self.name}>"
-
-
-REGISTRY: Final[dict[str, Op]] = {}
-"""Every op by its name, in the order of definition."""
-
-
-PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
-"""What ngd.ops offers, by name: ops, and functions made of them."""
-
-
-def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Offer a function that is made of ops in ngd.ops."""
-    offered = name_errors(f"ops.{function.__name__}", function)
-    if PUBLIC.setdefault(function.__name__, offered) is not offered:
-        raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
-    return offered
-
-
-def op_named(name: str) -> Op:
-    """The op that is called so."""
-    return REGISTRY[name]
-
-
-def register(op: Op) -> Any:
-    """Enter an op's one instance into the registry and return it."""
-    if op.name in REGISTRY:
-        raise ValueError(f"two ops are called {op.name}")
-    if op.public and PUBLIC.setdefault(op.name, op) is not op:
-        raise ValueError(f"a function of ngd.ops is called {op.name} too")
-    REGISTRY[op.name] = op
-    op.__doc__ = type(op).__doc__
-    return op
 
 
 _next_id = itertools.count()
@@ -307,7 +237,7 @@ def newest() -> int:
     return next(_next_id)
 
 
-class Node(ArrayMethods):
+class Node(ArrayMethods["Node"]):
     """A value that a step will compute: the result of an op.
 
     Ops, operators and NumPy's functions take and return nodes, which have no value before a step.
@@ -388,26 +318,8 @@ class Node(ArrayMethods):
     __hash__ = object.__hash__
 
     def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node:
-        node: Node = PUBLIC[op](*args, **kwargs)
+        node: Node = public_function(op)(*args, **kwargs)
         return node
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Node:
-        """NumPy's functions and operators on a node are the ops of the same name."""
-        called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-        if called in NUMPY.methods:
-            found: Node = NUMPY.call_method(called, inputs, kwargs)
-            return found
-        name = NUMPY.ufuncs.get(called, called)
-        if kwargs or name not in PUBLIC:
-            raise TypeError(
-                f"numpy.{called}: expected arrays; got a Node, for which this function has no op. "
-                "Write it with functions of ngd.ops, or call NumPy in the step by ngd.call_host."
-            )
-        return self._apply(name, *inputs)
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The others of NumPy's functions are the ops that mean the same."""
-        return NUMPY.call(function, args, kwargs)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         raise TypeError(
@@ -541,59 +453,6 @@ class EndOfAncestors:
         return bool, ()
 
 
-class Leaf(Op):
-    """A value that comes from outside the graph."""
-
-    dtypes = ()
-    public = False
-
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        """A leaf has no inputs."""
-        return ()
-
-    def samples(self) -> Iterable[Sample]:
-        """A leaf computes nothing."""
-        return ()
-
-
-class Placeholder(Leaf):
-    """A value given at every call."""
-
-    name = "placeholder"
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Each rank is given its own value, unless the caller promised otherwise."""
-        return bool(attrs["uniform"])
-
-
-class Constant(Leaf):
-    """A value known when the graph is built; attrs: value (a read-only array), weak, local."""
-
-    name = "constant"
-
-
-class VariableLeaf(Leaf):
-    """The value of a variable before the step; attrs: name. See ngd.variable."""
-
-    name = "variable"
-
-
-PLACEHOLDER: Final[Placeholder] = register(Placeholder())
-CONSTANT: Final[Constant] = register(Constant())
-VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
-
-
-def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
-    """A constant of exactly this array's dtype and shape, or of this dtype.
-
-    `weak` is the Python float that it is made of, and counts as (ops/_operands.py).
-    """
-    array = np.array(value, dtype, order="C", copy=True)
-    array.flags.writeable = False
-    attrs = {"value": array} if weak is None else {"value": array, "weak": weak}
-    return Node(CONSTANT, (), attrs, Type(array.dtype, array.shape))
-
-
 def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     """Every node that the roots need, each after its inputs: depth first, inputs left to right.
 
@@ -620,161 +479,3 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
             else:
                 order.append(node)
     return order
-
-
-Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
-"""What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """The input of the compiler: inputs by position, outputs, and the next values of variables.
-
-    `updates` has pairs of a variable and its next value, in the order of the variables' names. So
-    all ranks visit the nodes in the same order, whatever the order in which scripts made them.
-    """
-
-    inputs: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-    updates: tuple[tuple[Node, Node], ...] = ()
-    precision: DType = float32  # as which the step may store others (passes/precision.py)
-    shard: str = "none"  # "host": one copy of the variables a host (passes/sharding/updates.py)
-
-    @property
-    def roots(self) -> tuple[Node, ...]:
-        """Outputs, then next values."""
-        return (*self.outputs, *(value for _, value in self.updates))
-
-    @cached_property
-    def nodes(self) -> list[Node]:
-        """All nodes, each after its inputs. Of several results of an op, the first one."""
-        return topological(self.roots)
-
-    @cached_property
-    def variables(self) -> list[Node]:
-        """The variables that are read or written, by name."""
-        written = topological(v for v, _ in self.updates)  # of some, a part alone
-        found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
-        return sorted(found, key=sort_key)
-
-    @cached_property
-    def names(self) -> dict[Node, str]:
-        """The unique names of the variables; CompileError if two without models have one name."""
-        return unique_names(self.variables)
-
-    def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
-        """The graph with every node replaced by change(node, its replaced inputs), bottom up.
-
-        For the first of several results `change` gives what replaces each of them: a tuple of
-        nodes, or the first result of an op that has as many. `order` is another one of the graph's
-        nodes in which each comes after its inputs.
-        """
-        new: dict[Node, Node] = {}  # of those that are replaced by another one
-        with at_site("") as move_to, wide(False):
-            for node in self.nodes if order is None else order:
-                move_to(node.site)
-                WIDE.set(node.wide)
-                inputs = node.inputs
-                if not new.keys().isdisjoint(inputs):
-                    inputs = tuple([new.get(i, i) for i in inputs])
-                changed = change(node, inputs)
-                if changed is node:
-                    continue
-                if node.several:
-                    new.update(zip(node.results, results_of(changed), strict=True))
-                else:
-                    new[node] = changed  # type: ignore[assignment]
-        if not new:
-            return self
-        if (record := REWRITES.get()) is not None:
-            record.append(new)
-        inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
-        updates = tuple((v, new.get(value, value)) for v, value in self.updates)
-        return replace(self, inputs=inputs, outputs=outputs, updates=updates)
-
-    def verify(self) -> None:
-        """Check the invariants of all passes; raise CompileError with the node."""
-        self.verify_leaves()
-        for node in self.nodes:
-            if node.inputs:
-                inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
-                if inferred != types_of(node):
-                    raise CompileError(
-                        f"{node.op.name} at {node.site} is typed {print_types(types_of(node))}, "
-                        f"but its inputs make {print_types(inferred)}"
-                    )
-
-    def verify_leaves(self) -> None:
-        """Check the inputs, variables and updates that the caller gave."""
-        if len(set(self.inputs)) != len(self.inputs):
-            shown = [str(node.attrs["name"]) for node in self.inputs]
-            raise CompileError(
-                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
-                "Remove it."
-            )
-        _ = self.names  # raises for two variables of one name
-        given = set(self.inputs)
-        for node in self.nodes:
-            if node.op is PLACEHOLDER and node not in given:
-                raise CompileError(
-                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
-                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
-                    "it to the inputs."
-                )
-        for variable, value in self.updates:
-            if variable.type != value.type:
-                raise CompileError(
-                    f"compile: updates: expected {variable.type} as the next value of variable "
-                    f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
-                    "Reshape or cast it, for example by value.astype(variable.dtype)."
-                )
-
-    def __str__(self) -> str:
-        values = [result for node in self.nodes for result in node.results]
-        numbers = {value: f"%{i}" for i, value in enumerate(values)}
-        given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
-        width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
-        lines = [f"graph({given}){width}"]
-        for node in self.nodes:
-            made = ", ".join(numbers[r] for r in node.results)
-            operands = ", ".join(numbers[i] for i in node.inputs)
-            mark = "=" if node.uniform else "~"
-            applied = f"{node.op.name}({operands}){print_attrs(node.attrs)}"
-            types = ", ".join(result.type.short for result in node.results)
-            lines.append(f"  {made} {mark} {applied} : {types}")
-            for body in bodies_of(node):
-                lines += [f"    {line}" for line in str(body).splitlines()]
-        lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
-        for variable, value in self.updates:
-            (leaf,) = (n for n in topological((variable,)) if n.op is VARIABLE)
-            lines.append(f'  update "{leaf.attrs["name"]}" <- {numbers[value]}')
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, eq=False)
-class Body:
-    """A graph inside an op's attributes: what a loop repeats, or a branch computes.
-
-    It is closed: all that it reads comes by its inputs, but for constants.
-    """
-
-    graph: Graph
-
-    def __repr__(self) -> str:
-        return f"<a body of {len(self.graph.nodes)} nodes>"
-
-
-def bodies_of(node: Node) -> list[Graph]:
-    """The graphs that the op applied here runs, in the order of their attributes' names."""
-    held = sorted(node.attrs.items()) if node.op.nested else []
-    return [value.graph for _, value in held if isinstance(value, Body)]
-
-
-def communicates(node: Node) -> bool:
-    """Whether the op applied here talks to other ranks, or a graph that it runs does."""
-    return node.op.collective or any(communicates(n) for g in bodies_of(node) for n in g.nodes)
-
-
-def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
-    """What `Change` gives for several results: a tuple, or the first result of an op."""
-    return made if isinstance(made, tuple) else made.results

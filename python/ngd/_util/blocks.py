@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The open `with` blocks that a traced function does not see, such as `nn.training`.
+
+An @ngd.function is traced once, outside of the blocks of its later calls. So ngd.function raises an
+error if it is called inside such a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+_open: Final[ContextVar[tuple[str, ...]]] = ContextVar("open blocks", default=())
+
+
+def open_blocks() -> tuple[str, ...]:
+    """Return the names of the open blocks, the outermost first."""
+    return _open.get()
+
+
+@contextmanager
+def opened(name: str) -> Iterator[None]:
+    """Add a name to the open blocks, inside a block."""
+    token = _open.set((*_open.get(), name))
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+@contextmanager
+def suspended(name: str) -> Iterator[None]:
+    """Remove a name from the open blocks, inside a block."""
+    token = _open.set(tuple(each for each in _open.get() if each != name))
+    try:
+        yield
+    finally:
+        _open.reset(token)

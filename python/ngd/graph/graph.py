@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs: inputs, outputs and the next values of variables. They are rewritten, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from .._util.callsite import REWRITES, at_site
+from ..dtypes import SHORT_NAMES, DType, float32
+from ..errors import CompileError
+from .leaves import PLACEHOLDER, VARIABLE
+from .node import Node, topological, types_of
+from .precision_marks import WIDE, wide
+from .text import print_attrs, print_types
+from .variable_names import sort_key, unique_names
+
+Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
+"""What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The input of the compiler: inputs by position, outputs, and the next values of variables.
+
+    `updates` has pairs of a variable and its next value, in the order of the variables' names. So
+    all ranks visit the nodes in the same order, whatever the order in which scripts made them.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    updates: tuple[tuple[Node, Node], ...] = ()
+    precision: DType = float32  # as which the step may store others (passes/precision.py)
+    shard: str = "none"  # "host": one copy of the variables a host (passes/sharding/updates.py)
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """Outputs, then next values."""
+        return (*self.outputs, *(value for _, value in self.updates))
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """All nodes, each after its inputs. Of several results of an op, the first one."""
+        return topological(self.roots)
+
+    @cached_property
+    def variables(self) -> list[Node]:
+        """The variables that are read or written, by name."""
+        written = topological(v for v, _ in self.updates)  # of some, a part alone
+        found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
+        return sorted(found, key=sort_key)
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        """The unique names of the variables; CompileError if two without models have one name."""
+        return unique_names(self.variables)
+
+    def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
+        """The graph with every node replaced by change(node, its replaced inputs), bottom up.
+
+        For the first of several results `change` gives what replaces each of them: a tuple of
+        nodes, or the first result of an op that has as many. `order` is another one of the graph's
+        nodes in which each comes after its inputs.
+        """
+        new: dict[Node, Node] = {}  # of those that are replaced by another one
+        with at_site("") as move_to, wide(False):
+            for node in self.nodes if order is None else order:
+                move_to(node.site)
+                WIDE.set(node.wide)
+                inputs = node.inputs
+                if not new.keys().isdisjoint(inputs):
+                    inputs = tuple([new.get(i, i) for i in inputs])
+                changed = change(node, inputs)
+                if changed is node:
+                    continue
+                if node.several:
+                    new.update(zip(node.results, results_of(changed), strict=True))
+                else:
+                    new[node] = changed  # type: ignore[assignment]
+        if not new:
+            return self
+        if (record := REWRITES.get()) is not None:
+            record.append(new)
+        inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
+        updates = tuple((v, new.get(value, value)) for v, value in self.updates)
+        return replace(self, inputs=inputs, outputs=outputs, updates=updates)
+
+    def verify(self) -> None:
+        """Check the invariants of all passes; raise CompileError with the node."""
+        self.verify_leaves()
+        for node in self.nodes:
+            if node.inputs:
+                inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
+                if inferred != types_of(node):
+                    raise CompileError(
+                        f"{node.op.name} at {node.site} is typed {print_types(types_of(node))}, "
+                        f"but its inputs make {print_types(inferred)}"
+                    )
+
+    def verify_leaves(self) -> None:
+        """Check the inputs, variables and updates that the caller gave."""
+        if len(set(self.inputs)) != len(self.inputs):
+            shown = [str(node.attrs["name"]) for node in self.inputs]
+            raise CompileError(
+                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
+                "Remove it."
+            )
+        _ = self.names  # raises for two variables of one name
+        given = set(self.inputs)
+        for node in self.nodes:
+            if node.op is PLACEHOLDER and node not in given:
+                raise CompileError(
+                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
+                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
+                    "it to the inputs."
+                )
+        for variable, value in self.updates:
+            if variable.type != value.type:
+                raise CompileError(
+                    f"compile: updates: expected {variable.type} as the next value of variable "
+                    f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
+                    "Reshape or cast it, for example by value.astype(variable.dtype)."
+                )
+
+    def __str__(self) -> str:
+        values = [result for node in self.nodes for result in node.results]
+        numbers = {value: f"%{i}" for i, value in enumerate(values)}
+        given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
+        width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
+        lines = [f"graph({given}){width}"]
+        for node in self.nodes:
+            made = ", ".join(numbers[r] for r in node.results)
+            operands = ", ".join(numbers[i] for i in node.inputs)
+            mark = "=" if node.uniform else "~"
+            applied = f"{node.op.name}({operands}){print_attrs(node.attrs)}"
+            types = ", ".join(result.type.short for result in node.results)
+            lines.append(f"  {made} {mark} {applied} : {types}")
+            for body in bodies_of(node):
+                lines += [f"    {line}" for line in str(body).splitlines()]
+        lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
+        for variable, value in self.updates:
+            (leaf,) = (n for n in topological((variable,)) if n.op is VARIABLE)
+            lines.append(f'  update "{leaf.attrs["name"]}" <- {numbers[value]}')
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph inside an op's attributes: what a loop repeats, or a branch computes.
+
+    It is closed: all that it reads comes by its inputs, but for constants.
+    """
+
+    graph: Graph
+
+    def __repr__(self) -> str:
+        return f"<a body of {len(self.graph.nodes)} nodes>"
+
+
+def bodies_of(node: Node) -> list[Graph]:
+    """The graphs that the op applied here runs, in the order of their attributes' names."""
+    held = sorted(node.attrs.items()) if node.op.nested else []
+    return [value.graph for _, value in held if isinstance(value, Body)]
+
+
+def communicates(node: Node) -> bool:
+    """Whether the op applied here talks to other ranks, or a graph that it runs does."""
+    return node.op.collective or any(communicates(n) for g in bodies_of(node) for n in g.nodes)
+
+
+def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
+    """What `Change` gives for several results: a tuple, or the first result of an op."""
+    return made if isinstance(made, tuple) else made.results

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops without operands: placeholders, constants and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import DType, Type
+from .node import Node, Op
+from .registry import register
+from .samples import Sample
+
+
+class Leaf(Op):
+    """A value that comes from outside the graph."""
+
+    dtypes = ()
+    public = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        """A leaf has no inputs."""
+        return ()
+
+    def samples(self) -> Iterable[Sample]:
+        """A leaf computes nothing."""
+        return ()
+
+
+class Placeholder(Leaf):
+    """A value given at every call."""
+
+    name = "placeholder"
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        """Each rank is given its own value, unless the caller promised otherwise."""
+        return bool(attrs["uniform"])
+
+
+class Constant(Leaf):
+    """A value known when the graph is built; attrs: value (a read-only array), weak, local."""
+
+    name = "constant"
+
+
+class VariableLeaf(Leaf):
+    """The value of a variable before the step; attrs: name. See ngd.variable."""
+
+    name = "variable"
+
+
+PLACEHOLDER: Final[Placeholder] = register(Placeholder())
+CONSTANT: Final[Constant] = register(Constant())
+VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
+
+
+def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
+    """A constant of exactly this array's dtype and shape, or of this dtype.
+
+    `weak` is the Python float that it is made of, and counts as (ops/_operands.py).
+    """
+    array = np.array(value, dtype, order="C", copy=True)
+    array.flags.writeable = False
+    attrs = {"value": array} if weak is None else {"value": array, "weak": weak}
+    return Node(CONSTANT, (), attrs, Type(array.dtype, array.shape))

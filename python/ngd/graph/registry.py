@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of ops and of the functions of ngd.ops, by name.
+
+`ngd.ops` fills it when it is imported. The operators and methods of nodes, and NumPy's functions on
+nodes, look ops up here, because this layer cannot import `ngd.ops`. No other module of ngd stores
+anything in another module when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from .._util.signature_errors import Given, Made, name_errors
+
+OPS: Final[dict[str, Any]] = {}
+"""Every op by its name, in the order of definition."""
+PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
+"""The functions of ngd.ops by name: ops, and functions that are composed of ops."""
+NUMPY_FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
+"""The function to call for each function of NumPy that is called with a node."""
+NUMPY_UFUNCS: Final[dict[str, str]] = {}
+"""The names in ngd.ops of NumPy's universal functions, if they differ."""
+NUMPY_METHODS: Final[dict[str, Callable[..., Any]]] = {}
+"""The function to call for a method of a universal function, such as "add.reduce"."""
+NUMPY_ADVICE: Final[dict[Any, str]] = {}
+"""What to write instead of a function of NumPy that has no op."""
+
+
+def register(op: Any) -> Any:
+    """Add an op to the registry and return it. The op is the only instance of its class."""
+    if op.name in OPS:
+        raise ValueError(f"two ops are called {op.name}")
+    if op.public and PUBLIC.setdefault(op.name, op) is not op:
+        raise ValueError(f"a function of ngd.ops is called {op.name} too")
+    OPS[op.name] = op
+    op.__doc__ = type(op).__doc__
+    return op
+
+
+def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Add a function that is composed of ops to ngd.ops."""
+    offered = name_errors(f"ops.{function.__name__}", function)
+    if PUBLIC.setdefault(function.__name__, offered) is not offered:
+        raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
+    return offered
+
+
+def register_numpy(
+    functions: Mapping[Any, Callable[..., Any]],
+    methods: Mapping[str, Callable[..., Any]],
+    ufuncs: Mapping[str, str],
+    advice: Mapping[Any, str],
+) -> None:
+    """Add what NumPy's functions mean on nodes."""
+    NUMPY_FUNCTIONS.update(functions)
+    NUMPY_METHODS.update(methods)
+    NUMPY_UFUNCS.update(ufuncs)
+    NUMPY_ADVICE.update(advice)
+
+
+def op_named(name: str) -> Any:
+    """Return the op of a name."""
+    return OPS[name]
+
+
+def public_function(name: str) -> Callable[..., Any]:
+    """Return a function of ngd.ops by its name."""
+    return PUBLIC[name]

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases with which tests check an op: its operands and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dtypes import DType, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How to draw one input of a sample: uniform in [low, high], of the dtype under test.
+
+    `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
+    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0;
+    `ascending` sorts integers.
+    """
+
+    shape: Shape
+    low: float = -2.0
+    high: float = 2.0
+    dtype: DType | None = None
+    distinct: bool = False
+    away_from_zero: bool = False
+    ascending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One case of an op: every generated test, on every device, runs all cases of all blocks."""
+
+    operands: tuple[Operand, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)

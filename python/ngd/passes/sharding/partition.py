@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a variable is divided among ranks: nearly equal shards that begin on cache lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from ...dtypes import Type
+from ...ops.collectives.groups import ONE_RANK, Ranks
+
+SMALL_BYTES: Final = 2048
+"""The bytes of a variable that is not divided: a sum of so many goes beside the flag
+(shm/flat.cpp)."""
+UNIT: Final = 64
+"""Shards begin at multiples of this number of elements, which are cache lines for every dtype."""
+
+
+def shard_bounds(count: int, ranks: int) -> tuple[int, ...]:
+    """Return where the shards of `count` elements begin, and where the last one ends."""
+    return (*(count * r // ranks // UNIT * UNIT for r in range(ranks)), count)
+
+
+def is_divided(typed: Type, ranks: int) -> bool:
+    """Return whether a variable of this type is divided; then no shard is empty."""
+    return ranks > 1 and typed.bytes > SMALL_BYTES and typed.count >= UNIT * ranks
+
+
+def shard_lengths(bounds: Sequence[int]) -> tuple[int, ...]:
+    """Return the lengths of the shards with these bounds."""
+    return tuple(b - a for a, b in pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The ranks among which variables are divided."""
+
+    here: Ranks
+    """The ranks of this host."""
+    there: Ranks = ONE_RANK
+    """The counterparts: the ranks with the same local index on each host, numbered as the hosts."""
+    apart: bool = False
+    """True if a variable that only updates read has one copy over all hosts, not one per host."""
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a variable."""
+        return self.here.size * (self.there.size if self.apart else 1)
+
+    def slice(self, count: int) -> tuple[int, int]:
+        """Return where this rank's shard of the host's copy begins and ends."""
+        at = shard_bounds(count, self.here.size)
+        return at[self.here.rank], at[self.here.rank + 1]
+
+    def part(self, count: int) -> tuple[int, int]:
+        """Return where the elements that this rank updates begin and end.
+
+        They are its shard, or its host's part of the shard.
+        """
+        begin, end = self.slice(count)
+        if not self.apart:
+            return begin, end
+        at = shard_bounds(end - begin, self.there.size)
+        return begin + at[self.there.rank], begin + at[self.there.rank + 1]

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group for tests that build graphs and run no collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FakeGroup:
+    """The number of this rank, and the number of ranks."""
+
+    rank: int = 0
+    size: int = 1
