@@ -18,8 +18,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
+from .. import errors, trees
 from .._util.signature_errors import expect_fit, without_self
+from ..comm.world import all_reduce
+from ..dtypes import bfloat16, float32
+from ..graph.variable import Variable, variable
 from ..graph.variable_names import Scope
 from .initializers import Initializer, zeros
 from .modes import current
