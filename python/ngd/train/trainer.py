@@ -33,7 +33,7 @@ from ..comm.world import all_reduce
 from ..errors import NotFiniteError
 from ..graph.live_state import LiveState
 from ..graph.variable import Variable
-from .callbacks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
+from .callback_hooks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
 
 NUM_REPORTED_LOSSES: Final = 50
 """The loss of the report is the mean over this many steps, the last ones."""
