@@ -14,7 +14,7 @@ import ngd
 from ngd import passes
 from ngd.devices.cpu import sharing
 from ngd.graph.graph import Graph
-from ngd.passes.sharding.partition import Partition
+from ngd.passes.partition import Partition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 LINE = re.compile(r"^  (?:%|\d+: )")

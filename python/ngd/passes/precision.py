@@ -32,8 +32,8 @@ from ..graph.registry import OPS
 from ..ops._casting import cast
 from .fusion.elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .fusion.reductions import FusedReduction
-from .scheduling import source_of
 from .target import Target
+from .views import source_of
 
 Fused: TypeAlias = FusedElementwise | FusedReduction
 

@@ -22,8 +22,8 @@ from ...graph.graph import Graph
 from ...graph.leaves import PLACEHOLDER, Leaf
 from ...graph.node import Node, Op
 from ...ops._arithmetic import add
-from ..scheduling import source_of
 from ..target import Target, query_node
+from ..views import source_of
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
 
