@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from .. import Node, ops
 from .initializers import constant
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Activation(Module):

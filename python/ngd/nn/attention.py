@@ -9,7 +9,8 @@ from .. import Node, ops
 from .initializers import xavier_uniform, zeros
 from .inputs import expect_embedded
 from .linear import Linear, affine
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class MultiHeadAttention(Module):

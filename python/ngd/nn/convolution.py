@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeAlias
 from .. import Node, ops
 from .initializers import Initializer, torch_default
 from .inputs import expect_axes, expect_channels
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 PerAxis: TypeAlias = int | Sequence[int]
 

@@ -17,7 +17,8 @@ from .. import Node, full_precision, ops
 from .. import compile as compile_step
 from .convolution import TransposedConvolution
 from .modes import current, evaluation
-from .module import Buffer, Module, Parameter, Parametrizations
+from .module import Module, Parametrizations
+from .parameter import Buffer, Parameter
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 

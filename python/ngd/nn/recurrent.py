@@ -11,7 +11,8 @@ from .. import Node, ops
 from .initializers import uniform
 from .inputs import expect_sequence
 from .linear import Dropout
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Recurrent(Module):
