@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..compiler.functions import Function, constant_of, is_array, signature_of
+from ..compiler.functions import Function, constant_of, signature_of
+from ..compiler.trace_keys import is_array
 from ..dtypes import Type
 from ..errors import ShapeError
 from ..graph.leaves import PLACEHOLDER
