@@ -42,9 +42,8 @@ from ...dtypes import Array, aligned
 from ...errors import BusyError, CompileError, PoisonedVariableError, VariableMismatchError
 from ...graph.graph import Graph
 from ...graph.node import Node
-from ...passes.partition import Partition, is_divided, shard_bounds, shard_lengths
+from ...passes.partition import Partition, is_divided
 from ...passes.sharding.equal_values import Equal
-from ...passes.sharding.partition import Partition, is_divided
 from ...passes.sharding.uniform import is_per_rank
 from ...passes.sharding.updates import to_share
 from .rank_comparison import agree, differing_ranks, digest_of, ranks_text

@@ -12,8 +12,8 @@ from ...comm import Group
 from ...dtypes import Array, Type
 from ...errors import GroupClosedError
 from ...graph.node import Node
+from ...passes.partition import Partition, shard_bounds, shard_lengths
 from ...passes.sharding.equal_values import Equal
-from ...passes.sharding.partition import Partition, shard_bounds, shard_lengths
 
 
 @dataclass(frozen=True)

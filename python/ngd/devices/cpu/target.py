@@ -11,7 +11,7 @@ from ... import _core
 from ...comm import Group
 from ...dtypes import Type
 from ...passes import Verdict
-from ...passes.sharding.partition import Partition
+from ...passes.partition import Partition
 from ..native import native_attrs, spec
 from .sharing_record import Shares
 
