@@ -14,6 +14,7 @@ import pytest
 
 import ngd
 from ngd._util import config
+from ngd.devices import DEVICES
 from ngd.errors import EnvironmentVariableWarning, InitError
 
 INVALID = [
@@ -174,3 +175,7 @@ def test_the_names_are_those_of_the_page_and_the_package() -> None:
     read = set(re.findall(r"\bNGD_[A-Z_]+\b", sources))
     # The names of options of the build are in messages.
     assert read - names <= {"NGD_DISTRIBUTED_ENABLE", "NGD_MPI_INCLUDE", "NGD_ONEDNN"}
+
+
+def test_the_known_devices_are_those_of_the_package() -> None:
+    assert tuple(DEVICES) == config.DEVICES

@@ -7,7 +7,6 @@ import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 
 from .. import _core, passes
@@ -16,7 +15,8 @@ from ..comm import Group
 from ..comm import world as distributed
 from ..devices import DEVICES
 from ..devices.collective_sequence import CollectiveSequence as Ordering
-from ..devices.executable import Executable, Lowered
+from ..devices.device import Lowered
+from ..devices.executable import Executable
 from ..devices.native import native_attrs, spec
 from ..devices.statement_ops import Members
 from ..devices.structured import StructuredStep, is_flat
@@ -43,9 +43,9 @@ SHARDS: Final = ("none", "host", "world")
 
 
 def lower(
-    graph: Graph, group: Ranks, limit: int | None, arena: _core.Arena | None, target: Target
+    graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None, target: Target
 ) -> Lowered:
-    """Compile a graph for what a target can do, in so many bytes."""
+    """Run the passes and write the program. This needs no other rank and no memory."""
     plan = passes.run(graph, target, limit)
     program, ordering = emit(plan, graph, group)
     program.use_arena(arena)
@@ -307,8 +307,17 @@ def without_collector() -> Iterator[None]:
 def build(
     device: str, graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None
 ) -> Executable:
-    """Make a graph executable on a device."""
-    step = DEVICES[device](graph, group, partial(lower, graph, group, limit, arena))
+    """Make a graph executable on a device: agree with the other ranks, compile, load."""
+    kind = DEVICES[device]
+    with kind.compiling(group):
+        agreement = kind.agree(graph, group)
+        target = agreement.target
+        lowered = None if target is None else lower(graph, group, limit, arena, target)
+
+        def plan_again() -> Plan:
+            return lower(graph, group, limit, arena, target).plan
+
+        step = kind.load(graph, group, agreement, lowered, plan_again)
     made(step)
     return step
 

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from ..comm import Group
-from ..graph.graph import Graph
-from .cpu.executable import CpuExecutable
-from .executable import Executable, Lower
-from .interpreter.device import InterpreterExecutable
-from .null import NullExecutable
+from .cpu.executable import CpuDevice
+from .device import Device
+from .executable import Executable
+from .interpreter.device import InterpreterDevice
+from .null import NullDevice
 
-DEVICES: Final[dict[str, Callable[[Graph, Group, Lower], Executable]]] = {
-    device.device: device for device in (CpuExecutable, InterpreterExecutable, NullExecutable)
+DEVICES: Final[dict[str, Device[Any]]] = {
+    device.name: device for device in (CpuDevice(), InterpreterDevice(), NullDevice())
 }
-"""By name, the default first."""
+"""The devices by name, the default first."""
+
+__all__ = ["DEVICES", "Device", "Executable"]

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -21,25 +20,12 @@ from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.node import Node
 from ..graph.variable import Variable
-from ..passes import Plan, Target, cost_of_graph
+from ..passes import Plan, cost_of_graph
 from ..passes.sharding.uniform import next_values
 from ..profiling import Report
 from . import arguments
 from .collective_sequence import CollectiveSequence, opened
 from .first_call import FirstCall, warn_of_varying
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A graph compiled for what a target can do."""
-
-    plan: Plan
-    program: _core.ProgramBuilder
-    ordering: CollectiveSequence
-
-
-Lower: TypeAlias = Callable[[Target], Lowered]
-"""The compiler, as a device calls it: with what its kernels accept."""
 
 
 class Executable(Protocol):

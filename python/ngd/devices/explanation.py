@@ -9,7 +9,7 @@ of the node, or of a node that replaced it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from warnings import catch_warnings, simplefilter
@@ -20,7 +20,7 @@ from ..graph.node import Node, Op
 from ..passes import Plan, Step, Target
 from ..passes.views import is_view, source_of
 from ..profiling.rows import Peaks, Row, rows_of
-from .executable import CompiledStep, Lower
+from .executable import CompiledStep
 
 LEAVES: Final[dict[Op, str]] = {
     PLACEHOLDER: "an input of the step: each call gives its value",
@@ -33,15 +33,15 @@ LEAVES: Final[dict[Op, str]] = {
 class Explanation:
     """Explains the nodes of a step that was compiled for a target."""
 
-    def __init__(self, lower: Lower, target: Target) -> None:
-        self.lower, self.target = lower, target
+    def __init__(self, plan_again: Callable[[], Plan], target: Target) -> None:
+        self.plan_again, self.target = plan_again, target
 
     def of(self, step: CompiledStep, node: Node) -> str:
         """Return the text for a node of a step."""
         expect_computed(step, node)
         with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
             simplefilter("ignore")  # the first compilation has issued them
-            plan = self.lower(self.target).plan
+            plan = self.plan_again()
             replaced = lineage_of(node, rewrites)
             found = instructions_of(plan, replaced)
             lines = [] if found else [without_instruction(replaced[-1])]

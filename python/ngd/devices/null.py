@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 from ..comm import Group
 from ..dtypes import Array
@@ -12,11 +13,46 @@ from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.node import Node
+from ..passes import Plan
 from ..profiling import Report, report_of
 from .cpu.sharing import shared_by
 from .cpu.target import CpuTarget
-from .executable import CompiledStep, Lower
+from .device import Lowered
+from .executable import CompiledStep
 from .explanation import Explanation
+
+
+class NullAgreement(NamedTuple):
+    """The target of a step that is not run."""
+
+    target: CpuTarget
+
+
+class NullDevice:
+    """Compiles steps as the CPU does, and runs none."""
+
+    name = "NULL"
+
+    def compiling(self, group: Group) -> AbstractContextManager[None]:
+        """Return a block without an effect."""
+        return nullcontext()
+
+    def agree(self, graph: Graph, group: Group) -> NullAgreement:
+        """Return the target; no variable has a value here."""
+        return NullAgreement(CpuTarget(group, shared_by(graph, group, {})))
+
+    def load(
+        self,
+        graph: Graph,
+        group: Group,
+        agreement: NullAgreement,
+        lowered: Lowered | None,
+        plan_again: Callable[[], Plan],
+    ) -> NullExecutable:
+        """Return a step that has a program and no memory."""
+        assert lowered is not None
+        explanation = Explanation(plan_again, agreement.target)
+        return NullExecutable(graph, group, lowered, explanation)
 
 
 class NullExecutable(CompiledStep):
@@ -24,11 +60,11 @@ class NullExecutable(CompiledStep):
 
     device = "NULL"
 
-    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
+    def __init__(
+        self, graph: Graph, group: Group, lowered: Lowered, explanation: Explanation
+    ) -> None:
         super().__init__(graph, group)
-        target = CpuTarget(group, shared_by(graph, group, {}))
-        self.explanation = Explanation(lower, target)
-        lowered = lower(target)
+        self.explanation = explanation
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)
 

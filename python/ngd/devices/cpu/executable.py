@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from ... import _core
@@ -11,15 +13,67 @@ from ...comm import Group
 from ...graph.cost import Cost
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...graph.variable import Variable
+from ...passes import Plan
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened
-from ..executable import CompiledStep, Lower
+from ..device import Lowered
+from ..executable import CompiledStep
 from ..explanation import Explanation
 from .peaks import peak
 from .sharing import are_alike, asked_once, expect_private, share, share_frozen, shared_by
+from .sharing_record import Shares
 from .storage import CpuStorage
 from .target import DEVICE, CpuTarget
+
+
+@dataclass(frozen=True)
+class CpuAgreement:
+    """The variables that the ranks of a group share in a step, and where their values are."""
+
+    storages: dict[Node, CpuStorage]
+    """The storage of each variable of the step on this rank."""
+    shares: Shares
+    alike: bool
+    """True if the step has the same types on all ranks."""
+    target: CpuTarget
+
+
+class CpuDevice:
+    """Compiles steps for the C++ kernels, and shares variables between the ranks of a host."""
+
+    name = "CPU"
+
+    def compiling(self, group: Group) -> AbstractContextManager[None]:
+        """Return a block in which the ranks compare a step only once."""
+        return asked_once(group)
+
+    def agree(self, graph: Graph, group: Group) -> CpuAgreement:
+        """Communicate: settle which variables the ranks of a host share."""
+        storages: dict[Node, CpuStorage] = {}
+        for variable in graph.variables:
+            if isinstance(variable, Variable):
+                storage = variable.storage(self.name, CpuStorage)
+                assert isinstance(storage, CpuStorage)
+                storages[variable] = storage
+        shares = shared_by(graph, group, storages)
+        alike = bool(shares.variables) and are_alike(graph, group)
+        return CpuAgreement(storages, shares, alike, CpuTarget(group, shares, alike=alike))
+
+    def load(
+        self,
+        graph: Graph,
+        group: Group,
+        agreement: CpuAgreement,
+        lowered: Lowered | None,
+        plan_again: Callable[[], Plan],
+    ) -> CpuExecutable:
+        """Construct the kernels, and move shared variables to shared memory."""
+        assert lowered is not None
+        step = CpuExecutable(graph, group, agreement, lowered, plan_again)
+        step.share_variables(graph, group, agreement)
+        return step
 
 
 class CpuExecutable(CompiledStep):
@@ -27,25 +81,17 @@ class CpuExecutable(CompiledStep):
 
     device = DEVICE.name
 
-    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
-        super().__init__(graph, group)
-        storages: dict[Node, CpuStorage] = {}
-        for variable in self.variables:
-            storage = variable.storage(self.device, CpuStorage)
-            assert isinstance(storage, CpuStorage)
-            storages[variable] = storage
-        with asked_once(group):
-            self.make(graph, group, lower, storages)
-
-    def make(
-        self, graph: Graph, group: Group, lower: Lower, storages: Mapping[Node, CpuStorage]
+    def __init__(
+        self,
+        graph: Graph,
+        group: Group,
+        agreement: CpuAgreement,
+        lowered: Lowered,
+        plan_again: Callable[[], Plan],
     ) -> None:
-        """Compile, and share variables, where the ranks agree."""
-        shares = shared_by(graph, group, storages)
-        alike = bool(shares.variables) and are_alike(graph, group)
-        target = CpuTarget(group, shares, alike=alike)
-        self.explanation = Explanation(lower, target)
-        lowered = lower(target)
+        super().__init__(graph, group)
+        storages = agreement.storages
+        self.explanation = Explanation(plan_again, agreement.target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
         read = [s for v, s in storages.items() if v not in self.plan.shared and v not in whole]
@@ -53,7 +99,7 @@ class CpuExecutable(CompiledStep):
             storages[node].expect_part(span)
         for storage in read:
             storage.expect_whole()
-        expect_private(whole, shares.equal, self.ordering.site)
+        expect_private(whole, agreement.shares.equal, self.ordering.site)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
@@ -65,12 +111,18 @@ class CpuExecutable(CompiledStep):
         self.native = _core.Executable(
             DEVICE, lowered.program, communicators, buffers, given, made, checks
         )
-        if shares.variables:
-            share(self.plan.shared, shares, storages, group, self.ordering.site)
-        if alike:
-            share_frozen(graph, shares.places, storages, group, self.ordering.site)
-        self.apart = {v for v in self.plan.shared if storages[v].part is not None}
         self.storages = storages
+        self.apart: set[Node] = set()
+        """The variables of which all hosts together keep one copy."""
+
+    def share_variables(self, graph: Graph, group: Group, agreement: CpuAgreement) -> None:
+        """Move the variables to memory that the ranks of a host share; all ranks call this."""
+        shares, site = agreement.shares, self.ordering.site
+        if shares.variables:
+            share(self.plan.shared, shares, self.storages, group, site)
+        if agreement.alike:
+            share_frozen(graph, shares.places, self.storages, group, site)
+        self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
         """See CompiledStep."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node
 from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
-from ...passes import in_two_bytes
+from ...passes import Plan, in_two_bytes
 from ...passes.collective_order import check_root, in_order, is_message
 from ..collective_sequence import CollectiveSequence, opened
-from ..executable import CompiledStep, Lower
+from ..device import Lowered
+from ..executable import CompiledStep
 from ..explanation import explain_reference
 from . import evaluate as reference
 
@@ -132,12 +133,43 @@ def submission(node: Node) -> dict[str, Any]:
     return node.op.submission(node.inputs[0].type, **node.attrs)
 
 
+class InterpreterAgreement(NamedTuple):
+    """There is no program, and so no target."""
+
+    target: None = None
+
+
+class InterpreterDevice:
+    """Runs the graph itself; it shares no variables."""
+
+    name = "INTERPRETER"
+
+    def compiling(self, group: Group) -> AbstractContextManager[None]:
+        """Return a block without an effect."""
+        return nullcontext()
+
+    def agree(self, graph: Graph, group: Group) -> InterpreterAgreement:
+        """Return at once: the ranks have nothing to agree on."""
+        return InterpreterAgreement()
+
+    def load(
+        self,
+        graph: Graph,
+        group: Group,
+        agreement: InterpreterAgreement,
+        lowered: Lowered | None,
+        plan_again: Callable[[], Plan],
+    ) -> InterpreterExecutable:
+        """Return a step that evaluates the graph."""
+        return InterpreterExecutable(graph, group)
+
+
 class InterpreterExecutable(CompiledStep):
     """A step by the ops' NumPy references."""
 
     device = "INTERPRETER"
 
-    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
+    def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         graph.verify()
         if graph.precision != float32:

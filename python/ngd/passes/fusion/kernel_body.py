@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ...graph.node import Node, Op
+from ...ops._casting import cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Statement(NamedTuple):
 
 def cast_statement(operand: Operand, source: DType, result: DType) -> Statement:
     """Return a statement that converts an operand."""
-    return Statement("cast", f"{SHORT_NAMES[source]}>{SHORT_NAMES[result]}", (operand,))
+    return Statement(cast.name, f"{SHORT_NAMES[source]}>{SHORT_NAMES[result]}", (operand,))
 
 
 @dataclass(frozen=True)

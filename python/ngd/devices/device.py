@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of a device to the compiler: agree, compile for the target, load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from .. import _core
+from ..comm import Group
+from ..graph.graph import Graph
+from ..passes import Plan, Target
+from .collective_sequence import CollectiveSequence
+from .executable import Executable
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph compiled for what a target can do."""
+
+    plan: Plan
+    program: _core.ProgramBuilder
+    ordering: CollectiveSequence
+
+
+class Agreement(Protocol):
+    """The decisions that the ranks of a group take together before they compile a step."""
+
+    @property
+    def target(self) -> Target | None:
+        """The target of the passes; None for a device that runs graphs and not programs."""
+        ...
+
+
+AgreementType = TypeVar("AgreementType", bound=Agreement)
+
+
+class Device(Protocol[AgreementType]):
+    """A kind of device. ngd.compile calls `agree`, compiles for the target, and calls `load`."""
+
+    name: str
+
+    def compiling(self, group: Group) -> AbstractContextManager[None]:
+        """Return a block in which a step is compiled."""
+        ...
+
+    def agree(self, graph: Graph, group: Group) -> AgreementType:
+        """Communicate: settle which variables the ranks share, and how."""
+        ...
+
+    def load(
+        self,
+        graph: Graph,
+        group: Group,
+        agreement: AgreementType,
+        lowered: Lowered | None,
+        plan_again: Callable[[], Plan],
+    ) -> Executable:
+        """Allocate the memory of a compiled step and construct its kernels.
+
+        `plan_again` compiles the step once more, for `Executable.explain`.
+        """
+        ...
