@@ -30,11 +30,13 @@ from ._arithmetic import multiply
 from ._attention import Attend, AttendGrad
 from ._casting import Cast, cast
 from ._compare import where
+from ._concatenation import Concat, Split
 from ._convolution import Conv, ConvDataGrad, ConvWeightGrad
 from ._creation import OneHot, arange
 from ._cumulative import CumSum
 from ._custom import After, Rule, WithGradient
 from ._elementwise import Elementwise
+from ._gathering import ScatterAdd, Take, scatter_add, take
 from ._grouped_rows import GroupedOp
 from ._host import CallHost, HostFunction
 from ._matmul import MatMul
@@ -45,23 +47,8 @@ from ._random import Draw, Dropout, RandomBits
 from ._rearrangement import moveaxis
 from ._reductions import ArgExtremum, Reduction, sum
 from ._rows import RowNumber, row_number
-from ._shape import (
-    BroadcastTo,
-    Concat,
-    PadSlice,
-    Reshape,
-    ScatterAdd,
-    Slice,
-    Split,
-    StopGradient,
-    Take,
-    Transpose,
-    broadcast_to,
-    reshape,
-    scatter_add,
-    take,
-    transpose,
-)
+from ._shape import BroadcastTo, Reshape, StopGradient, Transpose, broadcast_to, reshape, transpose
+from ._slicing import PadSlice, Slice
 from ._softmax import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
 from ._sorting import TopK
 from .control.bodies import Cond, Scan, inside

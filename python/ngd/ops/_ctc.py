@@ -21,10 +21,12 @@ from ._along_axis import take_along_axis
 from ._arithmetic import clip, maximum
 from ._casting import cast
 from ._compare import logical_and, not_equal, where
-from ._creation import arange
+from ._concatenation import concat, stack
+from ._creation import arange, full
 from ._exponentials import logaddexp
+from ._gathering import as_indices
 from ._operands import HALVES, Value, as_node, float_of, got
-from ._shape import as_indices, broadcast_to, concat, full, reshape, stack
+from ._shape import broadcast_to, reshape
 from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
 from .control.iteration import scan
 

@@ -15,13 +15,14 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import multiply
 from ._compare import where
+from ._concatenation import concat
 from ._creation import eye
 from ._elementwise import align, zero_like
 from ._matmul import matmul
 from ._operands import Value, as_axis, as_node, got
 from ._rearrangement import moveaxis, pad
 from ._reductions import sum
-from ._shape import concat, expand_dims, reshape, transpose
+from ._shape import expand_dims, reshape, transpose
 
 
 @public

@@ -19,11 +19,12 @@ from ..graph.registry import public
 from ._arithmetic import clip, maximum, remainder
 from ._casting import cast
 from ._creation import arange
+from ._gathering import take
 from ._operands import Value, as_axis, as_node, as_shape, scalar
 from ._random import random_bits, random_uniform
 from ._rearrangement import moveaxis
 from ._reductions import argmax
-from ._shape import expand_dims, take
+from ._shape import expand_dims
 from ._sorting import argsort, top_k
 from ._special import erfinv
 from ._transcendental import log

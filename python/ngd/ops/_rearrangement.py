@@ -15,8 +15,10 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
 from ._compare import where
-from ._creation import arange
+from ._concatenation import concat
+from ._creation import arange, full
 from ._elementwise import zero_like
+from ._gathering import take
 from ._operands import (
     Axis,
     Value,
@@ -27,7 +29,8 @@ from ._operands import (
     normalize_axes,
     scalar_value,
 )
-from ._shape import broadcast_to, concat, expand_dims, full, pad_slice, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
+from ._slicing import pad_slice
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}

@@ -19,11 +19,13 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
 from ._composite import widened
+from ._gathering import take
 from ._matmul import matmul
 from ._operands import Value, as_node
 from ._pooling import adaptive_avg_pool
 from ._rearrangement import moveaxis, pad
-from ._shape import broadcast_to, expand_dims, pad_slice, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
+from ._slicing import pad_slice
 from ._windows import PerAxis, per_axis
 
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}

@@ -15,11 +15,12 @@ from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, logical_and, logical_not, logical_or, where
 from ._composite import widened
-from ._creation import linspace
+from ._creation import full, linspace
 from ._elementwise import align
+from ._gathering import as_indices, scatter_add, take
 from ._operands import Value, as_node, float_of, got
 from ._reductions import any, max, min, sum
-from ._shape import as_indices, broadcast_to, expand_dims, full, reshape, scatter_add, take
+from ._shape import broadcast_to, expand_dims, reshape
 from ._sorting import argsort, sort
 
 

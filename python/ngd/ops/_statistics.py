@@ -17,11 +17,12 @@ from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, not_equal, where
 from ._composite import widened
+from ._gathering import take
 from ._linear_algebra import diagonal
 from ._matmul import matmul
 from ._operands import Axis, Value, as_axis, as_node, got, local_number, normalize_axes
 from ._reductions import centered, extent, l2_norm, max, mean, min, reduced_shape, sum
-from ._shape import broadcast_to, expand_dims, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._sorting import sort
 from ._transcendental import sqrt
 

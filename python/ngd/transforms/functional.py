@@ -16,10 +16,10 @@ from ..graph.leaves import CONSTANT, Leaf
 from ..graph.node import Node, newest, topological
 from ..graph.variable import constant
 from ..ops._casting import cast
-from ..ops._creation import arange, one_hot
+from ..ops._creation import arange, one_hot, zeros
 from ..ops._custom import after, with_gradient
 from ..ops._operands import as_node
-from ..ops._shape import reshape, stop_gradient, zeros
+from ..ops._shape import reshape, stop_gradient
 from ..ops.control.iteration import scan
 from ..ops.control.tracing import loops, tracing
 from ..trees import LEAF, Structure, flatten

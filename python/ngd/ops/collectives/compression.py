@@ -12,8 +12,9 @@ from ...graph.registry import public
 from .._arithmetic import abs
 from .._casting import cast
 from .._compare import where
+from .._gathering import scatter_add, take
 from .._operands import Value, as_node, expect_dtype
-from .._shape import reshape, scatter_add, take
+from .._shape import reshape
 from .._sorting import top_k
 from .exchanges import all_gather
 from .groups import Ranks, ranks_of

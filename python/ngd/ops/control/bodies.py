@@ -33,9 +33,10 @@ from ...graph.samples import Operand, Sample
 from .._adjoints import walk_back
 from .._arithmetic import add
 from .._compare import expect_choice
+from .._creation import zeros
 from .._custom import WithGradient
 from .._operands import as_node
-from .._shape import reshape, zeros
+from .._shape import reshape
 from .._transcendental import tanh
 from ..collectives.reductions import Collective
 from .tracing import loops, tracing
