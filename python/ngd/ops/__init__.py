@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ._trigonometric import *
     from .collectives.compression import *
     from .collectives.exchanges import *
+    from .collectives.point_to_point import *
     from .collectives.reductions import *
     from .control.bodies import *
     from .control.iteration import *

@@ -11,25 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import (
-    ALL,
-    Array,
-    Shape,
-    Type,
-)
+from ..dtypes import ALL, Array, Shape, Type
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ._creation import zeros
 from ._elementwise import align
-from ._operands import (
-    Value,
-    as_axis,
-    as_node,
-    expect_dtype,
-    got,
-)
+from ._operands import Value, as_axis, as_node, expect_dtype, got
 from ._shape import expand_dims, moved
 from ._slicing import slice
 

@@ -9,31 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import (
-    ALL,
-    INTEGERS,
-    NUMBERS,
-    Array,
-    Type,
-    int32,
-    int64,
-    lengths,
-)
+from ..dtypes import ALL, INTEGERS, NUMBERS, Array, Type, int32, int64, lengths
 from ..errors import DTypeError, ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ._casting import cast
-from ._operands import (
-    INDICES,
-    Value,
-    as_axis,
-    as_node,
-    check_indices,
-    expect_dtype,
-    narrow,
-    widen,
-)
+from ._operands import INDICES, Value, as_axis, as_node, check_indices, expect_dtype, narrow, widen
 
 
 def as_indices(indices: Value, where: str, name: str = "indices") -> Node:

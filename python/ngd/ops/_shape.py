@@ -9,23 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import (
-    ALL,
-    Array,
-    Shape,
-    Type,
-)
+from ..dtypes import ALL, Array, Shape, Type
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
-from ._operands import (
-    Value,
-    as_axis,
-    as_node,
-    as_shape,
-    unchanged,
-)
+from ._operands import Value, as_axis, as_node, as_shape, unchanged
 
 
 def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:

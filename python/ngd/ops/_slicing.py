@@ -10,21 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import (
-    ALL,
-    Array,
-    Shape,
-    Type,
-)
+from ..dtypes import ALL, Array, Shape, Type
 from ..errors import DTypeError, ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
-from ._operands import (
-    Value,
-    as_node,
-    as_shape,
-)
+from ._operands import Value, as_node, as_shape
 from ._shape import inverse, moved, reshape
 
 
