@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from .collectives.point_to_point import *
     from .collectives.reductions import *
     from .control.bodies import *
+    from .control.branches import *
     from .control.iteration import *
+    from .control.loops import *
     from .control.tracing import *
 
 for _file in _files(__path__, f"{__name__}."):

@@ -51,8 +51,9 @@ from ._shape import BroadcastTo, Reshape, StopGradient, Transpose, broadcast_to,
 from ._slicing import PadSlice, Slice
 from ._softmax import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
 from ._sorting import TopK
-from .control.bodies import Cond, Scan, inside
-from .control.iteration import scan
+from .control.bodies import body_input as inside
+from .control.branches import Cond
+from .control.loops import Scan, scan
 
 
 @dataclass(frozen=True, slots=True)

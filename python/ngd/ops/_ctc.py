@@ -28,7 +28,7 @@ from ._gathering import as_indices
 from ._operands import HALVES, Value, as_node, float_of, got
 from ._shape import broadcast_to, reshape
 from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
-from .control.iteration import scan
+from .control.loops import scan
 
 IMPOSSIBLE: Final = -1e30
 """The logarithm of the probability 0, finite so that gradients are."""

@@ -19,7 +19,7 @@ from ._matmul import matmul
 from ._operands import Value, got
 from ._shape import transpose
 from ._transcendental import tanh
-from .control.iteration import scan
+from .control.loops import scan
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]

@@ -20,7 +20,7 @@ from ..ops._creation import arange, one_hot, zeros
 from ..ops._custom import after, with_gradient
 from ..ops._operands import as_node
 from ..ops._shape import reshape, stop_gradient
-from ..ops.control.iteration import scan
+from ..ops.control.loops import scan
 from ..ops.control.tracing import loops, tracing
 from ..trees import LEAF, Structure, flatten
 from .gradient import (
