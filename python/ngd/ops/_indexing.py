@@ -57,7 +57,7 @@ def embedding_bag(
     mode: str = "mean",
     per_sample_weights: Value | None = None,
     padding_idx: int | None = None,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return means or sums of rows of a table, as torch.nn.functional.embedding_bag.
 
     Parameters

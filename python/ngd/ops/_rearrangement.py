@@ -213,6 +213,20 @@ def triu(x: Value, k: int = 0) -> Node:
     return where(tri(node.shape[-2], node.shape[-1], k - 1), zero_like(node), node)
 
 
+def _widths_per_axis(x: Node, widths: Any) -> list[tuple[int, int]]:
+    """Return how many elements to put before and after each axis."""
+    try:
+        sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
+        if sides.dtype.kind not in "iu" or (sides < 0).any():
+            raise ValueError
+    except ValueError:
+        raise ShapeError(
+            f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
+            f"got {widths}. Remove elements by a slice instead."
+        ) from None
+    return [(int(before), int(after)) for before, after in sides]
+
+
 @public
 def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node:
     """Put elements before and after each axis, as numpy.pad.
@@ -250,16 +264,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
         known = ", ".join([*PAD_MODES, *TORCH_MODES])
         raise ValueError(f"pad: expected a mode among {known}; got {mode!r}")
     mode = TORCH_MODES.get(mode, mode)
-    try:
-        sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
-        if sides.dtype.kind not in "iu" or (sides < 0).any():
-            raise ValueError
-    except ValueError:
-        raise ShapeError(
-            f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
-            f"got {widths}. Remove elements by a slice instead."
-        ) from None
-    pairs = [(int(before), int(after)) for before, after in sides]
+    pairs = _widths_per_axis(x, widths)
     if mode == "constant":
         return _surrounded(x, pairs, value)
     for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):

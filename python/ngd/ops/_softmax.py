@@ -237,7 +237,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
 
     Parameters

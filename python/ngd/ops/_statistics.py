@@ -263,6 +263,23 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     return sum(cast(not_equal(x, 0), int64), axis, keepdims)
 
 
+def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
+    """Broadcast weights, one per element of an axis, to the shape of x."""
+    if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
+        raise ShapeError(
+            f"average: expected weights of the shape of x, or of the length of one axis; got "
+            f"{got(x.type, weights.type)}"
+        )
+    along = as_axis("average", axis, x.ndim, x.type)
+    if weights.shape[0] != x.shape[along]:
+        raise ShapeError(
+            f"average: expected {x.shape[along]} weights for axis {axis}; got {weights.type}. "
+            "Give one per element of the axis."
+        )
+    shape = [-1 if a == along else 1 for a in range(x.ndim)]
+    return broadcast_to(reshape(weights, shape), x.shape)
+
+
 @public
 def average(
     x: Value, axis: Axis = None, weights: Value | None = None, keepdims: bool = False
@@ -298,19 +315,7 @@ def average(
         return mean(x, axis, keepdims)
     factors = as_node(weights, like=x, where="average")
     if factors.shape != x.shape:
-        if axis is None or not isinstance(axis, (int, np.integer)) or factors.ndim != 1:
-            raise ShapeError(
-                f"average: expected weights of the shape of x, or of the length of one axis; got "
-                f"{got(x.type, factors.type)}"
-            )
-        along = as_axis("average", axis, x.ndim, x.type)
-        if factors.shape[0] != x.shape[along]:
-            raise ShapeError(
-                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}. "
-                "Give one per element of the axis."
-            )
-        factors = reshape(factors, [-1 if a == along else 1 for a in range(x.ndim)])
-        factors = broadcast_to(factors, x.shape)
+        factors = _weights_along(x, factors, axis)
     product = x * factors
     wide, dtype = widened("average", product)
     if not is_float(product.dtype):

@@ -23,7 +23,7 @@ from .groups import Ranks, ranks_of
 @public
 def sparse_all_reduce(
     x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
-) -> tuple[Node, Node]:
+) -> tuple[Node, Node]:  # long because each argument is described
     """Reduce only the elements of the largest magnitude over all ranks.
 
     The elements that a rank does not send are the next residual, which the next call adds to its x

@@ -139,7 +139,7 @@ def choose(
 @public
 def cond(
     predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any
-) -> Any:
+) -> Any:  # long because each argument is described
     """Compute one of two functions, depending on a bool scalar.
 
     A function may contain collectives if the predicate is known to be equal on all ranks. Results

@@ -11,6 +11,7 @@ import numpy as np
 from ... import trees
 from ...dtypes import INTEGERS, int64
 from ...errors import DTypeError
+from ...graph.node import Node
 from ...graph.registry import public
 from .._arithmetic import clip
 from .._casting import cast
@@ -192,17 +193,21 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
         )
     place = clip(cast(chosen, int64), 0, len(functions) - 1)
 
-    def among(low: int, high: int, *given: Any) -> Any:
-        if high - low == 1:
-            return functions[low](*given)
-        middle = (low + high) // 2
-        return cond(
-            place < middle,
-            lambda *inner: among(low, middle, *inner),
-            lambda *inner: among(middle, high, *inner),
-            *given,
-        )
-
     leaves, structure = trees.flatten(list(operands))
     nodes = [as_node(leaf, where="switch: operands") for leaf in leaves]
-    return among(0, len(functions), *structure.rebuild(nodes))
+    return _choose_function(place, functions, structure.rebuild(nodes))
+
+
+def _choose_function(
+    index: Node, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], first: int = 0
+) -> Any:
+    """Compute the function number `index - first`, by a choice between halves of the functions."""
+    if len(functions) == 1:
+        return functions[0](*operands)
+    half = len(functions) // 2
+    return cond(
+        index < first + half,
+        lambda *inner: _choose_function(index, functions[:half], inner, first),
+        lambda *inner: _choose_function(index, functions[half:], inner, first + half),
+        *operands,
+    )

@@ -357,7 +357,7 @@ def scan(
     *,
     length: int | None = None,
     reverse: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # long because each argument is described
     """Run a function once per slice of some tensors, and carry values from one call to the next.
 
     The result is that of this loop, whose body is traced only once:
