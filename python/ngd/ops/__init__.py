@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from .collectives.exchanges import *
     from .collectives.point_to_point import *
     from .collectives.reductions import *
-    from .control.bodies import *
     from .control.branches import *
     from .control.iteration import *
     from .control.loops import *

@@ -227,6 +227,3 @@ def sample_of(node: Node) -> Sample:
     """The sample of an op as it is applied here."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)
-
-
-__all__ = ["Control", "expect_agreement"]
