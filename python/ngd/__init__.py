@@ -56,8 +56,11 @@ from .graph.precision_marks import full_precision
 from .graph.variable import Variable, broadcast_variables, constant, placeholder, variable
 from .ops._host_calls import call_host, print
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
-from .transforms.functional import custom_gradient, hessian, jacobian, jvp, remat, vjp
+from .transforms.custom import custom_gradient
+from .transforms.forward_reverse import jvp, vjp
 from .transforms.gradient import grad, value_and_grad
+from .transforms.jacobians import hessian, jacobian
+from .transforms.rematerialisation import remat
 from .transforms.vectorization import vmap
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from fake_group import FakeGroup
 from harness import caught, run
 from standing import fail_in_world, run_in_world
 from test_graph_kinds import differences, results
-from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import ops

@@ -10,9 +10,9 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from fake_group import FakeGroup
 from harness import caught
 from standing import fail_in_world, run_in_world
-from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import data, nn, ops, optim, train

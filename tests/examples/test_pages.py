@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ngd
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

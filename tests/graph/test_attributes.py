@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngd import _core
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 from ngd.devices.native import native_attrs
 from ngd.dtypes import float16
 

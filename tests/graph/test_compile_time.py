@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import _core, ops
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 from ngd.dtypes import Type
 from ngd.errors import CompileError
 from ngd.graph.graph import Graph

@@ -17,11 +17,7 @@ from ngd import ops
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node
 from ngd.passes.fusion import elementwise
-from ngd.passes.fusion.elementwise import (
-    MAX_INPUTS,
-    MAX_INSTRUCTIONS,
-    fuse_elementwise,
-)
+from ngd.passes.fusion.elementwise import MAX_INPUTS, MAX_INSTRUCTIONS, fuse_elementwise
 from ngd.passes.fusion.kernel_body import FusedKernel, body_of
 from ngd.passes.simplification import simplify
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ngd import ops  # noqa: F401  (the ops fill the registry)
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 from ngd.graph.leaves import Leaf
 from ngd.graph.registry import OPS
 

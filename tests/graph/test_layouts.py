@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ngd
 from ngd import nn, ops
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 
 pytestmark = pytest.mark.skipif(
     ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="built without oneDNN"

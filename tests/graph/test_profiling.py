@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 from ngd.errors import BusyError, CompileError
 
 HERE = Path(__file__).name

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_group import FakeGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fake_group import FakeGroup
 
 import ngd
 from ngd import ops

@@ -16,7 +16,7 @@ from inject_steps import Step
 import ngd
 from ngd import _core, errors, ops
 from ngd.comm.world import alone
-from ngd.devices.cpu import executable as cpu
+from ngd.devices.cpu import target as cpu
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -15,7 +15,7 @@ from .._util import config
 from ..comm import Group
 from ..comm import world as distributed
 from ..devices import DEVICES
-from ..devices.collective_sequence import Ordering
+from ..devices.collective_sequence import CollectiveSequence as Ordering
 from ..devices.executable import Executable, Lowered
 from ..devices.native import native_attrs, spec
 from ..devices.statement_ops import Members

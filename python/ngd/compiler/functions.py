@@ -13,14 +13,12 @@ import inspect
 import re
 import threading
 import warnings
-from array import array as buffer
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from enum import Enum
 from types import CodeType, MethodType
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -42,9 +40,18 @@ from ..ops._operands import as_node
 from ..passes.fingerprint import Family, compiling
 from ..trees import LEAF, Structure, flatten, leaves_of, split
 from .driver import as_precision, as_shard, compile, sorted_updates, together
-
-Key: TypeAlias = tuple[Any, ...]
-"""What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""
+from .trace_keys import (
+    DEFAULT,
+    FLOAT,
+    Form,
+    HasNodes,
+    Key,
+    LeafSpec,
+    is_array,
+    is_array_spec,
+    reason,
+    without_extents,
+)
 
 MANY_TRACES: Final = 8
 """So many traces of one function are reported: training, evaluation and the last, shorter batch of
@@ -52,23 +59,6 @@ each need four."""
 MANY_FUNCTIONS: Final = 100
 """So many functions that are made of one Python function, and traced, are reported: it is made anew
 in a loop, and so is each trace. Few are made on purpose, as by tests with many cases."""
-
-
-class Default(Enum):
-    """The type of `DEFAULT`."""
-
-    NOT_GIVEN = "the default"
-
-    def __repr__(self) -> str:
-        return str(self.value)
-
-
-DEFAULT: Final = Default.NOT_GIVEN
-"""Stands for an argument that the call does not give. The Python function takes its default."""
-
-FLOAT: Final = "a Python float"
-STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
-ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class Tracing(threading.local):
@@ -85,35 +75,6 @@ _traced: Final[Counter[CodeType]] = Counter()
 """How many functions were traced, by the code of the Python function."""
 
 
-class HasNodes(Exception):  # noqa: N818
-    """There are nodes among the arguments: the call belongs to the graph that is being built."""
-
-
-class Form:
-    """How the arguments of a call are nested: a structure for each parameter."""
-
-    def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
-        self.parts = tuple(parts)
-        self.flat = all(part is LEAF for part in self.parts)
-        pairs = zip(self.parts, names, strict=True)
-        self.paths = [path for part, name in pairs for path in part.paths(name)]
-
-    def take(self, values: Sequence[Any]) -> list[Any] | None:
-        """The leaves of arguments of this form; None for others."""
-        if self.flat:
-            return list(values)
-        leaves: list[Any] = []
-        for part, value in zip(self.parts, values, strict=True):
-            if not part._take(value, leaves):
-                return None
-        return leaves
-
-    def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
-        """The arguments with other leaves."""
-        left = iter(leaves)
-        return [part._rebuild(left) for part in self.parts]
-
-
 @dataclass(frozen=True)
 class Trace:
     """A function, traced for one kind of arguments and compiled."""
@@ -127,6 +88,8 @@ class Trace:
     """Of what the function returned."""
     fixed: dict[int, Any]
     """Which leaves of that are no nodes, and are returned as they are."""
+    is_one_array: bool
+    """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
         """What a call returns, of what the step made."""
@@ -199,7 +162,7 @@ class Function:
         self._arity = len(parameters) if plain else -1
         self._forms: list[Form] = []
         self._traces: dict[Key, Trace] = {}
-        self._families: dict[Key, Family] = {}
+        self._families: dict[Hashable, Family] = {}
         self._lock = threading.RLock()
         self._warned = False
 
@@ -208,7 +171,7 @@ class Function:
         if _tracing.groups:
             return self._inline(args, kwargs)
         try:
-            key, leaves = self._look_at(args, kwargs)
+            key, leaves = self._key_of(args, kwargs)
         except HasNodes:
             return self._inline(args, kwargs)
         if blocks := open_blocks():
@@ -218,7 +181,8 @@ class Function:
             trace = self._trace_for(key, leaves)
         if trace.places is not None:
             leaves = [leaves[i] for i in trace.places]
-        return trace.results(trace.step(*leaves))
+        results = trace.step(*leaves)
+        return results[0] if trace.is_one_array else trace.results(results)
 
     def trace(self, *args: Any, **kwargs: Any) -> Executable:
         """Return the compiled step for such arguments, without running it.
@@ -226,7 +190,7 @@ class Function:
         Its `graph` is what the function made, and str() of it the program.
         """
         try:
-            key, leaves = self._look_at(args, kwargs)
+            key, leaves = self._key_of(args, kwargs)
         except HasNodes:
             raise TypeError(
                 f"{self.name}: trace: expected arrays; got nodes. Pass arrays of the shapes to "
@@ -275,8 +239,8 @@ class Function:
             "function does not see. Begin the block in the function."
         )
 
-    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
-        """What the trace for these arguments is called, and the leaves of the arguments."""
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
+        """Return the key of the trace for these arguments, and their leaves."""
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -285,59 +249,18 @@ class Function:
                 raise
             args = self._in_order(bound)
         for form in self._forms:
-            leaves = form.take(args)
-            key = self._key(form, leaves) if leaves is not None else None
-            if key is not None:
-                return key, leaves  # type: ignore[return-value]
+            found = form.key(args, self.name)
+            if found is not None:
+                return found
         form = Form([flatten(value)[1] for value in args], list(self._signature.parameters))
         self._forms.append(form)
-        leaves = form.take(args)
-        assert leaves is not None
-        key = self._key(form, leaves)
-        assert key is not None
-        return key, leaves
+        found = form.key(args, self.name)
+        assert found is not None
+        return found
 
     def _in_order(self, bound: inspect.BoundArguments) -> tuple[Any, ...]:
         """Return a value for each parameter, `DEFAULT` for those that the call does not give."""
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
-
-    def _key(self, form: Form, leaves: list[Any]) -> Key | None:
-        """What is fixed in a trace; None where a leaf is none: the arguments have another form.
-
-        What is an array to others becomes one of NumPy, in `leaves`.
-        """
-        key: list[Any] = [form]
-        for place, leaf in enumerate(leaves):
-            kind = type(leaf)
-            if kind is np.ndarray:
-                key.append((leaf.dtype, leaf.shape))
-            elif kind is float:
-                leaves[place] = np.array(leaf)
-                key.append(FLOAT)
-            elif kind in STATIC_TYPES:
-                key.append((kind, leaf))
-            elif isinstance(leaf, Variable):
-                key.append((Variable, leaf.id))
-            elif isinstance(leaf, Node):
-                raise HasNodes
-            elif split(leaf)[0] is not None:
-                return None
-            elif is_array(leaf):
-                leaves[place] = leaf = view(leaf, f"{self.name}: {form.paths[place]}")
-                key.append((leaf.dtype, leaf.shape))
-            else:
-                key.append((kind, self._hashable(leaf, form.paths[place])))
-        return tuple(key)
-
-    def _hashable(self, leaf: Any, path: str) -> Any:
-        try:
-            hash(leaf)
-        except TypeError:
-            raise TypeError(
-                f"{self.name}: {path}: expected an array, a number, or a hashable constant; got "
-                f"{leaf!r}. Give lists, tuples or dicts of arrays and numbers."
-            ) from None
-        return leaf
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
         """The trace for this key. One whose world is gone is made again in the new one."""
@@ -370,38 +293,21 @@ class Function:
             None if len(places) == len(inputs) else places,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
+            isinstance(returned, Node),
         )
 
     def _run(self, key: Key, leaves: Sequence[Any]) -> tuple[list[Node | None], Any, Any]:
-        """Run the Python function on placeholders; returns them, and what it returned."""
-        form: Form = key[0]
-        inputs: list[Node | None] = []
-        for path, leaf, spec in zip(form.paths, leaves, key[1:], strict=True):
-            if spec is FLOAT:
-                attrs = {"name": path, "uniform": False, "weak": True}
-                inputs.append(Node(PLACEHOLDER, (), attrs, Type(float64, ())))
-            elif isinstance(spec[0], np.dtype):
-                where = f"{self.name}: {path}"
-                dtype = as_dtype(spec[0].newbyteorder("="), where)
-                inputs.append(placeholder(path, leaf.shape, dtype))
-            else:
-                inputs.append(None)
+        """Run the Python function on placeholders; return them, the result and the updates."""
+        inputs = [
+            self._placeholder(spec, path, leaf)
+            for spec, path, leaf in zip(key.specs, key.form.paths, leaves, strict=True)
+        ]
         given = (x if x is not None else leaf for x, leaf in zip(inputs, leaves, strict=True))
-        bound = inspect.BoundArguments(self._signature, {})
-        arguments = zip(self._signature.parameters, form.rebuild(given), strict=True)
-        bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
-        outer = len(_tracing.groups)
         try:
-            _tracing.groups.append(self.group)
-            # In a context of its own, no block around the call changes what is kept.
-            context = Context()
-            context.run(TRACING.set, True)
-            returned = context.run(self.__wrapped__, *bound.args, **bound.kwargs)
+            returned = self._call_python(key.form.rebuild(given))
         except (AttributeError, TypeError) as error:
-            self._name_lists(form, leaves, key, error)
+            self._name_lists(key, leaves, error)
             raise
-        finally:
-            del _tracing.groups[outer:]
         if not self.updates:
             return inputs, as_result(self.name, returned), None
         if not isinstance(returned, tuple) or len(returned) != 2:
@@ -411,12 +317,37 @@ class Function:
             )
         return inputs, as_result(self.name, returned[0]), returned[1]
 
-    def _name_lists(self, form: Form, leaves: Sequence[Any], key: Key, error: Exception) -> None:
+    def _placeholder(self, spec: LeafSpec, path: str, leaf: Any) -> Node | None:
+        """Return a placeholder for a leaf of the arguments; None if its value is fixed."""
+        if spec is FLOAT:
+            attrs = {"name": path, "uniform": False, "weak": True}
+            return Node(PLACEHOLDER, (), attrs, Type(float64, ()))
+        if is_array_spec(spec):
+            dtype = as_dtype(spec[0].newbyteorder("="), f"{self.name}: {path}")
+            return placeholder(path, leaf.shape, dtype)
+        return None
+
+    def _call_python(self, values: Sequence[Any]) -> Any:
+        """Call the Python function with a value per parameter, as the innermost trace."""
+        bound = inspect.BoundArguments(self._signature, {})
+        arguments = zip(self._signature.parameters, values, strict=True)
+        bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
+        outer = len(_tracing.groups)
+        try:
+            _tracing.groups.append(self.group)
+            # In a context of its own, no block around the call changes what is kept.
+            context = Context()
+            context.run(TRACING.set, True)
+            return context.run(self.__wrapped__, *bound.args, **bound.kwargs)
+        finally:
+            del _tracing.groups[outer:]
+
+    def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
         """Raise a TypeError if the function took a list of Python numbers for an array."""
         if isinstance(error, Error) or not is_about_list(error):
             return
-        pairs = zip(leaves, key[1:], strict=True)
-        given = form.rebuild(float(x) if spec is FLOAT else x for x, spec in pairs)
+        pairs = zip(leaves, key.specs, strict=True)
+        given = key.form.rebuild(float(x) if spec is FLOAT else x for x, spec in pairs)
         for name, value in zip(self._signature.parameters, given, strict=True):
             for path, numbers in lists_of_numbers(name, value):
                 raise TypeError(
@@ -464,21 +395,6 @@ class Function:
             warnings.warn(what, RetraceWarning, stacklevel=4)
 
 
-def without_extents(key: Key) -> Key:
-    """Return a key that is equal for arguments whose arrays differ only in extents."""
-    specs = ((spec[0], len(spec[1])) if isinstance(spec[0], np.dtype) else spec for spec in key[1:])
-    return (key[0], *specs)
-
-
-def reason(key: Key, others: Sequence[Key]) -> str:
-    """What a key differs in from the nearest of those before it."""
-    alike = [other for other in reversed(others) if other[0] is key[0]]
-    if not alike:
-        return "the arguments are nested otherwise"
-    nearest = min([differences(key, other) for other in alike], key=len)
-    return "; ".join(nearest)
-
-
 def signature_of(python: Callable[..., Any]) -> inspect.Signature:
     """What a function takes; of NumPy's own, and of some others in C, positions alone are known."""
     try:
@@ -517,15 +433,6 @@ def gone(world: Group | None) -> bool:
     return world is not None and world.closed and distributed.living_world() is not None
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether NumPy can read this as an array; texts and types are none."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return not isinstance(leaf, (str, bytes))
-    if isinstance(leaf, (memoryview, bytearray, buffer)):
-        return True
-    return not isinstance(leaf, type) and any(hasattr(leaf, name) for name in ARRAY_METHODS)
-
-
 def as_result(where: str, returned: Any) -> Any:
     """What a function returns, with nodes for its arrays; updates among it are a mistake."""
     expect_no_updates(where, returned)
@@ -554,22 +461,6 @@ def expect_no_updates(where: str, tree: Any) -> None:
         )
     for part in found.values():
         expect_no_updates(where, part)
-
-
-def differences(key: Key, other: Key) -> list[str]:
-    """What two keys of one form differ in."""
-    pairs = zip(key[0].paths, key[1:], other[1:], strict=True)
-    return [f"{path} is {shown(now)}, not {shown(was)}" for path, now, was in pairs if now != was]
-
-
-def shown(spec: Any) -> str:
-    """What is fixed of a leaf, for a message."""
-    if spec is FLOAT:
-        return FLOAT
-    kind, value = spec
-    if isinstance(kind, np.dtype):
-        return f"{kind}{list(value)}"
-    return "another variable" if kind is Variable else f"{value!r}, a value fixed in the trace"
 
 
 @overload

@@ -21,7 +21,7 @@ MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
 """The kinds that go between two ranks."""
 
 
-class Ordering:
+class CollectiveSequence:
     """The groups that a step talks in, and what each is told of the sequence of its collectives.
 
     Number 0 is the executable's own group, the others are counted in the order of their first

@@ -25,7 +25,7 @@ from ..passes import Plan, Target, cost_of_graph
 from ..passes.sharding.uniform import next_values
 from ..profiling import Report
 from . import arguments
-from .collective_sequence import Ordering, opened
+from .collective_sequence import CollectiveSequence, opened
 from .first_call import FirstCall, warn_of_varying
 
 
@@ -35,7 +35,7 @@ class Lowered:
 
     plan: Plan
     program: _core.ProgramBuilder
-    ordering: Ordering
+    ordering: CollectiveSequence
 
 
 Lower: TypeAlias = Callable[[Target], Lowered]
@@ -188,7 +188,7 @@ class CompiledStep(BoundToProcess):
 
     instead = "copy its nodes and variables, and compile those"
     device: ClassVar[str]
-    ordering: Ordering
+    ordering: CollectiveSequence
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.graph, self.group = graph, group

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from warnings import catch_warnings, simplefilter
 
 from .._util.callsite import REWRITES, NodeSite, node_id
@@ -19,10 +19,8 @@ from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE
 from ..graph.node import Node, Op
 from ..passes import Plan, Step, Target
 from ..passes.views import is_view, source_of
-from ..profiling.report import Peaks, Row, rows_of
-
-if TYPE_CHECKING:
-    from .executable import CompiledStep, Lower
+from ..profiling.rows import Peaks, Row, rows_of
+from .executable import CompiledStep, Lower
 
 LEAVES: Final[dict[Op, str]] = {
     PLACEHOLDER: "an input of the step: each call gives its value",

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,11 +31,10 @@ from ..comm import Group
 from ..comm import world as distributed
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
+from ..graph.graph import Graph
 from ..graph.node import Node
 from ..passes.sharding.uniform import NextValue, source_of_variation, varying
-
-if TYPE_CHECKING:
-    from .executable import CompiledStep
+from .collective_sequence import CollectiveSequence
 
 MANY_BYTES: Final = 1 << 24
 """The size of variables from which several threads compute the checksums."""
@@ -48,6 +47,20 @@ _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictio
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
 """For each group that has compared something, the numbers of its ranks in the world."""
+
+
+class ComparedStep(Protocol):
+    """The parts of a compiled step that the comparison uses."""
+
+    device: ClassVar[str]
+    graph: Graph
+    ordering: CollectiveSequence
+    hold: _core.Hold
+    next_values: list[NextValue]
+
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """Return a checksum of a variable that the step holds; None: the ranks share it."""
+        ...
 
 
 class Entry(NamedTuple):
@@ -102,7 +115,7 @@ class FirstCall(_core.Hold):
     (ngd.LiveState) of the variables that the step updates.
     """
 
-    def __init__(self, step: CompiledStep, hold: _core.Hold, states: Sequence[Any]) -> None:
+    def __init__(self, step: ComparedStep, hold: _core.Hold, states: Sequence[Any]) -> None:
         super().__init__([], [], step.device)
         self.step, self.hold, self.states = step, hold, states
 
@@ -128,7 +141,7 @@ class Watched:
     enters a context in `until_compared`: the other ranks would wait for this one.
     """
 
-    def __init__(self, native: Any, step: CompiledStep, until_compared: ExitStack) -> None:
+    def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:
         self.native, self.step, self.until_compared = native, step, until_compared
         self.comparisons = comparisons_of(step)
 
@@ -146,7 +159,7 @@ class Watched:
         add_entries(self.comparisons, self.step)
 
 
-def talking_groups(step: CompiledStep) -> dict[Group, int]:
+def talking_groups(step: ComparedStep) -> dict[Group, int]:
     """Return the groups in which a step has collectives, with the hash of their sequence."""
     pairs = zip(step.ordering.groups, step.ordering.hashes(), strict=True)
     return {
@@ -154,7 +167,7 @@ def talking_groups(step: CompiledStep) -> dict[Group, int]:
     }
 
 
-def comparisons_of(step: CompiledStep) -> list[Comparison]:
+def comparisons_of(step: ComparedStep) -> list[Comparison]:
     """Return what is to compare now, in the order of the groups of the step."""
     found: dict[Group, Comparison] = {}
     for group, hash in talking_groups(step).items():
@@ -165,7 +178,7 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
     return [*found.values()]
 
 
-def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
+def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
     """Add the checksums of the variables, which the step holds, to the comparisons."""
     found = {each.group: each for each in comparisons}
     places: list[tuple[NextValue, list[Group]]] = []
@@ -183,7 +196,7 @@ def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
             found[first].entries.append(Entry(name, words, tuple(others)))
 
 
-def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
+def checksums_of(step: ComparedStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
     """Return the checksums of variables, computed by the number of threads that kernels use."""
     threads = min(_core.thread_count(), len(variables))
     if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
@@ -271,7 +284,7 @@ def what_differs(held: Sequence[tuple[int, ...] | None]) -> str:
     return "update rules" if len({each[0] for each in words}) > 1 else "values"
 
 
-def mismatch(different: Sequence[Difference], step: CompiledStep) -> VariableMismatchError:
+def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMismatchError:
     """Return the error that names the ranks and the variables."""
     ranks = sorted({rank for each in different for rank in each.ranks})
     named = ", ".join(str(rank) for rank in ranks)

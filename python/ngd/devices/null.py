@@ -13,8 +13,8 @@ from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.node import Node
 from ..profiling import Report, report_of
-from .cpu.executable import CpuTarget
 from .cpu.sharing import shared_by
+from .cpu.target import CpuTarget
 from .executable import CompiledStep, Lower
 from .explanation import Explanation
 

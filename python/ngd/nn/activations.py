@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from .. import ops
 from ..graph.node import Node
 from .initializers import constant
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Activation(Module):

@@ -10,7 +10,8 @@ from ..graph.node import Node
 from .initializers import xavier_uniform, zeros
 from .inputs import expect_embedded
 from .linear import Linear, affine
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class MultiHeadAttention(Module):

@@ -16,7 +16,8 @@ from ..ops._operands import local_number
 from .initializers import ones, zeros
 from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, refusal
 from .modes import Training, current
-from .module import Buffer, Module, Parameter
+from .module import Module
+from .parameter import Buffer, Parameter
 
 
 def extents(shape: int | Sequence[int]) -> tuple[int, ...]:

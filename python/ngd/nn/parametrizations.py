@@ -19,7 +19,8 @@ from ..graph.node import Node
 from ..graph.precision_marks import full_precision
 from .convolution import TransposedConvolution
 from .modes import current, evaluation
-from .module import Buffer, Module, Parameter, Parametrizations
+from .module import Module, Parametrizations
+from .parameter import Buffer, Parameter
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 

@@ -12,7 +12,8 @@ from ..graph.node import Node
 from .initializers import uniform
 from .inputs import expect_sequence
 from .linear import Dropout
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Recurrent(Module):

@@ -28,7 +28,7 @@ from ..graph.leaves import CONSTANT, VARIABLE, Leaf
 from ..graph.node import Node, offset_of
 from ..graph.registry import OPS
 from ..ops._casting import cast
-from .fusion.elementwise import dense_strides, fuse_elementwise
+from .fusion.elementwise import dense_strides
 from .fusion.kernel_body import (
     FusedKernel,
     Input,
@@ -44,10 +44,13 @@ from .views import source_of
 
 
 def lower_precision(graph: Graph, target: Target) -> Graph:
-    """Store in two bytes what may be, if the graph asks for it; casts become kernels."""
-    if graph.precision == float32:
-        return graph
-    return without_unread(fuse_elementwise(in_two_bytes(graph, target), target))
+    """Multiply and store 16-bit floats; casts are nodes, which fuse_elementwise then fuses."""
+    return in_two_bytes(graph, target)
+
+
+def has_low_precision(graph: Graph, changed: bool) -> bool:
+    """Return whether the step is one of a 16-bit precision."""
+    return graph.precision != float32
 
 
 def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
@@ -310,8 +313,8 @@ def stored_results(node: Node) -> tuple[Node, ...]:
     return node.results[: len(body_of(node).stored)]
 
 
-def without_unread(graph: Graph) -> Graph:
-    """The graph whose kernels store nothing that nobody reads: of what is stored twice, perhaps."""
+def drop_unread(graph: Graph, target: Target) -> Graph:
+    """Remove results of kernels that nothing reads, such as one of two copies of a result."""
     read = {operand for node in graph.nodes for operand in node.inputs} | {*graph.roots}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
@@ -378,4 +381,4 @@ class NarrowKernel:
         return fused_node(operands, self.body, types, before.op.made_of(before))
 
 
-__all__ = ["in_two_bytes", "lower_precision"]
+__all__ = ["drop_unread", "has_low_precision", "in_two_bytes", "lower_precision"]

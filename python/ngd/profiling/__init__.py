@@ -3,6 +3,7 @@
 
 from .perfetto import timeline
 from .recording import Recording, profile
-from .report import Peaks, Report, Row, report_of
+from .report import Report, report_of
+from .rows import Peaks, Row
 
 __all__ = ["Peaks", "Recording", "Report", "Row", "profile", "report_of", "timeline"]

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as a table of text, and as a page of HTML."""
+"""The rows of a report as a table of text, and as a page of HTML."""
 
 from __future__ import annotations
 
 import html as markup
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .collectives import shown_names
-
-if TYPE_CHECKING:
-    from .report import Report, Row
+from .rows import Row
 
 SHOWN: Final = 40
 """Rows of the table of text."""
-KINDS: Final = 10
-"""Kinds of instructions in the summary."""
 HEAD: Final = ("#", "op", "calls", "us", "%", "GFLOP/s", "GB/s", "% of peak", "call site", "")
 NUMBERS: Final = range(2, 8)
 
@@ -32,9 +29,9 @@ small { color: #666 }
 """
 
 
-def text(report: Report) -> str:
-    """The summary and the longest rows."""
-    rows = sorted(report.rows, key=lambda row: -row.seconds) if report.runs else list(report.rows)
+def text(summary: str, rows: Sequence[Row]) -> str:
+    """Return a summary and the longest rows."""
+    rows = sorted(rows, key=lambda row: -row.seconds)
     shown = rows[:SHOWN]
     table = [HEAD, *[cells(row) for row in shown]]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -49,44 +46,7 @@ def text(report: Report) -> str:
     if rest:
         share = 100 * sum(row.share for row in rest)
         lines.append(f"and {len(rows) - SHOWN} more, {share:.1f} % of the time; .rows has all")
-    return "\n".join([summary(report), *lines])
-
-
-def summary(report: Report) -> str:
-    """What holds of the whole step."""
-    cost, instructions = report.cost, sum(row.depth == 0 for row in report.rows)
-    where = f"step compiled at {short(report.site)} for {report.device}"
-    step = f"{where}: {instructions} instructions, {cost.flops / 1e9:.3g} GFLOP"
-    if not report.runs:
-        return f"{step}; not timed: run the step inside `with ngd.profile():`"
-    mean = report.seconds / report.runs
-    if not report.seconds:
-        return f"{step}; {counted_runs(report)}"
-    waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
-    peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
-    peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
-    shares = [f"{title} {100 * share:.1f} %" for title, share in report.shares().items()]
-    overlap = f", overlap of all collectives {100 * report.overlap:.0f} %"
-    return (
-        f"{step}; {counted_runs(report)} of {micros(mean)} us{first_run(report)}, "
-        f"{cost.flops / mean / 1e9:.3g} GFLOP/s, "
-        f"{100 * waited / report.seconds:.1f} % waits for ranks"
-        f"{overlap if any(row.flight for row in report.rows) else ''}\n"
-        f"peaks measured here: {', '.join(peaks)}\n"
-        f"{', '.join(shares[:KINDS])}{', ...' if len(shares) > KINDS else ''}"
-    )
-
-
-def counted_runs(report: Report) -> str:
-    """Return the number of runs that were timed."""
-    return f"{report.runs} run{'s' * (report.runs != 1)}"
-
-
-def first_run(report: Report) -> str:
-    """Tell whether the times include the first run, if it was timed separately."""
-    if not report.has_first_run:
-        return f" without the first run of {micros(report.first_run_seconds)} us"
-    return " (the first run, which includes the warm-up)" if report.first_run_seconds else ""
+    return "\n".join([summary, *lines])
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -141,16 +101,16 @@ def short(site: str) -> str:
     return PurePath(file).name + site[len(file) :]
 
 
-def html(report: Report) -> str:
-    """A page with all rows, in the order of the program."""
+def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int]) -> str:
+    """Return a page with all rows, in the order of the program."""
     head = "".join(f"<th{number(i)}>{name}</th>" for i, name in enumerate(HEAD))
-    body = "\n".join(html_row(row) for row in report.rows)
-    lines = markup.escape(summary(report)).replace("\n", "<br>")
-    memory = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in report.memory.items())
+    body = "\n".join(html_row(row) for row in rows)
+    lines = markup.escape(summary).replace("\n", "<br>")
+    sizes = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in memory.items())
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>ngd report</title>\n'
-        f"<style>{STYLE}</style>\n<h1>{markup.escape(short(report.site))}</h1>\n<p>{lines}</p>\n"
-        f"<p>memory: {markup.escape(memory)}</p>\n"
+        f"<style>{STYLE}</style>\n<h1>{markup.escape(title)}</h1>\n<p>{lines}</p>\n"
+        f"<p>memory: {markup.escape(sizes)}</p>\n"
         f"<table><tr>{head}<th></th></tr>\n{body}\n</table></html>\n"
     )
 

@@ -42,7 +42,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 @contextmanager
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
-) -> Iterator[Recording]:  # long because each argument is described
+) -> Iterator[Recording]:
     """Write when each instruction of the steps in a block ran, on all ranks, for Perfetto.
 
     In the file a process is a rank, and a slice is an instruction or a whole step. Pending
@@ -84,7 +84,13 @@ def timeline(
     """
     if most_events < 1:
         raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")
-    path = Path(path).absolute()
+    with timeline_file(Path(path).absolute(), most_events) as recording:
+        yield recording
+
+
+@contextmanager
+def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
+    """Record the steps in a block, and write the events of all ranks to a file at its end."""
     entered = False
     try:
         with recorded(most_events) as recording:

@@ -5,151 +5,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from ..dtypes import DType, Type
 from ..graph.cost import Cost
-from ..passes import Plan, Step
+from ..passes import Plan
 from . import pages
-from .collectives import variables_of
-from .first_runs import Record, Times, subtract_record
-from .recording import last_to_come
+from .first_runs import Record, subtract_record
+from .rows import NEVER, Peaks, Row, dtype_of, rows_of, steps_of
 
-NEVER: Final[Times] = (0, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """The speed of the machine that this process measured, with the threads that its kernels use.
-
-    Attributes
-    ----------
-    bytes : float
-        Bytes per second that a copy of more memory than the caches hold reads and writes.
-    flops : mapping from str to float
-        FLOP per second of a large matmul, by dtype.
-    """
-
-    bytes: float
-    """Bytes per second that a copy of more memory than the caches hold reads and writes."""
-    flops: Mapping[str, float] = field(default_factory=dict)
-    """FLOP per second of a large matmul, by dtype."""
-
-    def least_seconds(self, cost: Cost, dtype: str) -> float:
-        """Return the time at the peaks, of arithmetic or of memory traffic, whichever is longer."""
-        peak = self.flops.get(dtype)
-        traffic = cost.bytes / self.bytes if self.bytes else 0.0
-        return max(traffic, cost.flops / peak if peak else 0.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One instruction of a compiled step.
-
-    Attributes
-    ----------
-    number : str
-        The number in the program. "4.1.0" is instruction 0 of program 1 that instruction 4 runs.
-    action : str
-        "run", "start" or "wait" of a collective, "scan", or "cond".
-    op : str
-        The name of the op.
-    site : str
-        `file:line` of the user's code.
-    made_of : tuple of pairs of str
-        The ops that the instruction computes together, with their call sites.
-    operands, results : tuple of types
-        Dtypes and shapes.
-    attrs : mapping
-        The attributes of the kernel or of the collective.
-    layout : str
-        The layout of the elements.
-    cost : Cost
-        FLOP and bytes of one call.
-    calls : int
-        The number of calls.
-    seconds : float
-        The time of all calls. For a wait, the time that this rank waited.
-    least : float
-        The shortest call, in seconds.
-    share : float
-        The part of the step's time, 0 to 1.
-    of_peak : float
-        The time at the machine's peaks, divided by the time of a call. It may exceed 1 if caches
-        are faster than memory.
-    flight : float
-        For a wait: seconds from the start of the collective to the end of the wait.
-    last : mapping from int to int
-        For a wait: per rank, how often it was the last one to arrive. It is summed over all
-        collectives of this op and call site in the block, including first runs, because the
-        runtime counts per call site. Several rows of one line have the same counts.
-    variables : tuple of str
-        For a start or wait: the names of the variables that an instruction updates from the
-        result, such as a parameter for its gradient.
-    """
-
-    number: str
-    """In the program; "4.1.0" is instruction 0 of program 1 that instruction 4 runs."""
-    action: str
-    """ "run", "start" or "wait" of a collective, "scan", "cond"."""
-    op: str
-    site: str
-    """`file:line` of the user's code."""
-    made_of: tuple[tuple[str, str], ...]
-    """The ops that it computes in one, with their call sites."""
-    operands: tuple[Type, ...]
-    results: tuple[Type, ...]
-    attrs: Mapping[str, Any]
-    """The attributes of the kernel or of the collective."""
-    layout: str
-    cost: Cost
-    """Of one call: FLOP, bytes."""
-    calls: int
-    seconds: float
-    """Of all calls together; a wait's is what this rank waited."""
-    least: float
-    """The shortest call, in seconds."""
-    share: float
-    """Of the time of the step, 0 to 1."""
-    of_peak: float
-    """What this machine's peaks allow, as a part of what a call took, 0 to 1.
-
-    Above 1 where caches are faster than memory.
-    """
-    flight: float = 0.0
-    """Of a wait: seconds from where the collective was started to where it was waited for."""
-    last: Mapping[int, int] = field(default_factory=dict)
-    """Per rank, how often it was the last one to arrive at any collective of this op and line."""
-    variables: tuple[str, ...] = ()
-    """For a start or wait: the variables that are updated from the result."""
-
-    @property
-    def types(self) -> str:
-        """The operands and results, as listings of graphs print them."""
-        both = (", ".join(t.short for t in types) for types in (self.operands, self.results))
-        return " -> ".join(both).strip()
-
-    @property
-    def title(self) -> str:
-        """The op, after "start" or "wait" if it is part of a collective."""
-        return self.op if self.action == "run" else f"{self.action} {self.op}"
-
-    @property
-    def depth(self) -> int:
-        """The number of instructions that contain this one."""
-        return self.number.count(".") // 2
-
-    @property
-    def mean(self) -> float:
-        """Seconds per call."""
-        return self.seconds / self.calls if self.calls else 0.0
-
-    @property
-    def overlap(self) -> float:
-        """For a wait: the part of the collective's time in which this rank did other work."""
-        return 1 - self.seconds / self.flight if self.flight else 0.0
+NUM_SHARES: Final = 10
+"""The number of kinds of instructions that a summary shows."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +98,10 @@ class Report:
 
     def to_html(self) -> str:
         """Return the report as one HTML page that needs no other file."""
-        return pages.html(self)
+        return pages.html(pages.short(self.site), summary(self), self.rows, self.memory)
 
     def __str__(self) -> str:
-        return pages.text(self)
+        return pages.text(summary(self), self.rows)
 
 
 def named(record: Any) -> dict[str, Any]:
@@ -273,65 +141,6 @@ def report_of(
     )
 
 
-def steps_of(plan: Plan) -> Iterator[Step]:
-    """All steps of a plan, and of the plans in it."""
-    for step in plan.steps:
-        yield step
-        for body in step.bodies:
-            yield from steps_of(body)
-
-
-def dtype_of(step: Step) -> DType | None:
-    """The dtype that a step computes in: that of its first operand of floats."""
-    types = [type for type, _ in (*step.inputs, *step.outputs)]
-    return next((t.dtype for t in types if t.dtype.kind in "fV"), None)
-
-
-def rows_of(
-    plan: Plan, record: Record | None, whole_ns: int, peaks: Peaks, prefix: str
-) -> Iterator[Row]:
-    """The rows of a plan: each step's, then those of what it runs."""
-    instructions, bodies = (record[1], iter(record[2])) if record else ((), iter(()))
-    variables = variables_of(plan)
-    for number, step in enumerate(plan.steps):
-        times = instructions[number] if instructions else NEVER
-        name = f"{prefix}{number}"
-        row = row_of(plan, step, name, times, whole_ns, peaks)
-        yield replace(row, variables=variables.get(number, ()))
-        for place, body in enumerate(step.bodies):
-            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{place}.")
-
-
-def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, peaks: Peaks) -> Row:
-    """The row of one step."""
-    calls, ns, least, flight = times
-    dtype, cost = dtype_of(step), step.cost
-    op, begun = step.op, plan.steps[step.start] if step.action == "wait" else step
-    if step.action in ("start", "wait") and "reduce_op" in begun.attrs:
-        op = f"{op}({begun.attrs['reduce_op']})"
-    bound = peaks.least_seconds(cost, dtype.name if dtype else "") if calls else 0.0
-    lent = 2 if step.bodies else 0  # the last outputs are memory, no values
-    return Row(
-        number,
-        step.action,
-        op,
-        step.site,
-        step.made_of,
-        tuple(type for type, _ in step.inputs),
-        tuple(type for type, _ in step.outputs[: len(step.outputs) - lent]),
-        step.attrs,
-        step.layout,
-        cost,
-        calls,
-        ns / 1e9,
-        least / 1e9,
-        ns / whole_ns if whole_ns else 0.0,
-        bound * calls / (ns / 1e9) if ns else 0.0,
-        flight / 1e9,
-        last_to_come((op, step.site)) if step.action == "wait" and calls else {},
-    )
-
-
 def plain(value: Any) -> Any:
     """What JSON can say of a value."""
     if isinstance(value, Type):
@@ -345,3 +154,40 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def summary(report: Report) -> str:
+    """What holds of the whole step."""
+    cost, instructions = report.cost, sum(row.depth == 0 for row in report.rows)
+    where = f"step compiled at {pages.short(report.site)} for {report.device}"
+    step = f"{where}: {instructions} instructions, {cost.flops / 1e9:.3g} GFLOP"
+    if not report.runs:
+        return f"{step}; not timed: run the step inside `with ngd.profile():`"
+    mean = report.seconds / report.runs
+    if not report.seconds:
+        return f"{step}; {counted_runs(report)}"
+    waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
+    peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
+    peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
+    shares = [f"{title} {100 * share:.1f} %" for title, share in report.shares().items()]
+    overlap = f", overlap of all collectives {100 * report.overlap:.0f} %"
+    return (
+        f"{step}; {counted_runs(report)} of {pages.micros(mean)} us{first_run(report)}, "
+        f"{cost.flops / mean / 1e9:.3g} GFLOP/s, "
+        f"{100 * waited / report.seconds:.1f} % waits for ranks"
+        f"{overlap if any(row.flight for row in report.rows) else ''}\n"
+        f"peaks measured here: {', '.join(peaks)}\n"
+        f"{', '.join(shares[:NUM_SHARES])}{', ...' if len(shares) > NUM_SHARES else ''}"
+    )
+
+
+def counted_runs(report: Report) -> str:
+    """Return the number of runs that were timed."""
+    return f"{report.runs} run{'s' * (report.runs != 1)}"
+
+
+def first_run(report: Report) -> str:
+    """Tell whether the times include the first run, if it was timed separately."""
+    if not report.has_first_run:
+        return f" without the first run of {pages.micros(report.first_run_seconds)} us"
+    return " (the first run, which includes the warm-up)" if report.first_run_seconds else ""

@@ -25,6 +25,7 @@ from ..graph.node import Node
 from ..graph.variable import constant
 from ..ops._adjoints import UNUSED, gradients, walk_back
 from ..ops._arithmetic import add
+from ..ops._casting import cast
 from ..ops._creation import zeros
 from ..ops._custom import after
 from ..ops._operands import as_node
@@ -117,6 +118,19 @@ def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
     """Return the leaves of a result as nodes, and its structure."""
     leaves, structure = flatten(tree)
     return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
+
+
+def as_vector_like(where: str, given: Any, like: Node) -> Node | None:
+    """Return a tangent or an adjoint in the type of its value; None if the value is not a float."""
+    if not is_float(like.dtype):
+        return None
+    node = cast(as_node(given, like, where), like.dtype)
+    if node.shape != like.shape:
+        raise GradientError(
+            f"{where}: expected {like.type}, the type of the value to which it belongs; got "
+            f"{node.type}. Reshape or cast it."
+        )
+    return node
 
 
 def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..compiler.functions import Function, constant_of, is_array, signature_of
+from ..compiler.functions import Function, constant_of, signature_of
+from ..compiler.trace_keys import is_array
 from ..dtypes import Type
 from ..errors import ShapeError
 from ..graph.leaves import PLACEHOLDER
@@ -84,11 +85,8 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     """
     if not callable(f):
         raise TypeError(f"vmap: expected a function; got {f!r}. Give a function of one example.")
-    (in_leaves, in_structure), (out_leaves, out_structure) = (
-        axes_tree(f"vmap: {name}", axes)
-        for name, axes in (("in_axes", in_axes), ("out_axes", out_axes))
-    )
-    return vectorize(f, in_leaves, in_structure, out_leaves, out_structure)
+    of_arguments = axes_tree("vmap: in_axes", in_axes)
+    return vectorize(f, *of_arguments, *axes_tree("vmap: out_axes", out_axes))
 
 
 def axes_tree(where: str, axes: Axes) -> tuple[tuple[int | None, ...], Structure]:

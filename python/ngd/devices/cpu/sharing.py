@@ -27,12 +27,10 @@ what other ranks had a part of is lost.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,92 +38,22 @@ import numpy as np
 from ... import _core
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...dtypes import Array, Type, aligned
-from ...errors import (
-    BusyError,
-    CompileError,
-    GroupClosedError,
-    PoisonedVariableError,
-    VariableMismatchError,
-)
+from ...dtypes import Array, aligned
+from ...errors import BusyError, CompileError, PoisonedVariableError, VariableMismatchError
 from ...graph.graph import Graph
 from ...graph.node import Node
-from ...passes.partition import Partition, is_divided, shard_bounds, shard_lengths
+from ...passes.partition import Partition, is_divided
 from ...passes.sharding.equal_values import Equal
 from ...passes.sharding.uniform import is_per_rank
 from ...passes.sharding.updates import to_share
-
-if TYPE_CHECKING:
-    from .executable import CpuStorage
+from .rank_comparison import agree, differing_ranks, digest_of, ranks_text
+from .sharing_record import Shares, Sharing
+from .storage import CpuStorage, refused
 
 NO_MEMORY = 2**64 - 1
 """The number of a block that could not be made."""
 UNABLE: Final = -1
 """The value that a rank sends in place of flags if it cannot move variables now."""
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Who shares a variable, and since which step."""
-
-    group: Group
-    places: Partition
-    site: str
-    process: int = field(default_factory=os.getpid)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether one of the groups is closed, or has failed."""
-        groups = (self.group, self.places.here, self.places.there)
-        return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
-
-    def span(self, of: Type) -> tuple[int, int]:
-        """Where in the bytes of its host's copy of a variable this rank's slice begins and ends."""
-        begin, end = self.places.slice(of.count)
-        return begin * of.dtype.itemsize, end * of.dtype.itemsize
-
-    def gathered(self, part: Array, typed: Type) -> Array:
-        """The value of a variable of which this is my part; all ranks call this.
-
-        Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
-        fails in it tells all ranks: some wait for it in other groups.
-        """
-        site, groups = call_site(), (self.places.there, self.places.here)
-        begin, end = self.places.slice(typed.count)
-        talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
-        with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
-            for ranks in talking:
-                count = end - begin if ranks is self.places.there else typed.count
-                counts = shard_lengths(shard_bounds(count, ranks.size))
-                part = ranks.all_gather_v(part, counts=counts, site=site)
-        return part.reshape(typed.shape)
-
-    def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the memory that the ranks of the host share once more, copy on write."""
-        host = self.places.here
-        assert isinstance(host, Group)
-        host.communicator.map_privately(memory)
-
-    def expect_process(self, name: str) -> None:
-        """Refuse a forked child, whose parent may be writing."""
-        if os.getpid() != self.process:
-            raise GroupClosedError(
-                f"variable {name!r}: expected a read by a rank, because the ranks share it since "
-                f"the step compiled at {self.site}; got one by a forked child. Read it before the "
-                "fork, or start a new program (spawn)."
-            )
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What a step over the ranks of a group shares."""
-
-    equal: Equal
-    """What is equal on all of them."""
-    places: Partition
-    variables: frozenset[Node] = frozenset()
-    once: frozenset[Node] = frozenset()
-    """Those of which each host has one copy, as an earlier step wanted."""
 
 
 def shared_by(graph: Graph, group: Any, storages: Mapping[Node, CpuStorage]) -> Shares:
@@ -186,32 +114,6 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
         here.close()  # a host's ranks talk over MPI alone
         there.close()
         return None
-
-
-def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
-    """The error of a step that would write all of a shared variable, or read what others have."""
-    since = f"since the step compiled at {sharing.site}"
-    if storage.part is None:
-        return CompileError(
-            f"compile: updates: the ranks share variable {storage.name!r} {since}: a step that "
-            "updates it has to be compiled since, with shard='host' or 'world', and by a next "
-            "value that is proved equal on all ranks"
-        )
-    return CompileError(
-        f"compile: variable {storage.name!r} is kept once over all hosts {since}: a step that "
-        "updates it has to be compiled since, with shard='world', and by a next value that is "
-        "proved equal on all ranks; no step can read all of it. numpy(), which all ranks call, "
-        "gives all of it; where it is shared with shard='host', each host has all of it"
-    )
-
-
-def lost(name: str) -> GroupClosedError:
-    """The error of who needs all of a variable whose other parts are gone."""
-    return GroupClosedError(
-        f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
-        "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "
-        "group is closed, numpy() gives all of it"
-    )
 
 
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
@@ -280,17 +182,19 @@ def share(
     with group.under_way():
         cells = [storage.cell for storage in (*moving, *staying)]
         sharing = Sharing(group, shares.places, site)
-        _core.while_held(cells, lambda: found.append(shared_now(moving, staying, sharing, steps)))
+        _core.while_held(
+            cells, lambda: found.append(share_if_equal(moving, staying, sharing, steps))
+        )
     expect_agreement(found[0], [*moving, *staying])
 
 
-def shared_now(
+def share_if_equal(
     moving: Mapping[CpuStorage, tuple[int, int]],
     staying: list[CpuStorage],
     sharing: Sharing,
     steps: bytes,
 ) -> Agreement:
-    """Share variables that are held if the ranks agree, and return the ranks that do not."""
+    """Share variables, which the caller holds, if the ranks agree; return how they compare."""
     group, site = sharing.group, sharing.site
     values = [storage.held() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
@@ -299,15 +203,11 @@ def shared_now(
     held = dict(zip(moving, values, strict=False))
     apart = {s: span for s, span in moving.items() if span != sharing.span(s.type)}
     once = {s: value for s, value in held.items() if s not in apart}
-    memory, parts = None, []
-    with suppress(MemoryError):
-        parts = [storage.room(*span) for storage, span in apart.items()]
-    if once:
-        size = sum(aligned(storage.type.bytes) for storage in once)
-        memory = common_memory(sharing.places.here, size, site)
-    made = len(parts) == len(apart) and (memory is not None or not once)
-    if not group.all_gather(np.array([made]), site=site).all():
+    allocated = allocate(once, apart, sharing)
+    if not group.all_gather(np.array([allocated is not None]), site=site).all():
         return Agreement(has_memory=False)
+    assert allocated is not None
+    memory, parts = allocated
     offsets = write_slices(memory, once, sharing)
     group.barrier(site=site)  # all is written: from here on nothing fails
     for storage, offset in offsets.items():
@@ -317,6 +217,23 @@ def shared_now(
     for storage in staying:
         storage.join(sharing, None, 0)
     return Agreement()
+
+
+def allocate(
+    once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], sharing: Sharing
+) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
+    """Allocate memory of the host, and for this rank's parts; None if there is too little.
+
+    All ranks of the host call this.
+    """
+    memory, parts = None, []
+    with suppress(MemoryError):
+        parts = [storage.room(*span) for storage, span in apart.items()]
+    sizes = [aligned(storage.type.bytes) for storage in once]
+    if sizes:
+        memory = common_memory(sharing.places.here, sum(sizes), sharing.site)
+    is_complete = len(parts) == len(apart) and (memory is not None or not sizes)
+    return (memory, parts) if is_complete else None
 
 
 def write_slices(
@@ -397,7 +314,8 @@ def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
         storage.keep_frozen(sharing, memory, offset)
 
 
-class Agreement(NamedTuple):
+@dataclass(frozen=True)
+class Agreement:
     """The outcome of the ranks' comparison before they share variables, equal on all of them."""
 
     steps: tuple[int, ...] = ()
@@ -446,27 +364,6 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
     return None if told == NO_MEMORY else group.communicator.open_common(0, int(told), size)
 
 
-def agree(group: Group, digests: list[bytes], site: str) -> bool:
-    """Return whether all ranks of a group give the same digests; all of them call this."""
-    return not any(differing_ranks(group, digests, site))
-
-
-def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
-    """Return for each digest the ranks of the group that give another one than most ranks."""
-    mine = np.frombuffer(b"".join(digests), np.uint64)
-    everywhere = group.all_gather(mine[None], site=site)
-    found = []
-    for column in everywhere.T.tolist():
-        usual, _ = Counter(column).most_common(1)[0]
-        found.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
-    return found
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks for a message."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
 def are_alike(graph: Graph, group: Group) -> bool:
     """Whether a step has the same types on all ranks, which all call this, in `asked_once`."""
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
@@ -496,9 +393,3 @@ def asked_once(group: Group) -> Iterator[None]:
 
 _alike: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
 """Of a step that is being compiled: a digest of its types, and whether all ranks have these."""
-
-
-def digest_of(value: Array) -> bytes:
-    """Of the bits of an array, of whatever dtype."""
-    row = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    return hashlib.blake2b(row.data, digest_size=8).digest()

@@ -10,7 +10,7 @@ and gives them to the variables.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from ...comm import Group
 from ...dtypes import Array
 from ...errors import VariableMismatchError
 from ...graph.variable import Variable
-from .sharing import differing_ranks, digest_of, ranks_text
-
-if TYPE_CHECKING:
-    from .executable import CpuStorage
+from .rank_comparison import differing_ranks, digest_of, ranks_text
+from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
 """Variables of which each rank keeps a copy are small, except with shard="none". Only small ones
@@ -43,7 +41,9 @@ class VariableView:
 
     def __init__(self, of: Variable, group: Group) -> None:
         self.variable = of
-        self._storage = cast("CpuStorage", of.storage_in_memory())
+        storage = of.storage_in_memory()
+        assert isinstance(storage, CpuStorage)
+        self._storage = storage
         self._is_checked = group.size > 1 and of.type.bytes <= MAX_CHECKED_BYTES
         self.array: Array
         self._remembered: tuple[int, int] | None = None

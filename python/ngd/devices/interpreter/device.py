@@ -18,7 +18,7 @@ from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
 from ...passes import in_two_bytes
 from ...passes.collective_order import check_root, in_order, is_message
-from ..collective_sequence import Ordering, opened
+from ..collective_sequence import CollectiveSequence, opened
 from ..executable import CompiledStep, Lower
 from ..explanation import explain_reference
 from . import evaluate as reference
@@ -60,7 +60,7 @@ class Conversation:
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
-        self.ordering = Ordering(group, graph)
+        self.ordering = CollectiveSequence(group, graph)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
         """The branch that a collective stands in."""

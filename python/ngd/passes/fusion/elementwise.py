@@ -41,16 +41,7 @@ from ...graph.graph import Graph
 from ...graph.node import Node
 from ...ops._operands import scalar_value
 from ..target import Target
-from .kernel_body import (
-    Input,
-    KernelBody,
-    Literal,
-    Operand,
-    Statement,
-    Value,
-    body_of,
-    fused_node,
-)
+from .kernel_body import Input, KernelBody, Literal, Operand, Statement, Value, body_of, fused_node
 
 MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...devices.cpu.sharing import differing_ranks, ranks_text
+from ...devices.cpu.rank_comparison import differing_ranks, ranks_text
 from ...errors import VariableMismatchError
 from .memory import as_tensor
 from .rules.registry import as_array

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of a trace: which calls of a function run the same compiled step.
+
+A `Key` holds the nesting of the arguments, a `Form`, and a spec for each of their leaves. An array
+is a placeholder of the trace, so its spec is its dtype and its shape. A variable, and any value
+that is not an array, is fixed in the trace, so the value itself is the spec.
+"""
+
+from __future__ import annotations
+
+from array import array as buffer
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
+
+import numpy as np
+from numpy import ndarray
+
+from .._util.numpy_io import view
+from ..dtypes import DType
+from ..graph.node import Node
+from ..graph.variable import Variable
+from ..trees import LEAF, Structure, split
+
+
+class Default(Enum):
+    """The type of `DEFAULT`."""
+
+    NOT_GIVEN = "the default"
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+
+DEFAULT: Final = Default.NOT_GIVEN
+"""Stands for an argument that the call does not give. The Python function takes its default."""
+
+STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
+"""Types whose values are fixed in a trace, and are hashable."""
+ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
+
+
+class HasNodes(Exception):  # noqa: N818
+    """There are nodes among the arguments: the call belongs to the graph that is being built."""
+
+
+ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
+"""The dtype and the shape of an array, which is a placeholder of the trace."""
+FixedSpec: TypeAlias = tuple[type, Any]
+"""The type and the value of a leaf that is fixed in the trace. For a variable, the value is its id.
+1, 1.0 and True are equal, so the type is a part of the spec."""
+FLOAT: Final = "a Python float"
+"""The spec of a Python float, which is a placeholder of the trace, whatever its value is."""
+LeafSpec: TypeAlias = ArraySpec | FixedSpec | str
+"""The spec of a leaf. It is a plain tuple, because each call of a traced function makes many."""
+
+_new: Final = tuple.__new__
+"""Makes a key faster than its constructor, for each call of a traced function."""
+
+
+def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
+    """Return whether a leaf is an array."""
+    return not isinstance(spec, str) and isinstance(spec[0], np.dtype)
+
+
+def spec_text(spec: LeafSpec) -> str:
+    """Return a spec for a message."""
+    if isinstance(spec, str):
+        return spec
+    if is_array_spec(spec):
+        dtype, shape = spec
+        return f"{dtype}{[*shape]}"
+    kind, value = spec
+    return "another variable" if kind is Variable else f"{value!r}, a value fixed in the trace"
+
+
+def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
+    """Return the spec of a leaf, and the leaf to run the step with: an array if NumPy can read it.
+
+    The result is None for a structure, which is not a leaf. `Form.key` itself handles the types
+    that are frequent.
+    """
+    if isinstance(leaf, Variable):
+        return (Variable, leaf.id), leaf
+    if isinstance(leaf, Node):
+        raise HasNodes
+    if split(leaf)[0] is not None:
+        return None
+    if is_array(leaf):
+        array = view(leaf, f"{where}: {path}")
+        return (array.dtype, array.shape), array
+    return (type(leaf), hashable(leaf, f"{where}: {path}")), leaf
+
+
+def hashable(leaf: Any, where: str) -> Any:
+    """Return a value that can be fixed in a trace, or raise a TypeError."""
+    try:
+        hash(leaf)
+    except TypeError:
+        raise TypeError(
+            f"{where}: expected an array, a number, or a hashable constant; got "
+            f"{leaf!r}. Give lists, tuples or dicts of arrays and numbers."
+        ) from None
+    return leaf
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether NumPy can read this as an array; texts and types are none."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return not isinstance(leaf, (str, bytes))
+    if isinstance(leaf, (memoryview, bytearray, buffer)):
+        return True
+    return not isinstance(leaf, type) and any(hasattr(leaf, name) for name in ARRAY_METHODS)
+
+
+class Form:
+    """How the arguments of a call are nested: a structure for each parameter."""
+
+    def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
+        self.parts = tuple(parts)
+        self.is_flat = all(part is LEAF for part in self.parts)
+        pairs = zip(self.parts, names, strict=True)
+        self.paths = [path for part, name in pairs for path in part.paths(name)]
+
+    def take(self, values: Sequence[Any]) -> list[Any] | None:
+        """Return the leaves of arguments of this form; None for others."""
+        leaves: list[Any] = []
+        for part, value in zip(self.parts, values, strict=True):
+            if not part._take(value, leaves):
+                return None
+        return leaves
+
+    def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
+        """The arguments with other leaves."""
+        left = iter(leaves)
+        return [part._rebuild(left) for part in self.parts]
+
+    def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
+        """Return the key for arguments of this form, and their leaves; None for another form.
+
+        Leaves that are arrays to another library become arrays of NumPy.
+        """
+        leaves = [*values] if self.is_flat else self.take(values)
+        if leaves is None:
+            return None
+        specs: list[LeafSpec] = []
+        for index, leaf in enumerate(leaves):
+            kind = type(leaf)
+            if kind is ndarray:
+                specs.append((leaf.dtype, leaf.shape))
+            elif kind is float:
+                leaves[index] = np.array(leaf)
+                specs.append(FLOAT)
+            elif kind in STATIC_TYPES:
+                specs.append((kind, leaf))
+            else:
+                classified = classify(leaf, where, self.paths[index])
+                if classified is None:
+                    return None
+                spec, leaves[index] = classified
+                specs.append(spec)
+        return _new(Key, (self, tuple(specs))), leaves
+
+
+class Key(NamedTuple):
+    """The key of a trace."""
+
+    form: Form
+    specs: tuple[LeafSpec, ...]
+    """One per leaf of the arguments."""
+
+
+def without_extents(key: Key) -> tuple[Any, ...]:
+    """Return a key that is equal for arguments whose arrays differ only in extents."""
+    ranks = ((x[0], len(x[1])) if is_array_spec(x) else x for x in key.specs)
+    return (key.form, *ranks)
+
+
+def reason(key: Key, others: Sequence[Key]) -> str:
+    """Return the differences of a key to the nearest of those before it."""
+    alike = [other for other in reversed(others) if other.form is key.form]
+    if not alike:
+        return "the arguments are nested otherwise"
+    nearest = min([differences(key, other) for other in alike], key=len)
+    return "; ".join(nearest)
+
+
+def differences(key: Key, other: Key) -> list[str]:
+    """Return the differences of two keys of one form, one text per leaf."""
+    pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
+    return [
+        f"{path} is {spec_text(now)}, not {spec_text(was)}"
+        for path, now, was in pairs
+        if now != was
+    ]

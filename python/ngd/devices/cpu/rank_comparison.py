@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of arrays between ranks, by digests: which ranks hold another value than most."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...comm import Group
+from ...dtypes import Array
+
+
+def agree(group: Group, digests: list[bytes], site: str) -> bool:
+    """Return whether all ranks of a group give the same digests; all of them call this."""
+    return not any(differing_ranks(group, digests, site))
+
+
+def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
+    """Return for each digest the ranks of the group that give another one than most ranks."""
+    mine = np.frombuffer(b"".join(digests), np.uint64)
+    everywhere = group.all_gather(mine[None], site=site)
+    found = []
+    for column in everywhere.T.tolist():
+        usual, _ = Counter(column).most_common(1)[0]
+        found.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
+    return found
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks for a message."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def digest_of(value: Array) -> bytes:
+    """Of the bits of an array, of whatever dtype."""
+    row = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(row.data, digest_size=8).digest()

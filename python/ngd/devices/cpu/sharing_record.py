@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of which ranks share a variable, and since which step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ... import _core
+from ..._util.callsite import call_site
+from ...comm import Group
+from ...dtypes import Array, Type
+from ...errors import GroupClosedError
+from ...graph.node import Node
+from ...passes.partition import Partition, shard_bounds, shard_lengths
+from ...passes.sharding.equal_values import Equal
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who shares a variable, and since which step."""
+
+    group: Group
+    places: Partition
+    site: str
+    process: int = field(default_factory=os.getpid)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether one of the groups is closed, or has failed."""
+        groups = (self.group, self.places.here, self.places.there)
+        return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
+
+    def span(self, of: Type) -> tuple[int, int]:
+        """Where in the bytes of its host's copy of a variable this rank's slice begins and ends."""
+        begin, end = self.places.slice(of.count)
+        return begin * of.dtype.itemsize, end * of.dtype.itemsize
+
+    def gathered(self, part: Array, typed: Type) -> Array:
+        """The value of a variable of which this is my part; all ranks call this.
+
+        Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
+        fails in it tells all ranks: some wait for it in other groups.
+        """
+        site, groups = call_site(), (self.places.there, self.places.here)
+        begin, end = self.places.slice(typed.count)
+        talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
+        with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
+            for ranks in talking:
+                count = end - begin if ranks is self.places.there else typed.count
+                counts = shard_lengths(shard_bounds(count, ranks.size))
+                part = ranks.all_gather_v(part, counts=counts, site=site)
+        return part.reshape(typed.shape)
+
+    def map_privately(self, memory: _core.CommonMemory) -> None:
+        """Map the memory that the ranks of the host share once more, copy on write."""
+        host = self.places.here
+        assert isinstance(host, Group)
+        host.communicator.map_privately(memory)
+
+    def expect_process(self, name: str) -> None:
+        """Refuse a forked child, whose parent may be writing."""
+        if os.getpid() != self.process:
+            raise GroupClosedError(
+                f"variable {name!r}: expected a read by a rank, because the ranks share it since "
+                f"the step compiled at {self.site}; got one by a forked child. Read it before the "
+                "fork, or start a new program (spawn)."
+            )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a step over the ranks of a group shares."""
+
+    equal: Equal
+    """What is equal on all of them."""
+    places: Partition
+    variables: frozenset[Node] = frozenset()
+    once: frozenset[Node] = frozenset()
+    """Those of which each host has one copy, as an earlier step wanted."""

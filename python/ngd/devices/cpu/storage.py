@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of a variable on the CPU device: its memory, and how it is read and written."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from ... import _core
+from ..._util.callsite import call_site
+from ...comm import Group
+from ...dtypes import Array
+from ...errors import CompileError, GroupClosedError
+from ...graph.variable import Variable
+from .rank_comparison import agree, digest_of
+from .sharing_record import Sharing
+from .target import DEVICE
+
+
+class CpuStorage:
+    """A variable's value in the CPU device's memory; sharing.py says who else may write there."""
+
+    def __init__(self, variable: Variable, initial: Array) -> None:
+        self.name, self.type, self.cell = variable.name, variable.type, variable.cell
+        self.buffer = _core.Buffer(DEVICE, self.type.bytes)
+        self.varies = ""
+        """Where a step was compiled that writes to it what is not equal on all ranks."""
+        self.part: tuple[int, int] | None = None
+        """Where the bytes that this rank keeps begin and end, where others keep the rest."""
+        self.differs = False
+        """True if it is only read, and was found to have other values on other ranks."""
+        self._sharing: Sharing | None = None
+        self._readers: Sharing | None = None
+        """The ranks of the host that keep one copy of it, which all of them only read."""
+        if self.type.bytes:
+            self.memory()[...] = initial
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """The ranks that share it, or keep it equal on all of them; None: it is this rank's."""
+        return None if self._sharing is None or self._sharing.is_over else self._sharing
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks write a part of it."""
+        mine = self.part is None and not self.buffer.is_common
+        return not mine and self.sharing is not None
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if it is in memory of the host that no rank writes to."""
+        return self._sharing is None and self.buffer.is_common
+
+    @property
+    def kept_by(self) -> Group | None:
+        """See Storage."""
+        sharing = self.sharing
+        return None if self.part is None or sharing is None else sharing.group
+
+    def read(self) -> Array:
+        """A copy of the value, where the variable may be read now."""
+        if self.part is not None:
+            return self.read_parts(*self.part)
+        if self.buffer.is_common and self._sharing is not None:
+            self._sharing.expect_process(self.name)
+        value: Array = np.empty(self.type.shape, self.type.dtype)
+        self.buffer.read(value, self.cell)
+        return value
+
+    def read_parts(self, begin: int, end: int) -> Array:
+        """The same where each rank has a part; all of them call this."""
+        part: Array = np.empty((end - begin) // self.type.dtype.itemsize, self.type.dtype)
+        self.buffer.read_part(part, self.cell)
+        sharing = self.sharing
+        if sharing is None:
+            raise lost(self.name)
+        return sharing.gathered(part, self.type)
+
+    def held(self) -> Array:
+        """The same for who holds the variable."""
+        value: Array = np.empty(self.type.shape, self.type.dtype)
+        self.buffer.copy_to(value)
+        return value
+
+    def view(self) -> Array:
+        """Return the memory of the value as an array, which the ranks that share it write, too."""
+        if self.is_frozen:  # the caller may write to it
+            _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
+        return self.memory()
+
+    def memory(self) -> Array:
+        """Return the memory of the value as an array, to read."""
+        self.expect_whole()
+        memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
+        return memory.reshape(self.type.shape)
+
+    def private_view(self) -> Array:
+        """Return the memory of the value as an array, copy on write if other ranks share it."""
+        self.expect_whole()
+        if self.buffer.common is None:
+            return self.memory()
+        sharing = self._sharing or self._readers
+        assert sharing is not None
+        sharing.map_privately(self.buffer.common[0])
+        memory: Array = np.frombuffer(self.buffer.private_view(), self.type.dtype)
+        return memory.reshape(self.type.shape)
+
+    def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+        """Be shared, and lie there, or be kept equal; for who holds the variable."""
+        if memory is not None or self.is_frozen:
+            self.buffer.lie_in(memory, offset)
+        self._sharing = sharing
+
+    def keep_frozen(self, readers: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+        """Be in memory of the host that its ranks only read. The caller holds the variable."""
+        self.buffer.lie_in(memory, offset)
+        self._readers = readers
+
+    def room(self, begin: int, end: int) -> _core.Buffer:
+        """Memory for a part of it."""
+        return _core.Buffer(DEVICE, end - begin)
+
+    def keep(self, sharing: Sharing, part: tuple[int, int], room: _core.Buffer) -> None:
+        """Be kept by all ranks, a part each, and this one there; for who holds the variable."""
+        self.buffer.keep(room, part[0])
+        self.part, self._sharing = part, sharing
+
+    def own(self) -> None:
+        """Let this process write all of it, which holds it; CompileError while it is shared."""
+        sharing = self.sharing
+        if sharing is not None and self.is_shared:
+            raise refused(self, sharing)
+        self.expect_whole()
+        if self.buffer.is_common:
+            self.buffer.lie_in(None, 0)
+
+    def expect_whole(self) -> None:
+        """Refuse a step that would read what only other ranks have."""
+        if self.part is not None:
+            sharing = self.sharing
+            raise lost(self.name) if sharing is None else refused(self, sharing)
+
+    def expect_part(self, part: tuple[int, int]) -> None:
+        """The same of a step that reads and writes these bytes alone."""
+        if self.part != part or self.sharing is None:
+            self.expect_whole()
+
+    def assigning(self) -> AbstractContextManager[Any]:
+        """Where it is shared, a call of several collectives."""
+        sharing = self.sharing
+        return nullcontext() if sharing is None else sharing.group.under_way()
+
+    def refusal(self, value: Array) -> str | None:
+        """Not all ranks that share it assign the same; all of them call this."""
+        sharing = self.sharing
+        if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
+            return None
+        return (
+            "expected one value on all ranks, which share the variable, or what is computed of it, "
+            f"since the step compiled at {sharing.site}; they give different ones"
+        )
+
+    def write(self, value: Array) -> None:
+        """Replace the value; where it is shared all ranks do, a slice each."""
+        sharing = self.sharing
+        if sharing is None or not self.is_shared:
+            if self.part is not None or self.buffer.is_common:
+                self.buffer.lie_in(None, 0)
+            self.part = None
+            self.buffer.write(value)
+            return
+        sharing.group.barrier(site=call_site())  # from here on others write
+        self.buffer.write_part(value, *(self.part or sharing.span(self.type)))
+        sharing.group.barrier(site=call_site())
+
+
+def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
+    """The error of a step that would write all of a shared variable, or read what others have."""
+    since = f"since the step compiled at {sharing.site}"
+    if storage.part is None:
+        return CompileError(
+            f"compile: updates: the ranks share variable {storage.name!r} {since}: a step that "
+            "updates it has to be compiled since, with shard='host' or 'world', and by a next "
+            "value that is proved equal on all ranks"
+        )
+    return CompileError(
+        f"compile: variable {storage.name!r} is kept once over all hosts {since}: a step that "
+        "updates it has to be compiled since, with shard='world', and by a next value that is "
+        "proved equal on all ranks; no step can read all of it. numpy(), which all ranks call, "
+        "gives all of it; where it is shared with shard='host', each host has all of it"
+    )
+
+
+def lost(name: str) -> GroupClosedError:
+    """The error of who needs all of a variable whose other parts are gone."""
+    return GroupClosedError(
+        f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
+        "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "
+        "group is closed, numpy() gives all of it"
+    )

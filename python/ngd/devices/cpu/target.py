@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU device as the passes ask about it: its kernel table, and the ranks of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from ... import _core
+from ...comm import Group
+from ...dtypes import Type
+from ...passes import Verdict
+from ...passes.partition import Partition
+from ..native import native_attrs, spec
+from .sharing_record import Shares
+
+DEVICE: Final = _core.Device("CPU")
+
+
+class CpuTarget:
+    """What the passes may ask of the CPU device and the group."""
+
+    def __init__(self, group: Group, shares: Shares | None = None, *, alike: bool = False) -> None:
+        self.group, self.rank, self.size = group, group.rank, group.size
+        self.shared, self.once = (shares.variables, shares.once) if shares else (frozenset(),) * 2
+        self.places, self.alike = shares.places if shares else Partition(group), alike
+        self.threads = _core.thread_count()
+
+    def query(
+        self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
+    ) -> Verdict:
+        """Ask the kernel table, once a question in the life of the process."""
+        given = tuple([(k, type(v), v) for k, v in attrs.items()])
+        return ask(self.threads, op, tuple(inputs), tuple(outputs), given)
+
+    def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
+        """Place blocks in an arena: one walk in C++."""
+        return _core.first_fit(lives)
+
+
+@lru_cache(maxsize=1 << 16)
+def ask(
+    threads: int,
+    op: str,
+    inputs: tuple[Type, ...],
+    outputs: tuple[Type, ...],
+    attrs: tuple[tuple[str, type, Any], ...],
+) -> Verdict:
+    """What the kernel table says where kernels have so many threads.
+
+    A step is made of the same layers again and again, and the one for evaluation of those of the
+    one for training. 1, 1.0 and True are one key but several attributes; so types are keys too.
+    """
+    name, reasons, _, in_place = DEVICE.query_kernel(
+        op,
+        [spec(t) for t in inputs],
+        [spec(t) for t in outputs],
+        native_attrs({name: value for name, _, value in attrs}),
+    )
+    return Verdict(name is not None, name or reasons, frozenset(in_place))

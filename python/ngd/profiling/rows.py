@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instructions of a compiled step with their times: the rows of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from ..dtypes import DType, Type
+from ..graph.cost import Cost
+from ..passes import Plan, Step
+from .collectives import variables_of
+from .first_runs import Record, Times
+from .recording import last_to_come
+
+NEVER: Final[Times] = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The speed of the machine that this process measured, with the threads that its kernels use.
+
+    Attributes
+    ----------
+    bytes : float
+        Bytes per second that a copy of more memory than the caches hold reads and writes.
+    flops : mapping from str to float
+        FLOP per second of a large matmul, by dtype.
+    """
+
+    bytes: float
+    """Bytes per second that a copy of more memory than the caches hold reads and writes."""
+    flops: Mapping[str, float] = field(default_factory=dict)
+    """FLOP per second of a large matmul, by dtype."""
+
+    def least_seconds(self, cost: Cost, dtype: str) -> float:
+        """Return the time at the peaks, of arithmetic or of memory traffic, whichever is longer."""
+        peak = self.flops.get(dtype)
+        traffic = cost.bytes / self.bytes if self.bytes else 0.0
+        return max(traffic, cost.flops / peak if peak else 0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction of a compiled step.
+
+    Attributes
+    ----------
+    number : str
+        The number in the program. "4.1.0" is instruction 0 of program 1 that instruction 4 runs.
+    action : str
+        "run", "start" or "wait" of a collective, "scan", or "cond".
+    op : str
+        The name of the op.
+    site : str
+        `file:line` of the user's code.
+    made_of : tuple of pairs of str
+        The ops that the instruction computes together, with their call sites.
+    operands, results : tuple of types
+        Dtypes and shapes.
+    attrs : mapping
+        The attributes of the kernel or of the collective.
+    layout : str
+        The layout of the elements.
+    cost : Cost
+        FLOP and bytes of one call.
+    calls : int
+        The number of calls.
+    seconds : float
+        The time of all calls. For a wait, the time that this rank waited.
+    least : float
+        The shortest call, in seconds.
+    share : float
+        The part of the step's time, 0 to 1.
+    of_peak : float
+        The time at the machine's peaks, divided by the time of a call. It may exceed 1 if caches
+        are faster than memory.
+    flight : float
+        For a wait: seconds from the start of the collective to the end of the wait.
+    last : mapping from int to int
+        For a wait: per rank, how often it was the last one to arrive. It is summed over all
+        collectives of this op and call site in the block, including first runs, because the
+        runtime counts per call site. Several rows of one line have the same counts.
+    variables : tuple of str
+        For a start or wait: the names of the variables that an instruction updates from the
+        result, such as a parameter for its gradient.
+    """
+
+    number: str
+    """In the program; "4.1.0" is instruction 0 of program 1 that instruction 4 runs."""
+    action: str
+    """ "run", "start" or "wait" of a collective, "scan", "cond"."""
+    op: str
+    site: str
+    """`file:line` of the user's code."""
+    made_of: tuple[tuple[str, str], ...]
+    """The ops that it computes in one, with their call sites."""
+    operands: tuple[Type, ...]
+    results: tuple[Type, ...]
+    attrs: Mapping[str, Any]
+    """The attributes of the kernel or of the collective."""
+    layout: str
+    cost: Cost
+    """Of one call: FLOP, bytes."""
+    calls: int
+    seconds: float
+    """Of all calls together; a wait's is what this rank waited."""
+    least: float
+    """The shortest call, in seconds."""
+    share: float
+    """Of the time of the step, 0 to 1."""
+    of_peak: float
+    """What this machine's peaks allow, as a part of what a call took, 0 to 1.
+
+    Above 1 where caches are faster than memory.
+    """
+    flight: float = 0.0
+    """Of a wait: seconds from where the collective was started to where it was waited for."""
+    last: Mapping[int, int] = field(default_factory=dict)
+    """Per rank, how often it was the last one to arrive at any collective of this op and line."""
+    variables: tuple[str, ...] = ()
+    """For a start or wait: the variables that are updated from the result."""
+
+    @property
+    def types(self) -> str:
+        """The operands and results, as listings of graphs print them."""
+        both = (", ".join(t.short for t in types) for types in (self.operands, self.results))
+        return " -> ".join(both).strip()
+
+    @property
+    def title(self) -> str:
+        """The op, after "start" or "wait" if it is part of a collective."""
+        return self.op if self.action == "run" else f"{self.action} {self.op}"
+
+    @property
+    def depth(self) -> int:
+        """The number of instructions that contain this one."""
+        return self.number.count(".") // 2
+
+    @property
+    def mean(self) -> float:
+        """Seconds per call."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+    @property
+    def overlap(self) -> float:
+        """For a wait: the part of the collective's time in which this rank did other work."""
+        return 1 - self.seconds / self.flight if self.flight else 0.0
+
+
+def steps_of(plan: Plan) -> Iterator[Step]:
+    """All steps of a plan, and of the plans in it."""
+    for step in plan.steps:
+        yield step
+        for body in step.bodies:
+            yield from steps_of(body)
+
+
+def dtype_of(step: Step) -> DType | None:
+    """The dtype that a step computes in: that of its first operand of floats."""
+    types = [type for type, _ in (*step.inputs, *step.outputs)]
+    return next((t.dtype for t in types if t.dtype.kind in "fV"), None)
+
+
+def rows_of(
+    plan: Plan, record: Record | None, whole_ns: int, peaks: Peaks, prefix: str
+) -> Iterator[Row]:
+    """The rows of a plan: each step's, then those of what it runs."""
+    instructions, bodies = (record[1], iter(record[2])) if record else ((), iter(()))
+    variables = variables_of(plan)
+    for number, step in enumerate(plan.steps):
+        times = instructions[number] if instructions else NEVER
+        name = f"{prefix}{number}"
+        row = row_of(plan, step, name, times, whole_ns, peaks)
+        yield replace(row, variables=variables.get(number, ()))
+        for place, body in enumerate(step.bodies):
+            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{place}.")
+
+
+def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, peaks: Peaks) -> Row:
+    """The row of one step."""
+    calls, ns, least, flight = times
+    dtype, cost = dtype_of(step), step.cost
+    op, begun = step.op, plan.steps[step.start] if step.action == "wait" else step
+    if step.action in ("start", "wait") and "reduce_op" in begun.attrs:
+        op = f"{op}({begun.attrs['reduce_op']})"
+    bound = peaks.least_seconds(cost, dtype.name if dtype else "") if calls else 0.0
+    lent = 2 if step.bodies else 0  # the last outputs are memory, no values
+    return Row(
+        number,
+        step.action,
+        op,
+        step.site,
+        step.made_of,
+        tuple(type for type, _ in step.inputs),
+        tuple(type for type, _ in step.outputs[: len(step.outputs) - lent]),
+        step.attrs,
+        step.layout,
+        cost,
+        calls,
+        ns / 1e9,
+        least / 1e9,
+        ns / whole_ns if whole_ns else 0.0,
+        bound * calls / (ns / 1e9) if ns else 0.0,
+        flight / 1e9,
+        last_to_come((op, step.site)) if step.action == "wait" and calls else {},
+    )
