@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._attention import *
     from ._casting import *
     from ._compare import *
+    from ._concatenation import *
     from ._contraction import *
     from ._convolution import *
     from ._creation import *
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ._cumulative import *
     from ._differences import *
     from ._exponentials import *
+    from ._gathering import *
     from ._grids import *
     from ._grouped_rows import *
     from ._indexing import *
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from ._searching import *
     from ._selection import *
     from ._shape import *
+    from ._slicing import *
     from ._softmax import *
     from ._sorting import *
     from ._special import *
@@ -58,9 +61,11 @@ if TYPE_CHECKING:
     from ._trigonometric import *
     from .collectives.compression import *
     from .collectives.exchanges import *
+    from .collectives.point_to_point import *
     from .collectives.reductions import *
-    from .control.bodies import *
+    from .control.branches import *
     from .control.iteration import *
+    from .control.loops import *
     from .control.tracing import *
 
 for _file in _files(__path__, f"{__name__}."):

@@ -13,12 +13,13 @@ from ._arithmetic import clip, minimum
 from ._casting import cast
 from ._compare import where
 from ._composite import widened
+from ._concatenation import split
 from ._creation import one_hot
 from ._operands import Value, as_axis, as_node, got
 from ._random_draws import gumbel
 from ._rearrangement import moveaxis
 from ._reductions import argmax
-from ._shape import reshape, split, stop_gradient
+from ._shape import reshape, stop_gradient
 from ._softmax import softmax
 from ._transcendental import expm1, tanh
 

@@ -18,10 +18,11 @@ from ..graph.precision_marks import WIDE, wide
 from ..trees import flatten
 from ._arithmetic import add
 from ._casting import cast
+from ._creation import zeros
 from ._operands import HALVES
 from ._precision import expansion, is_narrow, widened
 from ._reductions import sum
-from ._shape import broadcast_to, reshape, zeros
+from ._shape import broadcast_to, reshape
 
 UNUSED: Final = ("error", "zero")
 

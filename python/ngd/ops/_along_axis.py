@@ -13,6 +13,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ._gathering import as_indices
 from ._operands import (
     INDICES,
     Value,
@@ -25,7 +26,7 @@ from ._operands import (
     narrow,
     widen,
 )
-from ._shape import as_indices, broadcast_to, moved
+from ._shape import broadcast_to, moved
 
 
 def _beside(shape: Shape, axis: int, extent: int) -> Shape:

@@ -18,12 +18,13 @@ from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import logical_and, not_equal, where
+from ._creation import zeros
 from ._elementwise import align
 from ._matmul import matmul
 from ._operands import HALVES, Value, as_node, broadcast_shapes, expect_dtype, float_of, got
 from ._rearrangement import swapaxes, tri
 from ._reductions import any, max, sum
-from ._shape import expand_dims, reshape, zeros
+from ._shape import expand_dims, reshape
 from ._transcendental import exp, log
 
 _WIDE: Final = (float32, float64)

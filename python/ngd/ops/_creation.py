@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make tensors: ranges, grids, identity matrices and one-hot rows."""
+"""Make tensors: constants, ranges, grids, identity matrices and one-hot rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,27 @@ from ._arithmetic import add, multiply
 from ._casting import cast
 from ._compare import equal, where
 from ._elementwise import align
+from ._gathering import as_indices
 from ._operands import INDICES, Value, as_node, expect_dtype, float_of, is_weak, narrow, scalar
-from ._shape import as_indices, broadcast_to, expand_dims, reshape
+from ._shape import broadcast_to, expand_dims, reshape
+
+
+@public
+def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:
+    """Make a tensor of one value."""
+    return broadcast_to(scalar(value, as_dtype(dtype, "full"), "full"), shape)
+
+
+@public
+def zeros(shape: int | Sequence[int], dtype: Any = float32) -> Node:
+    """Make a tensor of zeros."""
+    return full(shape, 0, dtype)
+
+
+@public
+def ones(shape: int | Sequence[int], dtype: Any = float32) -> Node:
+    """Make a tensor of ones."""
+    return full(shape, 1, dtype)
 
 
 class Arange(Op):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ..dtypes import float32
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
@@ -21,12 +20,15 @@ from ._along_axis import take_along_axis
 from ._arithmetic import clip, maximum
 from ._casting import cast
 from ._compare import logical_and, not_equal, where
-from ._creation import arange
+from ._composite import widened
+from ._concatenation import concat, stack
+from ._creation import arange, full
 from ._exponentials import logaddexp
-from ._operands import HALVES, Value, as_node, float_of, got
-from ._shape import as_indices, broadcast_to, concat, full, reshape, stack
+from ._gathering import as_indices
+from ._operands import Value, as_node, got
+from ._shape import broadcast_to, reshape
 from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
-from .control.iteration import scan
+from .control.loops import scan
 
 IMPOSSIBLE: Final = -1e30
 """The logarithm of the probability 0, finite so that gradients are."""
@@ -63,6 +65,33 @@ def last_alpha(scores: Node, path: Node, lengths: Node, blank: int) -> Node:
 
     last, _ = scan(step, alpha, (scores[1:], arange(1, steps)))
     return last  # type: ignore[no-any-return]
+
+
+def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> None:
+    """Raise unless the operands of ctc_loss have shapes that fit, and blank is a class."""
+    n = x.shape[1] if x.ndim == 3 else -1
+    if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
+        types = got(x.type, labels.type, steps.type, counts.type)
+        raise ShapeError(
+            "ctc_loss: expected log probabilities [T, N, C], targets [N, S], and lengths [N] and "
+            f"[N]; got {types}. Transpose or reshape them."
+        )
+    if not 0 <= blank < x.shape[2] or not x.shape[0]:
+        raise ValueError(f"ctc_loss: expected a step and blank in [0, C); got {x.type} and {blank}")
+
+
+def log_likelihood(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> Node:
+    """Return the logarithm of the probability of all alignments, for each example."""
+    n = x.shape[1]
+    path = path_of(labels, counts, blank)
+    index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
+    ones = class_weights("ctc_loss", None, x, path)  # refuses labels outside of [0, C)
+    alpha = last_alpha(take_along_axis(x, index, 2) * ones, path, steps, blank)
+    ends = [
+        take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)
+        for e in (2 * counts, 2 * counts - 1)
+    ]
+    return reshape(where(reshape(counts, (n, 1)) > 0, logaddexp(*ends), ends[0]), (n,))
 
 
 @public
@@ -114,26 +143,9 @@ def ctc_loss(
     labels, steps, counts = (
         as_indices(v, "ctc_loss") for v in (targets, input_lengths, target_lengths)
     )
-    n = x.shape[1] if x.ndim == 3 else -1
-    if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
-        types = got(x.type, labels.type, steps.type, counts.type)
-        raise ShapeError(
-            "ctc_loss: expected log probabilities [T, N, C], targets [N, S], and lengths [N] and "
-            f"[N]; got {types}. Transpose or reshape them."
-        )
-    if not 0 <= blank < x.shape[2] or not x.shape[0]:
-        raise ValueError(f"ctc_loss: expected a step and blank in [0, C); got {x.type} and {blank}")
-    dtype = float_of(x.dtype)
-    wide = cast(x, float32 if dtype in HALVES else dtype)
-    path = path_of(labels, counts, blank)
-    index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
-    ones = class_weights("ctc_loss", None, wide, path)  # refuses labels outside of [0, C)
-    alpha = last_alpha(take_along_axis(wide, index, 2) * ones, path, steps, blank)
-    ends = [
-        take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)
-        for e in (2 * counts, 2 * counts - 1)
-    ]
-    total = reshape(where(reshape(counts, (n, 1)) > 0, logaddexp(*ends), ends[0]), (n,))
+    expect_batch(x, labels, steps, counts, blank)
+    wide, dtype = widened("ctc_loss", x)
+    total = log_likelihood(wide, labels, steps, counts, blank)
     is_possible = total > IMPOSSIBLE / 2
     loss = where(is_possible, -total, 0.0 if zero_infinity else math.inf)
     if reduction == "mean":

@@ -16,9 +16,11 @@ from ..graph.samples import Operand, Sample
 from ._arithmetic import ends_of, maximum, minimum, multiply
 from ._casting import cast
 from ._composite import widened
+from ._concatenation import concat
+from ._creation import full
 from ._exponentials import logaddexp
 from ._operands import HALVES, Value, accumulator, as_axis, as_node, expect_dtype, narrow, widen
-from ._shape import concat, full, reshape
+from ._shape import reshape
 
 
 class CumSum(Op):

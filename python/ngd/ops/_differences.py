@@ -11,12 +11,13 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
 from ._compare import not_equal
+from ._concatenation import concat
 from ._convolution import conv
 from ._elementwise import align
 from ._operands import Value, as_axis, as_node, got
 from ._rearrangement import flip
 from ._reductions import sum
-from ._shape import concat, reshape
+from ._shape import reshape
 
 
 def _part(x: Node, axis: int, begin: int | None, end: int | None) -> Node:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..dtypes import float32
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
@@ -14,8 +13,9 @@ from ._along_axis import take_along_axis
 from ._arithmetic import abs, clip, floor, round
 from ._casting import cast
 from ._compare import equal, logical_and, where
+from ._composite import widened
 from ._numeric import fmod
-from ._operands import HALVES, Value, as_node, float_of, got
+from ._operands import Value, as_node, got
 from ._shape import broadcast_to, reshape
 
 GRID_MODES: Final = ("bilinear", "nearest")
@@ -71,6 +71,16 @@ def pixels_at(x: Node, row: Node, column: Node) -> Node:
     return where(reshape(inside, (n, 1, *places[1:])), found, 0)
 
 
+def expect_images_and_grid(images: Node, points: Node) -> None:
+    """Raise ShapeError unless there is a grid of points for each image, and no image is empty."""
+    fits = images.ndim == points.ndim == 4 and points.shape[3] == 2
+    if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
+        raise ShapeError(
+            "grid_sample: expected images [N, C, H, W] and a grid [N, h, w, 2]; got "
+            f"{got(images.type, points.type)}. Transpose or reshape them."
+        )
+
+
 @public
 def grid_sample(
     x: Value,
@@ -118,15 +128,9 @@ def grid_sample(
     expect_one_of("mode", mode, GRID_MODES)
     expect_one_of("padding_mode", padding_mode, PADDING_MODES)
     images, points = as_node(x, where="grid_sample"), as_node(grid, where="grid_sample")
-    fits = images.ndim == points.ndim == 4 and points.shape[3] == 2
-    if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
-        raise ShapeError(
-            "grid_sample: expected images [N, C, H, W] and a grid [N, h, w, 2]; got "
-            f"{got(images.type, points.type)}. Transpose or reshape them."
-        )
-    dtype = float_of(images.dtype)
-    wide = float32 if dtype in HALVES else dtype
-    images, points = cast(images, wide), cast(points, wide)
+    expect_images_and_grid(images, points)
+    images, dtype = widened("grid_sample", images)
+    points = cast(points, images.dtype)
     column, row = (
         padded(
             pixel_position(points[..., axis], size, align_corners),

@@ -20,9 +20,9 @@ from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ._elementwise import align
+from ._gathering import as_indices
 from ._matmul import swaps_last_two
 from ._operands import INDICES, Value, expect_dtype, got, narrow, widen
-from ._shape import as_indices
 
 
 class GroupedOp(Op):

@@ -16,7 +16,7 @@ from ..errors import GradientError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
-from ._shape import zeros
+from ._creation import zeros
 
 _numbers: Final = count(1)
 FUNCTIONS: Final[WeakValueDictionary[int, HostFunction]] = WeakValueDictionary()

@@ -12,11 +12,12 @@ from ..graph.registry import public
 from ._arithmetic import maximum, minimum
 from ._casting import cast
 from ._compare import equal, where
-from ._creation import arange
+from ._creation import arange, ones
+from ._gathering import as_indices, scatter_add, take
 from ._operands import Value, as_node, as_shape
 from ._reductions import sum
 from ._searching import searchsorted
-from ._shape import as_indices, expand_dims, ones, scatter_add, stop_gradient, take
+from ._shape import expand_dims, stop_gradient
 
 
 @public
@@ -56,7 +57,7 @@ def embedding_bag(
     mode: str = "mean",
     per_sample_weights: Value | None = None,
     padding_idx: int | None = None,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return means or sums of rows of a table, as torch.nn.functional.embedding_bag.
 
     Parameters

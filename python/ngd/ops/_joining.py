@@ -13,8 +13,11 @@ from ..dtypes import Array
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
+from ._concatenation import concat, expect_list, split
+from ._gathering import take
 from ._operands import Value, as_axis, as_node, node_of_axes
-from ._shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
+from ._shape import broadcast_to, expand_dims, reshape
+from ._slicing import slice
 
 
 def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:

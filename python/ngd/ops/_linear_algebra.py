@@ -15,13 +15,14 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import multiply
 from ._compare import where
+from ._concatenation import concat
 from ._creation import eye
 from ._elementwise import align, zero_like
 from ._matmul import matmul
 from ._operands import Value, as_axis, as_node, got
 from ._rearrangement import moveaxis, pad
 from ._reductions import sum
-from ._shape import concat, expand_dims, reshape, transpose
+from ._shape import expand_dims, reshape, transpose
 
 
 @public
@@ -154,6 +155,23 @@ def outer(a: Value, b: Value) -> Node:
     return multiply(reshape(x, (x.type.count, 1)), reshape(y, (1, y.type.count)))
 
 
+def _summed_axes(
+    x: Node, y: Node, axes: int | Sequence[int | Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes of each tensor over which tensordot sums."""
+    if isinstance(axes, (int, np.integer)):
+        if not 0 <= axes <= min(x.ndim, y.ndim):
+            types = got(x.type, y.type)
+            raise ShapeError(
+                f"tensordot: expected axes in both; got {axes} for {types}. Give a number, or a "
+                "list of axes for each tensor."
+            )
+        return tuple(range(x.ndim - int(axes), x.ndim)), tuple(range(int(axes)))
+    pair = [(n,) if isinstance(n, (int, np.integer)) else tuple(n) for n in axes]
+    first = tuple(as_axis("tensordot", n, x.ndim, x.type) for n in pair[0])
+    return first, tuple(as_axis("tensordot", n, y.ndim, y.type) for n in pair[1])
+
+
 @public
 def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2) -> Node:
     """Sum products over axes of a and b, as numpy.tensordot.
@@ -185,18 +203,7 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
                [3., 3., 3., 3.]])
     """
     x, y = align("tensordot", a, b)
-    if isinstance(axes, (int, np.integer)):
-        first, second = tuple(range(x.ndim - int(axes), x.ndim)), tuple(range(int(axes)))
-        if not 0 <= axes <= min(x.ndim, y.ndim):
-            types = got(x.type, y.type)
-            raise ShapeError(
-                f"tensordot: expected axes in both; got {axes} for {types}. Give a number, or a "
-                "list of axes for each tensor."
-            )
-    else:
-        pair = [(n,) if isinstance(n, (int, np.integer)) else tuple(n) for n in axes]
-        first = tuple(as_axis("tensordot", n, x.ndim, x.type) for n in pair[0])
-        second = tuple(as_axis("tensordot", n, y.ndim, y.type) for n in pair[1])
+    first, second = _summed_axes(x, y, axes)
     if [x.shape[n] for n in first] != [y.shape[n] for n in second]:
         raise ShapeError(
             f"tensordot: expected axes of equal extents; got {got(x.type, y.type)} with axes "

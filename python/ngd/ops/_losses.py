@@ -12,6 +12,7 @@ from ..graph.registry import public
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import not_equal, where
+from ._composite import widened
 from ._creation import one_hot
 from ._elementwise import align
 from ._operands import HALVES, Value, as_node, float_of, got
@@ -71,8 +72,7 @@ def nll_loss(
     check_reduction("nll_loss", reduction, LOSS_REDUCTIONS)
     x, target = (as_node(v, where="nll_loss") for v in (log_probabilities, labels))
     chosen = expect_labels("nll_loss", "log probabilities", x, target)
-    dtype = float_of(x.dtype)
-    wide = cast(x, float32 if dtype in HALVES else dtype)
+    wide, dtype = widened("nll_loss", x)
     if wide.ndim > 2:
         wide = transpose(wide, (0, *range(2, wide.ndim), 1))
     counts = not_equal(chosen, ignore_index)
@@ -123,6 +123,13 @@ def smooth_l1_loss(
     return reduced(near * (distance - 0.5 * near) / beta, reduction, dtype)
 
 
+def _gaussian_nll(x: Node, y: Node, variance: Node, eps: float) -> Node:
+    """Return the loss of each element, without its constant term."""
+    below = eps + (variance - stop_gradient(variance))  # the gradient passes, as PyTorch's
+    bounded = where(variance < eps, below, variance)
+    return 0.5 * (log(bounded) + square(x - y) / bounded)
+
+
 @public
 def gaussian_nll_loss(
     prediction: Value,
@@ -165,9 +172,7 @@ def gaussian_nll_loss(
     check_reduction("gaussian_nll_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("gaussian_nll_loss", prediction, target)
     variance = cast(as_node(var, like=x, where="gaussian_nll_loss"), x.dtype)
-    below = eps + (variance - stop_gradient(variance))  # the gradient passes, as PyTorch's
-    bounded = where(variance < eps, below, variance)
-    loss = 0.5 * (log(bounded) + square(x - y) / bounded)
+    loss = _gaussian_nll(x, y, variance, eps)
     if loss.shape != x.shape:
         raise ShapeError(
             f"gaussian_nll_loss: expected var that broadcasts to {x.type}; got {variance.type}. "

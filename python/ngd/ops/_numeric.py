@@ -15,9 +15,9 @@ from ..graph.registry import public
 from ._arithmetic import abs, ceil, floor, maximum, minimum, remainder
 from ._casting import cast
 from ._compare import equal, less, not_equal, where
+from ._creation import full
 from ._elementwise import align
 from ._operands import Value, as_node, float_of
-from ._shape import full
 
 
 @public

@@ -15,7 +15,10 @@ from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..graph.node import Node
 from . import _arithmetic as arithmetic
+from . import _concatenation as concatenation
+from . import _creation as creation
 from . import _cumulative as cumulative
+from . import _gathering as gathering
 from . import _joining as joining
 from . import _linear_algebra as linear_algebra
 from . import _rearrangement as rearrange
@@ -98,7 +101,7 @@ def _cumulative(
     if not include_initial:
         return found
     extents = [1 if i == along % node.ndim else n for i, n in enumerate(found.shape)]
-    return shape.concat([shape.full(extents, first, found.dtype), found], along)
+    return concatenation.concat([creation.full(extents, first, found.dtype), found], along)
 
 
 def copy(a: Any, order: str = "K", subok: bool = False) -> Node:
@@ -133,7 +136,9 @@ def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
             f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"
         )
     if depth:
-        return shape.concat([_concat_blocks(each, depth - 1, ndim) for each in arrays], -depth)
+        return concatenation.concat(
+            [_concat_blocks(each, depth - 1, ndim) for each in arrays], -depth
+        )
     x = as_node(arrays, where="numpy.block")
     return shape.reshape(x, (*(1,) * (ndim - x.ndim), *x.shape))
 
@@ -147,7 +152,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None) -> Node:
         raise ShapeError(
             f"numpy.delete: expected indices that are known when the graph is built; got {obj.type}"
         )
-    return shape.take(x, np.delete(np.arange(x.shape[along]), obj), along)
+    return gathering.take(x, np.delete(np.arange(x.shape[along]), obj), along)
 
 
 def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
@@ -169,7 +174,7 @@ def polyval(p: Any, x: Any) -> Node:
     if coefficients.ndim != 1:
         raise ShapeError(f"numpy.polyval: expected p of one axis; got {coefficients.type}")
     at = as_node(x, where="numpy.polyval")
-    value = shape.full(at.shape, 0, at.dtype)
+    value = creation.full(at.shape, 0, at.dtype)
     for factor in joining.unbind(coefficients):
         value = value * at + factor
     return value

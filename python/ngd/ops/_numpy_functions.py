@@ -16,10 +16,12 @@ from ..graph.registry import register_numpy
 from . import _along_axis as along_axis
 from . import _arithmetic as arithmetic
 from . import _compare as compare
+from . import _concatenation as concatenation
 from . import _contraction as contraction
 from . import _creation as creation
 from . import _cumulative as cumulative
 from . import _differences as differences
+from . import _gathering as gathering
 from . import _joining as joining
 from . import _linear_algebra as linear_algebra
 from . import _nan_reductions as nan_reductions
@@ -39,7 +41,7 @@ from ._operands import Axis, as_node, got, normalize_axes
 def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
     """numpy.take: along an axis, or of all elements in a row."""
     x = as_node(a, where="numpy.take")
-    return shape.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
+    return gathering.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 
 
 def dot(a: Any, b: Any) -> Node:
@@ -69,7 +71,7 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
     """numpy.full_like."""
     x = as_node(a, where="numpy.full_like")
-    return shape.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
+    return creation.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
 
 
 def nan_to_num(
@@ -191,9 +193,9 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.copy: numpy_compositions.copy,
     np.broadcast_arrays: numpy_compositions.broadcast_arrays,
     np.clip: arithmetic.clip,
-    np.concatenate: shape.concat,
-    np.stack: shape.stack,
-    np.split: shape.split,
+    np.concatenate: concatenation.concat,
+    np.stack: concatenation.stack,
+    np.split: concatenation.split,
     np.reshape: shape.reshape,
     np.transpose: shape.transpose,
     np.broadcast_to: shape.broadcast_to,

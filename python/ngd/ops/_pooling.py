@@ -22,11 +22,12 @@ from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ._along_axis import add_along_axis
 from ._casting import cast
+from ._concatenation import concat
 from ._matmul import matmul
 from ._operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
 from ._rearrangement import moveaxis
 from ._reductions import max, mean
-from ._shape import concat, moved, reshape
+from ._shape import moved, reshape
 from ._windows import (
     Padding,
     PerAxis,

@@ -39,8 +39,8 @@ from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import where
+from ._concatenation import stack
 from ._operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
-from ._shape import stack
 from .control.tracing import per_iteration
 
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)

@@ -12,18 +12,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
+from ..dtypes import FLOATS, INTEGERS, DType, as_dtype, float32, float64, int64, uint64
 from ..errors import DTypeError, ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import clip, maximum, remainder
 from ._casting import cast
 from ._creation import arange
+from ._gathering import take
 from ._operands import Value, as_axis, as_node, as_shape, scalar
 from ._random import random_bits, random_uniform
 from ._rearrangement import moveaxis
 from ._reductions import argmax
-from ._shape import expand_dims, take
+from ._shape import expand_dims
 from ._sorting import argsort, top_k
 from ._special import erfinv
 from ._transcendental import log
@@ -39,6 +40,20 @@ def _expect_float(where_: str, dtype: Any) -> Any:
             f"{where_}: expected a floating dtype; got {kind}. Cast the result instead."
         )
     return kind
+
+
+def _expect_bounds(kind: DType, low: int, high: int) -> None:
+    """Raise unless the dtype is an integer type that holds all integers in [low, high)."""
+    if kind not in INTEGERS:
+        raise DTypeError(
+            f"randint: expected an integer dtype; got {kind}. Cast the result instead."
+        )
+    limits = np.iinfo(kind)
+    if not limits.min <= low < high <= int(limits.max) + 1:
+        raise ValueError(
+            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
+            "Change the bounds, or use a wider dtype."
+        )
 
 
 @public
@@ -77,16 +92,7 @@ def randint(
         array([8, 9, 6, 7, 3])
     """
     kind = as_dtype(dtype, "randint")
-    if kind not in INTEGERS:
-        raise DTypeError(
-            f"randint: expected an integer dtype; got {kind}. Cast the result instead."
-        )
-    limits = np.iinfo(kind)
-    if not limits.min <= low < high <= int(limits.max) + 1:
-        raise ValueError(
-            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
-            "Change the bounds, or use a wider dtype."
-        )
+    _expect_bounds(kind, low, high)
     count = high - low
     extents = as_shape(shape)
     words = cast(random_bits((*extents, 2), seed=seed, offset=offset), uint64)
@@ -234,8 +240,7 @@ def categorical(
         array([1, 1, 1])
     """
     node = cast(as_node(logits, where="categorical"), float64)
-    along = as_axis("categorical", axis, node.ndim, node.type)
-    node = moveaxis(node, along, -1)
+    node = moveaxis(node, as_axis("categorical", axis, node.ndim, node.type), -1)
     extents = node.shape[:-1] if shape is None else as_shape(shape)
     noise = gumbel((*extents, node.shape[-1]), float64, seed=seed, offset=offset)
     total = node + noise
@@ -255,7 +260,7 @@ def multinomial(
     *,
     seed: int | Node,
     offset: int | Node = 0,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Draw several indices with given probabilities, as torch.multinomial.
 
     Without replacement they are different, and each one is drawn from the remaining ones: the

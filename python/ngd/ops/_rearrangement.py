@@ -15,8 +15,10 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
 from ._compare import where
-from ._creation import arange
+from ._concatenation import concat
+from ._creation import arange, full
 from ._elementwise import zero_like
+from ._gathering import take
 from ._operands import (
     Axis,
     Value,
@@ -27,7 +29,8 @@ from ._operands import (
     normalize_axes,
     scalar_value,
 )
-from ._shape import broadcast_to, concat, expand_dims, full, pad_slice, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
+from ._slicing import pad_slice
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
@@ -210,6 +213,20 @@ def triu(x: Value, k: int = 0) -> Node:
     return where(tri(node.shape[-2], node.shape[-1], k - 1), zero_like(node), node)
 
 
+def _widths_per_axis(x: Node, widths: Any) -> list[tuple[int, int]]:
+    """Return how many elements to put before and after each axis."""
+    try:
+        sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
+        if sides.dtype.kind not in "iu" or (sides < 0).any():
+            raise ValueError
+    except ValueError:
+        raise ShapeError(
+            f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
+            f"got {widths}. Remove elements by a slice instead."
+        ) from None
+    return [(int(before), int(after)) for before, after in sides]
+
+
 @public
 def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node:
     """Put elements before and after each axis, as numpy.pad.
@@ -247,16 +264,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
         known = ", ".join([*PAD_MODES, *TORCH_MODES])
         raise ValueError(f"pad: expected a mode among {known}; got {mode!r}")
     mode = TORCH_MODES.get(mode, mode)
-    try:
-        sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
-        if sides.dtype.kind not in "iu" or (sides < 0).any():
-            raise ValueError
-    except ValueError:
-        raise ShapeError(
-            f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
-            f"got {widths}. Remove elements by a slice instead."
-        ) from None
-    pairs = [(int(before), int(after)) for before, after in sides]
+    pairs = _widths_per_axis(x, widths)
     if mode == "constant":
         return _surrounded(x, pairs, value)
     for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):

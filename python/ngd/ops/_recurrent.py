@@ -13,12 +13,13 @@ from ..errors import DTypeError, ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
 from ._activation import sigmoid
+from ._concatenation import split
 from ._elementwise import align
 from ._matmul import matmul
 from ._operands import Value, got
-from ._shape import split, transpose
+from ._shape import transpose
 from ._transcendental import tanh
-from .control.iteration import scan
+from .control.loops import scan
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]

@@ -35,6 +35,8 @@ from ..graph.samples import Operand, Sample
 from ._arithmetic import abs, square
 from ._casting import cast
 from ._compare import equal, not_equal, where
+from ._concatenation import concat
+from ._creation import full
 from ._operands import (
     Axis,
     Value,
@@ -48,7 +50,7 @@ from ._operands import (
     normalize_axes,
     widen,
 )
-from ._shape import broadcast_to, concat, full, moved, reshape, stop_gradient, transpose
+from ._shape import broadcast_to, moved, reshape, stop_gradient, transpose
 from ._transcendental import exp, log, power, sqrt
 
 

@@ -19,11 +19,13 @@ from ..graph.node import Node
 from ..graph.registry import public
 from ._casting import cast
 from ._composite import widened
+from ._gathering import take
 from ._matmul import matmul
 from ._operands import Value, as_node
 from ._pooling import adaptive_avg_pool
 from ._rearrangement import moveaxis, pad
-from ._shape import broadcast_to, expand_dims, pad_slice, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
+from ._slicing import pad_slice
 from ._windows import PerAxis, per_axis
 
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}
@@ -229,6 +231,28 @@ def resize(
     return _resized("resize", node, sizes, scales, mode, align_corners, antialias)
 
 
+def _sizes_and_scales(
+    extents: Shape, size: PerAxis | None, scale_factor: float | Sequence[float] | None
+) -> tuple[Shape, list[float]]:
+    """Return the new extents, and how many old elements one new element spans along each axis."""
+    axes = len(extents)
+    if (size is None) == (scale_factor is None):
+        raise ValueError(
+            f"interpolate: expected either size or scale_factor; got {size} and {scale_factor}"
+        )
+    if size is not None:
+        sizes = per_axis("interpolate", "a size", size, axes, 1)
+        return sizes, [n / s for n, s in zip(extents, sizes, strict=True)]
+    many = isinstance(scale_factor, (Sequence, np.ndarray))
+    factors = [float(f) for f in (scale_factor if many else [scale_factor] * axes)]  # type: ignore[union-attr, arg-type]
+    if len(factors) != axes or not all(0 < f < math.inf for f in factors):
+        raise ValueError(
+            f"interpolate: expected a factor > 0, or {axes} of them; got {scale_factor}"
+        )
+    sizes = tuple(math.floor(n * f) for n, f in zip(extents, factors, strict=True))
+    return sizes, [1 / f for f in factors]
+
+
 @public
 def interpolate(
     x: Value,
@@ -265,23 +289,7 @@ def interpolate(
         array([[[0., 0., 1., 1.]]])
     """
     node = _expect_space("interpolate", x)
-    axes = node.ndim - 2
-    if (size is None) == (scale_factor is None):
-        raise ValueError(
-            f"interpolate: expected either size or scale_factor; got {size} and {scale_factor}"
-        )
-    if size is not None:
-        sizes = per_axis("interpolate", "a size", size, axes, 1)
-        scales = [n / s for n, s in zip(node.shape[2:], sizes, strict=True)]
-    else:
-        many = isinstance(scale_factor, (Sequence, np.ndarray))
-        factors = [float(f) for f in (scale_factor if many else [scale_factor] * axes)]  # type: ignore[union-attr, arg-type]
-        if len(factors) != axes or not all(0 < f < math.inf for f in factors):
-            raise ValueError(
-                f"interpolate: expected a factor > 0, or {axes} of them; got {scale_factor}"
-            )
-        sizes = tuple(math.floor(n * f) for n, f in zip(node.shape[2:], factors, strict=True))
-        scales = [1 / f for f in factors]
+    sizes, scales = _sizes_and_scales(node.shape[2:], size, scale_factor)
     corners = bool(align_corners)
     return _resized("interpolate", node, sizes, scales, mode, corners, antialias)
 
@@ -443,6 +451,28 @@ def unfold(
     return reshape(columns, (n, c * math.prod(kernel), math.prod(counts)))
 
 
+def _separate_windows(x: Node, kernel: Shape, counts: Shape) -> Node:
+    """Reshape [N, C * elements, positions] to [N, C, kernel..., positions...]."""
+    elements = math.prod(kernel)
+    if x.ndim != 3 or x.shape[1] % elements or x.shape[2] != math.prod(counts):
+        raise ShapeError(
+            f"fold: expected [N, C * {elements}, {math.prod(counts)}]; got {x.type}. Reshape "
+            "it, or change output_size."
+        )
+    return reshape(x, (x.shape[0], x.shape[1] // elements, *kernel, *counts))
+
+
+def _overlap_add(windows: Node, shape: Shape, dilations: Shape, strides: Shape) -> Node:
+    """Sum windows [N, C, kernel..., positions...] into images of this shape."""
+    total = None
+    for i, j in np.ndindex(*windows.shape[2:4]):
+        starts = (0, 0, i * dilations[0], j * dilations[1])
+        part = pad_slice(windows[:, :, i, j], shape, starts, (1, 1, *strides))
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
 @public
 def fold(
     x: Value,
@@ -486,21 +516,9 @@ def fold(
     extents = per_axis("fold", "output_size", output_size, 2, 1)
     given = (kernel_size, dilation, padding, stride)
     kernel, dilations, zeros, strides, counts = _windows("fold", extents, given)
-    elements = math.prod(kernel)
-    if node.ndim != 3 or node.shape[1] % elements or node.shape[2] != math.prod(counts):
-        raise ShapeError(
-            f"fold: expected [N, C * {elements}, {math.prod(counts)}]; got {node.type}. Reshape "
-            "it, or change output_size."
-        )
-    n, c = node.shape[0], node.shape[1] // elements
-    windows = reshape(node, (n, c, *kernel, *counts))
-    shape = (n, c, *(e + 2 * p for e, p in zip(extents, zeros, strict=True)))
-    total = None
-    for i, j in np.ndindex(*kernel):
-        starts = (0, 0, i * dilations[0], j * dilations[1])
-        part = pad_slice(windows[:, :, i, j], shape, starts, (1, 1, *strides))
-        total = part if total is None else total + part
-    assert total is not None
+    windows = _separate_windows(node, kernel, counts)
+    shape = (*windows.shape[:2], *(e + 2 * p for e, p in zip(extents, zeros, strict=True)))
+    total = _overlap_add(windows, shape, dilations, strides)
     (top, left), (height, width) = zeros, extents
     found: Node = total[:, :, top : top + height, left : left + width]
     return found

@@ -15,11 +15,12 @@ from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, logical_and, logical_not, logical_or, where
 from ._composite import widened
-from ._creation import linspace
+from ._creation import full, linspace
 from ._elementwise import align
+from ._gathering import as_indices, scatter_add, take
 from ._operands import Value, as_node, float_of, got
 from ._reductions import any, max, min, sum
-from ._shape import as_indices, broadcast_to, expand_dims, full, reshape, scatter_add, take
+from ._shape import broadcast_to, expand_dims, reshape
 from ._sorting import argsort, sort
 
 
@@ -203,6 +204,20 @@ def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Nod
     return wide, linspace(low - half, high + half, int(bins) + 1, dtype=wide.dtype)
 
 
+def _sum_per_bin(line: Node, edges: Node, weights: Node) -> Node:
+    """Return the sum of the weights of the elements in each bin; the last bin has both edges."""
+    count = edges.shape[0] - 1
+    is_inside = logical_and(line >= edges[0], line <= edges[count])
+    bins = clip(searchsorted(edges, line, "right") - 1, 0, count - 1)
+    return bincount(bins, count, where(is_inside, weights, 0))
+
+
+def _density(counts: Node, edges: Node) -> Node:
+    """Return the density in each bin: its part of all counts, divided by its width."""
+    floats = cast(counts, edges.dtype if is_float(edges.dtype) else float_of(counts.dtype))
+    return floats / sum(floats) / (edges[1:] - edges[:-1])
+
+
 @public
 def histogram(
     x: Value,
@@ -240,24 +255,30 @@ def histogram(
         >>> ngd.function(lambda x: ops.histogram(x, 2)[0])(np.array([1.0, 2.0, 3.0, 5.0]))
         array([2, 2])
     """
-    node = as_node(x, where="histogram")
-    line = reshape(node, -1)
+    line = reshape(as_node(x, where="histogram"), -1)
     if isinstance(bins, str):
         raise ValueError(f"histogram: expected a number of bins or their edges; got {bins!r}")
     line, edges = _edges(line, bins, range)
     count = edges.shape[0] - 1
     if count < 1:
         raise ShapeError(f"histogram: expected at least one bin; got {count}")
-    inside = logical_and(line >= edges[0], line <= edges[count])
-    places = clip(searchsorted(edges, line, "right") - 1, 0, count - 1)
     given = full(line.shape, 1, int64)
     if weights is not None:
         given = reshape(as_node(weights, where="histogram"), -1)
-    counts = bincount(places, count, where(inside, given, 0))
-    if not density:
-        return counts, edges
-    floats = cast(counts, edges.dtype if is_float(edges.dtype) else float_of(counts.dtype))
-    return floats / sum(floats) / (edges[1:] - edges[:-1]), edges
+    counts = _sum_per_bin(line, edges, given)
+    return (_density(counts, edges) if density else counts), edges
+
+
+def _interpolate_between(at: Node, points: Node, values: Node) -> Node:
+    """Interpolate linearly between the two points around each position."""
+    n = points.shape[0]
+    if n == 1:
+        return broadcast_to(values[0], at.shape)
+    place = clip(searchsorted(points, at, "right") - 1, 0, n - 2)
+    first, second = take(points, place), take(points, place + 1)
+    low, high = take(values, place), take(values, place + 1)
+    width = where(equal(first, second), 1, second - first)
+    return low + (high - low) * ((at - first) / width)
 
 
 @public
@@ -306,14 +327,7 @@ def interp(
             f"{got(points.type, values.type)}"
         )
     n = points.shape[0]
-    if n == 1:
-        found = broadcast_to(values[0], at.shape)
-    else:
-        place = clip(searchsorted(points, at, "right") - 1, 0, n - 2)
-        first, second = take(points, place), take(points, place + 1)
-        low, high = take(values, place), take(values, place + 1)
-        width = where(equal(first, second), 1, second - first)
-        found = low + (high - low) * ((at - first) / width)
+    found = _interpolate_between(at, points, values)
     found = where(at < points[0], values[0] if left is None else left, found)
     found = where(at > points[n - 1], values[n - 1] if right is None else right, found)
     return cast(found, dtype)

@@ -23,21 +23,13 @@ from ..graph.registry import public
 from ._arithmetic import add, maximum, minimum, multiply
 from ._casting import cast
 from ._compare import equal, not_equal, where
-from ._creation import arange
+from ._concatenation import concat
+from ._creation import arange, ones
+from ._gathering import scatter_add, take
 from ._operands import Value, as_node, broadcast_shapes, is_weak
 from ._rows import row_number
-from ._shape import (
-    basic_index,
-    broadcast_to,
-    concat,
-    ones,
-    pad_slice,
-    reshape,
-    scatter_add,
-    slice,
-    take,
-    transpose,
-)
+from ._shape import broadcast_to, reshape, transpose
+from ._slicing import basic_index, pad_slice, slice
 from ._sorting import argsort
 
 CAST: Final = 'Cast: x.astype("int64").'

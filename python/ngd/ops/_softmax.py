@@ -17,8 +17,9 @@ from ._activation import softplus
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import not_equal, where
-from ._creation import arange, one_hot
+from ._creation import arange, one_hot, ones
 from ._elementwise import align
+from ._gathering import as_indices, take
 from ._operands import (
     HALVES,
     INDICES,
@@ -34,7 +35,7 @@ from ._operands import (
     widen,
 )
 from ._reductions import max, mean, sum
-from ._shape import as_indices, expand_dims, ones, stop_gradient, take, transpose
+from ._shape import expand_dims, stop_gradient, transpose
 from ._transcendental import exp, log
 
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
@@ -236,7 +237,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
 
     Parameters

@@ -17,11 +17,12 @@ from ._arithmetic import clip
 from ._casting import cast
 from ._compare import equal, not_equal, where
 from ._composite import widened
+from ._gathering import take
 from ._linear_algebra import diagonal
 from ._matmul import matmul
 from ._operands import Axis, Value, as_axis, as_node, got, local_number, normalize_axes
 from ._reductions import centered, extent, l2_norm, max, mean, min, reduced_shape, sum
-from ._shape import broadcast_to, expand_dims, reshape, take, transpose
+from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._sorting import sort
 from ._transcendental import sqrt
 
@@ -262,6 +263,23 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     return sum(cast(not_equal(x, 0), int64), axis, keepdims)
 
 
+def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
+    """Broadcast weights, one per element of an axis, to the shape of x."""
+    if axis is None or not isinstance(axis, (int, np.integer)) or weights.ndim != 1:
+        raise ShapeError(
+            f"average: expected weights of the shape of x, or of the length of one axis; got "
+            f"{got(x.type, weights.type)}"
+        )
+    along = as_axis("average", axis, x.ndim, x.type)
+    if weights.shape[0] != x.shape[along]:
+        raise ShapeError(
+            f"average: expected {x.shape[along]} weights for axis {axis}; got {weights.type}. "
+            "Give one per element of the axis."
+        )
+    shape = [-1 if a == along else 1 for a in range(x.ndim)]
+    return broadcast_to(reshape(weights, shape), x.shape)
+
+
 @public
 def average(
     x: Value, axis: Axis = None, weights: Value | None = None, keepdims: bool = False
@@ -297,19 +315,7 @@ def average(
         return mean(x, axis, keepdims)
     factors = as_node(weights, like=x, where="average")
     if factors.shape != x.shape:
-        if axis is None or not isinstance(axis, (int, np.integer)) or factors.ndim != 1:
-            raise ShapeError(
-                f"average: expected weights of the shape of x, or of the length of one axis; got "
-                f"{got(x.type, factors.type)}"
-            )
-        along = as_axis("average", axis, x.ndim, x.type)
-        if factors.shape[0] != x.shape[along]:
-            raise ShapeError(
-                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}. "
-                "Give one per element of the axis."
-            )
-        factors = reshape(factors, [-1 if a == along else 1 for a in range(x.ndim)])
-        factors = broadcast_to(factors, x.shape)
+        factors = _weights_along(x, factors, axis)
     product = x * factors
     wide, dtype = widened("average", product)
     if not is_float(product.dtype):

@@ -13,8 +13,9 @@ from ..errors import GradientError
 from ..graph.leaves import CONSTANT, Leaf
 from ..graph.node import Node, newest
 from ..graph.variable import constant
+from ..ops._creation import zeros
 from ..ops._custom import after, with_gradient
-from ..ops._shape import stop_gradient, zeros
+from ..ops._shape import stop_gradient
 from ..trees import LEAF, Structure, flatten
 from .gradient import as_nodes, as_vector_like, like
 

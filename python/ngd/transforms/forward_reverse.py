@@ -9,8 +9,8 @@ from typing import Any
 
 from ..compiler.functions import Function, building
 from ..dtypes import is_float
+from ..ops._creation import zeros
 from ..ops._custom import after
-from ..ops._shape import zeros
 from .gradient import Primals, as_nodes, as_vector_like, pulled, remembered, step_of, with_aux
 
 

@@ -26,9 +26,9 @@ from ..graph.variable import constant
 from ..ops._adjoints import UNUSED, gradients, walk_back
 from ..ops._arithmetic import add
 from ..ops._casting import cast
+from ..ops._creation import zeros
 from ..ops._custom import after
 from ..ops._operands import as_node
-from ..ops._shape import zeros
 from ..trees import Structure, flatten
 
 KEPT: Final = 512

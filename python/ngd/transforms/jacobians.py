@@ -10,9 +10,9 @@ from ..compiler.functions import Function
 from ..dtypes import is_float
 from ..errors import GradientError
 from ..graph.node import Node
-from ..ops._creation import arange, one_hot
-from ..ops._shape import reshape, zeros
-from ..ops.control.iteration import scan
+from ..ops._creation import arange, one_hot, zeros
+from ..ops._shape import reshape
+from ..ops.control.loops import scan
 from ..ops.control.tracing import loops, tracing
 from .gradient import Primals, as_nodes, like, remembered, value_and_grad
 

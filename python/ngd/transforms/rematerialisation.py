@@ -95,7 +95,7 @@ class ComputedAgain:
     """
 
     follows_graph = True
-    """The rule reads only the nodes that it is called with (ops/_batching.py)."""
+    """The rule reads only the nodes that it is called with (ops/batching/user_functions.py)."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that are mapped over an axis of their arguments: ngd.vmap.
 
-The function is traced once, on nodes without the mapped axis. `ngd.ops._batching` then rewrites the
-traced graph to nodes that have it.
+The function is traced once, on nodes without the mapped axis. `ngd.ops.batching.rewrite` then
+rewrites the traced graph to nodes that have it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..errors import ShapeError
 from ..graph.leaves import PLACEHOLDER
 from ..graph.node import Node, newest
 from ..graph.variable import Variable
-from ..ops._batching import Batched, Batching
 from ..ops._operands import as_node
 from ..ops._rearrangement import moveaxis
+from ..ops.batching.rewrite import Batched, Batching
 from ..trees import Structure, flatten, split
 from .gradient import remembered, step_of
 

@@ -12,8 +12,9 @@ from ...graph.registry import public
 from .._arithmetic import abs
 from .._casting import cast
 from .._compare import where
+from .._gathering import scatter_add, take
 from .._operands import Value, as_node, expect_dtype
-from .._shape import reshape, scatter_add, take
+from .._shape import reshape
 from .._sorting import top_k
 from .exchanges import all_gather
 from .groups import Ranks, ranks_of
@@ -22,7 +23,7 @@ from .groups import Ranks, ranks_of
 @public
 def sparse_all_reduce(
     x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
-) -> tuple[Node, Node]:
+) -> tuple[Node, Node]:  # long because each argument is described
     """Reduce only the elements of the largest magnitude over all ranks.
 
     The elements that a rank does not send are the next residual, which the next call adds to its x

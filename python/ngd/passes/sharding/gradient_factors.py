@@ -23,7 +23,8 @@ from typing import NamedTuple
 from ...dtypes import float32
 from ...graph.graph import Graph
 from ...graph.node import Node
-from ...ops import _shape as shape
+from ...ops._shape import reshape
+from ...ops._slicing import slice as slice_rows
 from ...ops.collectives.exchanges import all_gather, all_to_all, blocks_of
 from ...ops.collectives.reductions import MEAN, SUM
 from ..collective_order import Ordered
@@ -75,10 +76,10 @@ def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
     )
     parts = []
     for rank in range(ranks):
-        a_of_rank = shape.reshape(shape.slice(mine, rank), (a.shape[0], a.shape[1] // ranks))
+        a_of_rank = reshape(slice_rows(mine, rank), (a.shape[0], a.shape[1] // ranks))
         rows = slice(rank * b.shape[0], (rank + 1) * b.shape[0])
-        part = product.with_inputs((a_of_rank, shape.slice(everyones_b, rows)))
-        parts.append(shape.reshape(part, (part.type.count,)))
+        part = product.with_inputs((a_of_rank, slice_rows(everyones_b, rows)))
+        parts.append(reshape(part, (part.type.count,)))
     total = added(parts)
     if old.attrs["reduce_op"] == MEAN:
         return total * (1 / ranks) if ranks & (ranks - 1) == 0 else total / ranks

@@ -42,7 +42,9 @@ from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, VARIABLE, constant_node
 from ...graph.node import Node, offset_of
 from ...graph.precision_marks import wide
+from ...ops import _concatenation as concatenation
 from ...ops import _shape as shape
+from ...ops import _slicing as slicing
 from ...ops._operands import HALVES
 from ...ops.collectives.exchanges import ReduceScatter, all_gather_v
 from ...ops.collectives.groups import Ranks
@@ -373,9 +375,9 @@ class Slicing:
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
                 attrs |= {} if self.places.apart else self.over(self.places.here)
                 ordered = Ordered(all_reduce, order)
-                row = ordered.node((shape.stack(parts),), attrs)
+                row = ordered.node((concatenation.stack(parts),), attrs)
                 for i, total in enumerate(alike):
-                    self.made[total] = shape.reshape(shape.slice(row, i), total.shape)
+                    self.made[total] = shape.reshape(slicing.slice(row, i), total.shape)
 
 
 def part_of(node: Node, begin: int, end: int) -> Node:
@@ -383,7 +385,7 @@ def part_of(node: Node, begin: int, end: int) -> Node:
     if node.op is CONSTANT:
         part = constant_node(node.attrs["value"].reshape(-1)[begin:end])
     else:
-        part = shape.slice(shape.reshape(node, (node.type.count,)), slice(begin, end))
+        part = slicing.slice(shape.reshape(node, (node.type.count,)), slice(begin, end))
     part.uniform = False
     return part
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batching rules of loops, branches and ordering, and a rule that loops over the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import CompileError
+from ...graph.graph import Body, Graph, communicates
+from ...graph.node import Node
+from .._compare import where
+from .._custom import After
+from .._grouped_rows import GroupedOp
+from .._rearrangement import moveaxis
+from ..control.branches import Cond
+from ..control.loops import Scan, scan
+from .rewrite import Batched, Batching, Results, batches, lead
+
+
+@batches(GroupedOp)
+def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Apply an op of one result to one example after the other, in a loop."""
+
+    def body(carry: Any, slices: Sequence[Node]) -> tuple[Any, Node]:
+        rest = iter(slices)
+        given = [next(rest) if x.is_mapped else x.node for x in operands]
+        return carry, node.op.node(given, node.attrs)
+
+    _, stacked = scan(body, (), [x.node for x in operands if x.is_mapped])
+    made: Node = stacked
+    return made
+
+
+@batches(After)
+def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Order the new nodes as the traced ones."""
+    made = node.op.node([x.node for x in operands], node.attrs)
+    return [Batched(made, operands[0].is_mapped)]
+
+
+@batches(Scan)
+def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Batch the body. A carried value is mapped if it is so in any iteration."""
+    graph, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
+    mapped = [x.is_mapped for x in operands]
+    while True:
+        body = batching.body_on_inputs(graph, node, mapped)
+        made = body.rewrite(graph.outputs)
+        after = [a or x.is_mapped for a, x in zip(mapped[:n], made, strict=False)]
+        if after == mapped[:n]:
+            break
+        mapped[:n] = after
+    outputs = [
+        body.with_batch_axis(x) if is_mapped else x.node
+        for x, is_mapped in zip(made, after, strict=False)
+    ]
+    outputs += [x.node for x in made[n:]]
+    given = [
+        batching.with_batch_axis(x) if is_mapped else x.node
+        for x, is_mapped in zip(operands, after, strict=False)
+    ]
+    given += [moveaxis(x.node, 0, 1) if x.is_mapped else x.node for x in operands[n : n + m]]
+    given += [x.node for x in operands[n + m :]]
+    inputs = tuple(body.find(place).node for place in graph.inputs)
+    attrs = {**node.attrs, "body": Body(Graph(inputs, tuple(outputs)))}
+    results = node.op.node(given, attrs).results
+    stacked = [*(x.is_mapped for x in made[n:]), *after]
+    return [
+        *(Batched(x, is_mapped) for x, is_mapped in zip(results, after, strict=False)),
+        *(
+            Batched(moveaxis(x, 1, 0) if is_mapped else x, is_mapped)
+            for x, is_mapped in zip(results[n:], stacked, strict=True)
+        ),
+    ]
+
+
+@batches(Cond)
+def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Batch both branches. If the predicate is mapped, compute both and choose by `where`."""
+    names = ("on_true", "on_false")
+    graphs = {name: node.attrs[name].graph for name in names}
+    predicate, *rest = operands
+    if predicate.is_mapped:
+        return choose_by_example(batching, node, operands)
+    mapped = [x.is_mapped for x in rest]
+    inputs = batching.body_on_inputs(graphs["on_true"], node, mapped)
+    made = {}
+    for name, graph in graphs.items():
+        body = batching.body(graph, node)
+        body.new.update(inputs.new)
+        made[name] = body.rewrite(graph.outputs)
+    pairs = list(zip(*made.values(), strict=True))
+    either = [a.is_mapped or b.is_mapped for a, b in pairs]
+    places = tuple(inputs.find(place).node for place in graphs["on_true"].inputs)
+    attrs = {}
+    for name, found in made.items():
+        outputs = (
+            batching.with_batch_axis(x) if m else x.node for x, m in zip(found, either, strict=True)
+        )
+        attrs[name] = Body(Graph(places, tuple(outputs)))
+    results = node.op.node([x.node for x in operands], attrs).results
+    return [Batched(x, is_mapped) for x, is_mapped in zip(results, either, strict=True)]
+
+
+def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Compute both branches of a cond for all examples, and choose for each example."""
+    if communicates(node):
+        raise CompileError(
+            "vmap: expected a cond without collectives; got one with collectives (made at "
+            f"{node.site}), because its "
+            "predicate differs between examples and both branches are computed. Move the "
+            "collectives out of the branches."
+        )
+    predicate, *rest = operands
+    branches = []
+    for name in ("on_true", "on_false"):
+        graph = node.attrs[name].graph
+        body = batching.body(graph, node)
+        body.new.update(zip(graph.inputs, rest, strict=True))
+        branches.append(body.rewrite(graph.outputs))
+    made = []
+    for result, a, b in zip(node.results, *branches, strict=True):
+        ndim = result.ndim
+        made.append(where(lead(predicate, ndim), lead(a, ndim), lead(b, ndim)))
+    return made

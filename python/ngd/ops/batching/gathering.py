@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batching rules of ops that read and write by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...dtypes import int64
+from ...graph.node import Node
+from .._casting import cast
+from .._creation import arange
+from .._gathering import ScatterAdd, Take, scatter_add, take
+from .._rearrangement import moveaxis
+from .._rows import row_number
+from .._shape import broadcast_to, reshape, transpose
+from .rewrite import Batched, Batching, Results, batches
+
+
+def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
+    """Return indices into the axis that joins the batch axis and an axis of this extent.
+
+    An index outside its own axis is an error when the step runs, as without a batch axis.
+    """
+    caller = node.attrs.get("caller") or node.op.name
+    if not node.attrs.get("negative", True):
+        attrs = {"axis": 0, "caller": caller, "negative": False}
+        indices = take.node((arange(extent), indices), attrs)
+    indices = cast(indices, int64)
+    examples = reshape(arange(batching.size), (batching.size, *(1,) * (indices.ndim - 1)))
+    operands = (broadcast_to(examples, indices.shape), indices)
+    axes = (0, node.attrs["axis"])
+    attrs = {"extents": (batching.size, extent), "axes": axes, "caller": caller}
+    return row_number.node(operands, attrs)
+
+
+@batches(Take)
+def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Take along the axis that follows by one, or from the rows of all examples."""
+    (x, indices), axis = operands, node.attrs["axis"]
+    if not indices.is_mapped:
+        return node.op.node((x.node, indices.node), {**node.attrs, "axis": axis + 1})
+    if not x.is_mapped:
+        return moveaxis(node.op.node((x.node, indices.node), node.attrs), axis, 0)
+    first = moveaxis(x.node, axis + 1, 1)
+    extent, *others = first.shape[1:]
+    rows = reshape(first, (batching.size * extent, *others))
+    found = take(rows, rows_of_examples(batching, node, indices.node, extent), 0)
+    behind = indices.node.ndim
+    order = [*range(behind, behind + axis), *range(1, behind), *range(behind + axis, found.ndim)]
+    return transpose(found, [0, *order])
+
+
+@batches(ScatterAdd)
+def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Add along the axis that follows by one, or to the rows of all examples."""
+    (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
+    if not indices.is_mapped:
+        return node.op.node((updates.node, indices.node), {**node.attrs, "axis": axis + 1})
+    given, end = batching.with_batch_axis(updates), axis + indices.node.ndim
+    others = [*range(1, axis + 1), *range(end, given.ndim)]
+    given = transpose(given, [0, *range(axis + 1, end), *others])
+    rows = rows_of_examples(batching, node, indices.node, size)
+    total = scatter_add(given, rows, 0, batching.size * size)
+    total = reshape(total, (batching.size, size, *total.shape[1:]))
+    return moveaxis(total, 1, axis + 1)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rewrite of a graph to operands with a leading batch axis, and the table of batching rules.
+
+A function is traced without the mapped axis. `Batching` rewrites the traced graph. A traced node is
+*mapped* if it depends on a mapped input; its new node then has the batch axis as axis 0. Any other
+node is computed once for all examples.
+
+A rule belongs to a class of ops (`batches`), and a subclass inherits it. An op without a rule is
+replaced by its expansion. If it has no expansion either, `Batching` raises a CompileError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from ..._util.callsite import at_site
+from ...dtypes import Type
+from ...errors import CompileError
+from ...graph import notes
+from ...graph.graph import Graph, bodies_of
+from ...graph.node import Node, Op, topological
+from ...graph.precision_marks import WIDE, wide
+from .._precision import expansion
+from .._random import Draw, Dropout, RandomBits
+from .._shape import broadcast_to, reshape
+from ..control.bodies import body_input
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """The new node of a traced node, and whether its axis 0 is the batch axis."""
+
+    node: Node
+    is_mapped: bool = True
+
+
+Results: TypeAlias = Node | Sequence[Node | Batched]
+"""The return value of a rule: a mapped node, the first of several, or one entry per result."""
+BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
+"""Called with the traced node and its new operands, at least one of which is mapped."""
+
+RULES: Final[dict[type[Op], BatchingRule]] = {}
+"""The batching rules by the class of the op."""
+
+AnyRule = TypeVar("AnyRule", bound=BatchingRule)
+
+
+def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
+    """Register the batching rule of some classes of ops."""
+
+    def enter(rule: AnyRule) -> AnyRule:
+        RULES.update(dict.fromkeys(kinds, rule))
+        return rule
+
+    return enter
+
+
+class Batching:
+    """A rewrite of a traced graph to operands with a leading batch axis.
+
+    `since` is a node number: nodes of the mapped function have this id or a greater one. A body of
+    a loop or a branch has a Batching of its own, whose `outer` is that of the graph around it.
+    """
+
+    def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
+        self.size, self.since, self.outer = size, since, outer
+        self.new: dict[Node, Batched] = {}
+        self.fresh: dict[Node, bool] | None = None
+        """For each input of a body, whether a seed that it holds is made in the function."""
+
+    def find(self, node: Node) -> Batched:
+        """Return the new node of a traced node; a node that did not change is its own."""
+        found = self.new.get(node)
+        if found is not None:
+            return found
+        return self.outer.find(node) if self.outer is not None else Batched(node, False)
+
+    def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
+        """Return the new nodes of some traced nodes."""
+        with at_site("") as move_to, wide(False):
+            for node in topological(roots):
+                if node.id < self.since or self.find(node).node is not node:
+                    continue
+                move_to(node.site)
+                WIDE.set(node.wide)
+                self.add(node)
+        return [self.find(root) for root in roots]
+
+    def add(self, node: Node) -> None:
+        """Make the new nodes of one application of an op."""
+        operands = [self.find(x) for x in node.inputs]
+        changed = tuple(x.node for x in operands)
+        if any(x.is_mapped for x in operands) or self.draws(node):
+            made = rule_of(node)(self, node, operands)
+        elif any(new is not old for new, old in zip(changed, node.inputs, strict=True)):
+            made = [Batched(r, False) for r in node.with_inputs(changed).results]
+        else:
+            return
+        if isinstance(made, Node):
+            made = made.results if node.several else (made,)
+        results = [r if isinstance(r, Batched) else Batched(r) for r in made]
+        notes.take_over(results[0].node, [node])
+        self.new.update(zip(node.results, results, strict=True))
+
+    def draws(self, node: Node) -> bool:
+        """Return whether the node draws random numbers by a seed that the function makes.
+
+        Each example then gets numbers of its own, even if the node depends on no mapped input.
+        """
+        if isinstance(node.op, (Draw, Dropout, RandomBits)):
+            return self.is_fresh(node.inputs[-1])
+        for graph in bodies_of(node):
+            body = self.body(graph, node)
+            if any(body.draws(inner) for inner in graph.nodes):
+                return True
+        return False
+
+    def is_fresh(self, seed: Node) -> bool:
+        """Return whether a seed is made in the mapped function, and not captured by it."""
+        if self.fresh is None:
+            return seed.id >= self.since if self.outer is None else self.outer.is_fresh(seed)
+        if seed in self.fresh:
+            return self.fresh[seed]
+        if not seed.inputs:
+            return self.outer is not None and self.outer.is_fresh(seed)
+        return any(self.is_fresh(x) for x in seed.inputs)
+
+    def body(self, graph: Graph, node: Node) -> Batching:
+        """Return a Batching for a body of a traced node; its inputs have no new nodes yet."""
+        made = Batching(self.size, -1, self)
+        operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
+        made.fresh = {p: self.is_fresh(x) for p, x in zip(graph.inputs, operands, strict=True)}
+        return made
+
+    def body_on_inputs(self, graph: Graph, node: Node, mapped: Sequence[bool]) -> Batching:
+        """Return a Batching for a body, with new inputs, some of which are mapped."""
+        made = self.body(graph, node)
+        for place, is_mapped in zip(graph.inputs, mapped, strict=True):
+            new = body_input(self.batched_type(place)) if is_mapped else place
+            made.new[place] = Batched(new, is_mapped)
+        return made
+
+    def batched_type(self, node: Node) -> Type:
+        """Return the type of a traced node with the batch axis in front."""
+        return self.batched_type_of(node.type)
+
+    def batched_type_of(self, one: Type) -> Type:
+        """Return a type with the batch axis in front."""
+        return Type(one.dtype, (self.size, *one.shape))
+
+    def with_batch_axis(self, x: Batched) -> Node:
+        """Return the node with a batch axis; an operand that is not mapped is repeated."""
+        return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
+
+
+def rule_of(node: Node) -> BatchingRule:
+    """Return the batching rule of a node's op."""
+    for kind in type(node.op).__mro__:
+        if kind in RULES:
+            return RULES[kind]
+    if node.op.expands:
+        return expand
+    raise CompileError(
+        f"vmap: expected ops that have a batching rule; got {node.op.name} (made at {node.site}). "
+        "Call the function for one example after the other instead: ops.scan loops over an axis."
+    )
+
+
+def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Batch the ops that an op without a rule is made of."""
+    return batching.rewrite(expansion(node))
+
+
+def lead(x: Batched, ndim: int) -> Node:
+    """Insert axes of extent 1 after the batch axis, so that `ndim` axes follow it.
+
+    A node that is not mapped broadcasts as it is.
+    """
+    if not x.is_mapped or x.node.ndim > ndim:
+        return x.node
+    batch, *shape = x.node.shape
+    return reshape(x.node, (batch, *(1,) * (ndim - len(shape)), *shape))

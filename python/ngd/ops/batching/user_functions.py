@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batching rules of the user's functions: gradient rules and Python functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import Array, Type, is_float
+from ...graph.node import Node
+from .._arithmetic import multiply
+from .._custom import Rule, WithGradient
+from .._host import CallHost, HostFunction
+from .._reductions import sum
+from ..control.bodies import body_input
+from .rewrite import Batched, Batching, Results, batches
+
+
+@batches(WithGradient)
+def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Apply the gradient rule of the user to each example."""
+    count, rule = node.attrs["count"], node.attrs["rule"]
+    if getattr(rule, "follows_graph", False):
+        results = node.op.node([x.node for x in operands], node.attrs).results
+        return [Batched(r, x.is_mapped) for r, x in zip(results, operands, strict=False)]
+    given = [
+        *(batching.with_batch_axis(x) for x in operands[:count]),
+        *(x.node for x in operands[count:]),
+    ]
+    return node.op.node(given, {"count": count, "rule": BatchedRule(batching, node, rule)})
+
+
+class BatchedRule:
+    """The gradient rule of a mapped with_gradient node.
+
+    A rule of `custom_gradient` may read any node of the traced function. So it is called with the
+    traced nodes, and the adjoints that it makes are rewritten.
+    """
+
+    def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
+        self.batching, self.node, self.rule = batching, node, rule
+
+    def __call__(
+        self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
+    ) -> Sequence[Node | None]:
+        """Return the adjoints of the results, then those of the operands."""
+        node, batching = self.node, Batching(self.batching.size, self.batching.since, self.batching)
+        seeds: list[Node | None] = []
+        for result, part in zip(node.results, dy, strict=True):
+            seeds.append(None if part is None else body_input(result.type))
+            if part is not None:
+                batching.new[seeds[-1]] = Batched(part)  # type: ignore[index]
+        count = node.attrs["count"]
+        made = self.rule(node.inputs[:count], node.inputs[count:], seeds)
+        found = iter(batching.rewrite([part for part in made if part is not None]))
+        new = [None if part is None else next(found) for part in made]
+        of_results, of_operands = new[:count], new[count:]
+        return [
+            *(None if part is None else batching.with_batch_axis(part) for part in of_results),
+            *map(self.adjoint, of_operands, node.inputs[count:]),
+        ]
+
+    def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
+        """Return the adjoint of an operand; one that is not mapped gets the sum over examples."""
+        if part is None or self.batching.find(operand).is_mapped:
+            return None if part is None else self.batching.with_batch_axis(part)
+        return sum(part.node, 0) if part.is_mapped else multiply(part.node, self.batching.size)
+
+    def __repr__(self) -> str:
+        return f"vmap({self.rule!r})"
+
+
+@batches(CallHost)
+def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Call the Python function once per example, and its gradient too."""
+    function: HostFunction = node.attrs["function"]
+    is_mapped = [x.is_mapped for x in operands]
+    nodes = tuple(x.node for x in operands)
+    results = tuple(batching.batched_type_of(result) for result in function.results)
+    forward = once_per_example(function, function.results, is_mapped, batching.size)
+    gradient = function.gradient and gradient_per_example(
+        function, function.gradient, is_mapped, batching.size
+    )
+    types = tuple(x.type for x in nodes)
+    return node.op.node(nodes, {"function": HostFunction(forward, types, results, gradient)})
+
+
+def once_per_example(
+    function: Callable[..., Any], results: Sequence[Type], is_mapped: Sequence[bool], size: int
+) -> Callable[..., Any]:
+    """Return a function that calls another one per example, and stacks the results."""
+
+    def examples(*arrays: Array) -> Any:
+        stacks = [np.empty((size, *result.shape), result.dtype) for result in results]
+        for i in range(size):
+            row = [a[i] if mapped else a for a, mapped in zip(arrays, is_mapped, strict=True)]
+            returned = function(*row)
+            values = returned if isinstance(returned, tuple) else (returned,)
+            for stack, value in zip(stacks, values, strict=True):
+                stack[i] = value
+        return tuple(stacks) if len(stacks) > 1 else stacks[0]
+
+    return examples
+
+
+def gradient_per_example(
+    function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
+) -> Callable[..., Any]:
+    """Return the gradient of all examples, given that of one.
+
+    An operand that is not mapped gets the sum over the examples.
+    """
+    floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
+    types = [function.inputs[i] for i in floats]
+    all_mapped = [*is_mapped, *(True for _ in function.results)]
+
+    def gradient(*arrays: Array) -> Any:
+        each = once_per_example(one, types, all_mapped, size)(*arrays)
+        stacks = each if len(types) > 1 else (each,)
+        adjoints = [
+            stack if is_mapped[i] else stack.sum(0) for i, stack in zip(floats, stacks, strict=True)
+        ]
+        return tuple(adjoints) if len(adjoints) > 1 else adjoints[0]
+
+    return gradient

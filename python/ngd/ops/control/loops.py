@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop with carried values over the slices of tensors, `scan`, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ... import trees
+from ..._util.callsite import at_site
+from ...dtypes import Array, Type, aligned, float32, float64, is_float
+from ...errors import DTypeError, ShapeError
+from ...graph import notes
+from ...graph.cost import Cost
+from ...graph.graph import Body, Graph, bodies_of
+from ...graph.node import Node, topological
+from ...graph.precision_marks import wide
+from ...graph.registry import public, register
+from ...graph.samples import Sample
+from .._adjoints import walk_back
+from .._arithmetic import add
+from .._creation import zeros
+from .._operands import as_node
+from .._shape import reshape
+from .._transcendental import tanh
+from .bodies import (
+    Control,
+    Evaluate,
+    add_to,
+    body_input,
+    close_over,
+    expect_agreement,
+    sample_of,
+    sum_of,
+    with_uniform_inputs,
+)
+from .body_analysis import (
+    before_reshapes,
+    factors_of,
+    heavy_ends,
+    inputs_with_adjoints,
+    products_of,
+    replace_nodes,
+    worth_keeping,
+)
+from .tracing import loops, tracing
+
+
+class Parts(NamedTuple):
+    """What belongs to a scan's carried values, to its slices, and to what all rounds read."""
+
+    carries: Sequence[Any]
+    slices: Sequence[Any]
+    fixed: Sequence[Any]
+
+    @classmethod
+    def of(cls, operands: Sequence[Any], carries: int, slices: int) -> Parts:
+        """Take operands apart, or a body's inputs."""
+        both = carries + slices
+        return cls(operands[:carries], operands[carries:both], operands[both:])
+
+
+class Scan(Control):
+    """A loop; attrs: body, carries and slices (how many there are), length, reverse.
+
+    Operands: the carried values, the tensors that are read slice by slice, and what all rounds
+    read. Results: the carried values after the last round, what the rounds make, stacked, and the
+    carried values as each round found them, stacked: the gradient computes each round again from
+    these, and otherwise nobody reads them. It does not compute again what heavy ops make: that is
+    among what the rounds make (`worth_keeping`), and read by the gradient alone.
+    """
+
+    name = "scan"
+    nested = "scan"
+
+    def infer(
+        self, *inputs: Type, body: Body, carries: int, slices: int, length: int, reverse: bool
+    ) -> tuple[Type, ...]:
+        given = Parts.of([node.type for node in body.graph.inputs], carries, slices)
+        made = [node.type for node in body.graph.outputs]
+        stacked = stack_types(given.slices, length)
+        self.expect(inputs, [*given.carries, *stacked, *given.fixed])
+        self.expect(made[:carries], given.carries)
+        return (*made[:carries], *stack_types([*made[carries:], *given.carries], length))
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """That of all rounds."""
+        body: Cost = attrs["bodies"][0]
+        return body.times(attrs["length"])
+
+    def shared_from(self, node: Node) -> tuple[int, int]:
+        first = node.attrs["carries"] + node.attrs["slices"]
+        return first, first
+
+    def spare_bytes(self, **attrs: Any) -> int:
+        """Two turns of each carried value, and a slice of each result."""
+        sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
+        return sum(sizes) + sum(sizes[: attrs["carries"]])
+
+    def expect_agreement(self, node: Node) -> None:
+        """See the base. A carried value is equal on all ranks where each round makes it so."""
+        (body,), n = bodies_of(node), node.attrs["carries"]
+        equal = [x.uniform for x in node.inputs]
+        while True:
+            body = with_uniform_inputs(body, equal)
+            made = [a and x.uniform for a, x in zip(equal, body.outputs[:n], strict=False)]
+            if made == equal[:n]:
+                return expect_agreement(body)
+            equal[:n] = made
+
+    def run(
+        self,
+        evaluate: Evaluate,
+        *inputs: Array,
+        body: Body,
+        carries: int,
+        slices: int,
+        length: int,
+        reverse: bool,
+    ) -> tuple[Array, ...]:
+        parts = Parts.of(inputs, carries, slices)
+        graph, carry = body.graph, list(parts.carries)
+        stacked = [node.type for node in (*graph.outputs[carries:], *graph.outputs[:carries])]
+        stacks = [np.empty(t.shape, t.dtype) for t in stack_types(stacked, length)]
+        for now in reversed(range(length)) if reverse else range(length):
+            read = [np.asarray(x[now]) for x in parts.slices]
+            made = evaluate(graph, [*carry, *read, *parts.fixed])
+            for stack, value in zip(stacks, [*made[carries:], *carry], strict=True):
+                stack[now] = value
+            carry = made[:carries]
+        return (*carry, *stacks)
+
+    def samples(self) -> Iterable[Sample]:
+        for dtype in (float32, float64):
+            for length, reverse in ((3, False), (3, True), (1, False), (0, False)):
+                x, w = body_input(Type(dtype, (length, 2))), body_input(Type(dtype, (2,)))
+                loop = ScanBuilder(length, reverse)
+                carry, part = loop.carry(body_input(w.type)), loop.slice(x)
+                loop.next_carries, loop.results = [tanh(carry + part) * w], [carry * part]
+                yield sample_of(loop.build())
+
+    def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
+        """A loop the other way; each round is computed again from the carried values it found.
+
+        What its heavy ops have made it reads. The adjoints of the carried values are carried, and
+        so are the sums of the adjoints of values that all rounds read. Those of slices are stacked.
+        The gradient of a matrix that the rounds only multiply is one product after the loop.
+        """
+        return ScanGradient(node, dy, wanted).operand_adjoints()
+
+
+SCAN: Final[Scan] = register(Scan())
+
+
+class ScanBuilder:
+    """A scan in the making: pairs of an operand and the body's input for it, and the outputs."""
+
+    def __init__(self, length: int, reverse: bool) -> None:
+        self.length, self.reverse = length, reverse
+        self.carries: list[tuple[Node, Node]] = []
+        self.next_carries: list[Node] = []  # of each
+        self.slices: list[tuple[Node, Node]] = []
+        self.fixed: list[tuple[Node, Node]] = []
+        self.results: list[Node] = []
+
+    @property
+    def inputs(self) -> list[Node]:
+        """The inputs of the body that change from iteration to iteration."""
+        return [p for _, p in (*self.carries, *self.slices)]
+
+    def carry(self, initial: Node) -> Node:
+        """Add a carried value; returns the body's input."""
+        self.carries.append((initial, body_input(initial.type)))
+        return self.carries[-1][1]
+
+    def slice(self, tensor: Node) -> Node:
+        """Add a tensor that is read slice by slice; returns the body's input."""
+        self.slices.append((tensor, body_input(Type(tensor.dtype, tensor.shape[1:]))))
+        return self.slices[-1][1]
+
+    def build(self) -> Node:
+        """Make the scan; what its body does not read is left out."""
+        outputs = [*self.next_carries, *self.results]
+        own = [p for _, p in (*self.carries, *self.slices, *self.fixed)]
+        outputs += worth_keeping(outputs, own)
+        read = set(topological(outputs))
+        slices = [(x, p) for x, p in self.slices if p in read]
+        fixed = [(x, p) for x, p in self.fixed if p in read]
+        inputs = [p for _, p in (*self.carries, *slices, *fixed)]
+        made, captured = close_over(outputs, inputs)
+        pairs = [*self.carries, *slices, *fixed, *captured]
+        attrs = {
+            "body": Body(Graph(tuple(p for _, p in pairs), made)),
+            "carries": len(self.carries),
+            "slices": len(slices),
+            "length": self.length,
+            "reverse": self.reverse,
+        }
+        node = SCAN.node([x for x, _ in pairs], attrs)
+        notes.take_over(node, topological(outputs))
+        return node
+
+
+class ScanGradient:
+    """The gradient of a scan: a loop in the other direction.
+
+    Its body computes an iteration again from the carried values that the iteration started with,
+    except for the results of heavy ops, which the scan has stored. It carries the adjoints of the
+    carried values.
+    """
+
+    def __init__(self, node: Node, adjoints: Sequence[Node | None], wanted: Sequence[bool]) -> None:
+        body, attrs = node.attrs["body"].graph, node.attrs
+        count = attrs["carries"]
+        self.body_inputs = Parts.of(body.inputs, count, attrs["slices"])
+        self.operands = Parts.of(node.inputs, count, attrs["slices"])
+        self.active_inputs = inputs_with_adjoints(body, count, wanted)
+        """The inputs of the body whose adjoints are computed."""
+        self.loop = ScanBuilder(attrs["length"], not attrs["reverse"])
+        self.carry_adjoints = self.carry(adjoints[:count])
+        """The adjoint of each carried value after the iteration, an input of the loop's body."""
+        self.output_adjoints = self.read_output_adjoints(
+            body.outputs, adjoints[count : len(body.outputs)]
+        )
+        """The adjoints of the outputs of the body."""
+        self.start_adjoints = [
+            None if adjoint is None else self.loop.slice(adjoint)
+            for adjoint in adjoints[len(body.outputs) :]
+        ]
+        """The adjoint of each carried value before the iteration, as the scan has stacked it."""
+        self.read_operands(node.results[len(node.results) - count :])
+        self.stored = self.read_stored(body, node.results[count:])
+        """The inputs that hold the stored results of heavy ops, by the outputs of the body."""
+
+    def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
+        """Carry the adjoint of each carried value that has one, from that of its last value."""
+        return [
+            self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
+            if value in self.active_inputs
+            else None
+            for value, adjoint in zip(self.body_inputs.carries, adjoints, strict=True)
+        ]
+
+    def read_output_adjoints(
+        self, outputs: Sequence[Node], adjoints: Sequence[Node | None]
+    ) -> dict[Node, Node]:
+        """Return the adjoints of the outputs of the body: carried ones, and slices of stacks."""
+        slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
+        found: dict[Node, Node] = {}
+        for output, adjoint in zip(outputs, [*self.carry_adjoints, *slices], strict=True):
+            if adjoint is not None and is_float(output.dtype):
+                add_to(found, output, adjoint)
+        return found
+
+    def read_operands(self, histories: Sequence[Node]) -> None:
+        """Read what the scan read; `histories` are the stacks of its carried values."""
+        operands, inputs = self.operands, self.body_inputs
+        self.loop.slices += zip(histories, inputs.carries, strict=True)
+        self.loop.slices += zip(operands.slices, inputs.slices, strict=True)
+        self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
+
+    def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
+        """Read the results of heavy ops that the scan has stored, slice by slice."""
+        ends = set(heavy_ends(body.outputs, body.inputs))
+        stacked = body.outputs[len(self.body_inputs.carries) :]
+        return {
+            output: self.loop.slice(stack)
+            for output, stack in zip(stacked, stacks, strict=False)
+            if output in ends
+        }
+
+    def operand_adjoints(self) -> list[Node | None]:
+        """Return the adjoint of each operand of the scan; None if it is not wanted."""
+        with tracing((*loops(), self.loop)):
+            adjoints = walk_back(self.output_adjoints, self.active_inputs)
+        self.set_next_carries(adjoints)
+        products = {x: products_of(adjoints[x]) for x in self.body_inputs.fixed if x in adjoints}
+        products = {x: terms for x, terms in products.items() if terms}
+        summed = self.sum_in_loop(adjoints, products)
+        per_slice = {x: adjoints[x] for x in self.body_inputs.slices if x in adjoints}
+        factors = [
+            before_reshapes(factor)
+            for product in chain.from_iterable(products.values())
+            for factor in factors_of(product)
+        ]
+        totals, stacks = self.run([*per_slice.values(), *factors])
+        carried = [x for x in self.body_inputs.carries if x in self.active_inputs]
+        found = dict(zip([*carried, *summed], totals, strict=True))
+        found |= {x: stacks[adjoint] for x, adjoint in per_slice.items()}
+        found |= {
+            x: sum_of(x, [self.over_iterations(product, stacks) for product in terms])
+            for x, terms in products.items()
+        }
+        return [found.get(x) for x in chain(*self.body_inputs)]
+
+    def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
+        """Set the adjoints of the carried values that the preceding iteration gets."""
+        for value, after, start in zip(
+            self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
+        ):
+            if after is not None:
+                self.loop.next_carries.append(sum_of(value, [adjoints.get(value), start]))
+
+    def sum_in_loop(
+        self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
+    ) -> list[Node]:
+        """Sum the adjoints of values that all iterations read, and return these values.
+
+        Those whose adjoints are sums of products are left to products after the loop.
+        """
+        summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
+        for value in summed:
+            total = self.loop.carry(zeros(value.shape, value.dtype))
+            self.loop.next_carries.append(add(total, adjoints[value]))
+        return summed
+
+    def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
+        """Make the loop; return its carried values, and the stacks of values of its body.
+
+        A value that is a slice of a tensor is not stacked again.
+        """
+        stacks = {part: tensor for tensor, part in self.loop.slices}
+        stacks |= {output: stacks[part] for output, part in self.stored.items()}
+        stacked = list(dict.fromkeys(value for value in values if value not in stacks))
+        self.loop.next_carries = replace_nodes(self.loop.next_carries, self.stored)
+        self.loop.results = replace_nodes(stacked, self.stored)
+        results = self.loop.build().results if self.loop.next_carries or stacked else ()
+        count = len(self.loop.next_carries)
+        return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
+
+    def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
+        """Return the sum of a product over all iterations: one product of the rows of all."""
+        with at_site(product.site), wide(product.wide):
+            rows = [
+                reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
+                for x in factors_of(product)
+            ]
+            return product.op.node(rows, product.attrs)
+
+
+def stack_types(types: Sequence[Type], length: int) -> list[Type]:
+    """Return the types of `length` stacked values of each type."""
+    return [Type(t.dtype, (length, *t.shape)) for t in types]
+
+
+@public
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:  # long because each argument is described
+    """Run a function once per slice of some tensors, and carry values from one call to the next.
+
+    The result is that of this loop, whose body is traced only once:
+
+        carry = init
+        for t in range(length):
+            carry, ys[t] = body(carry, xs[t])
+
+    A collective in the body runs in each iteration, or once if it depends neither on the carry nor
+    on the slice.
+
+    The gradient computes each iteration again from its carry. It keeps the carries of all
+    iterations and the results of matrix products, convolutions and attention. With
+    `ngd.remat(body)` it keeps only the carries.
+
+    Parameters
+    ----------
+    body : callable
+        It takes the carry and a slice, and returns the next carry and a result, or None as the
+        result. It may read nodes and variables from outside. Random draws differ in each iteration,
+        except if their seed or offset depends on the carry or the slice.
+    init : node, array, or a structure of them
+        The first carry. The body returns the same structure, dtypes and shapes.
+    xs : node, array, or a structure of them, optional
+        Iteration t reads slice t along axis 0. If it is None, the body gets None as its slice, and
+        `length` is needed.
+    length : int, optional
+        The number of iterations, which may be 0. The default is the extent of axis 0 of `xs`.
+    reverse : bool, default False
+        Run from the last slice to the first. The results keep the order of the slices.
+
+    Returns
+    -------
+    tuple
+        The last carry, and the results of all iterations, stacked along a new axis 0.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The extents of `xs` differ, or the body returns a carry of another type.
+    CompileError
+        The body contains a send or a receive.
+
+    Examples
+    --------
+    ::
+
+        >>> add = lambda total, x: (total + x, total)
+        >>> ngd.function(lambda x: ops.scan(add, 0.0, x)[0])(np.array([1.0, 2.0, 3.0]))
+        array(6.)
+    """
+    return _traced(body, init, xs, length, reverse)
+
+
+def _traced(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    """Trace the body of a scan, and return the last carry and the stacked results."""
+    if not callable(body):
+        raise TypeError(
+            f"scan: body: expected a function; got {body!r}. Give a function of a carry and a "
+            "slice that returns (carry, result)."
+        )
+    initial, structure = trees.flatten(init)
+    tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
+    given = [as_node(value, where="scan: init") for value in initial]
+    read = [as_node(value, where="scan: xs") for value in tensors]
+    loop = ScanBuilder(num_iterations(read, length), reverse)
+    carry = structure.rebuild([loop.carry(node) for node in given])
+    slices = [loop.slice(node) for node in read]
+    with tracing((*loops(), loop)):
+        returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
+    carry, made = expect_pair(returned)
+    loop.next_carries = next_carries(structure, given, carry)
+    leaves, made_structure = trees.flatten(made) if made is not None else ([], None)
+    loop.results = [as_node(leaf, where="scan: what the body makes") for leaf in leaves]
+    results = loop.build().results if loop.next_carries or loop.results else ()
+    last, stacked = results[: len(given)], results[len(given) : len(given) + len(leaves)]
+    return structure.rebuild(last), made_structure.rebuild(stacked) if made_structure else None
+
+
+def expect_pair(returned: Any) -> tuple[Any, Any]:
+    """Return the pair that the body of a scan returned: the next carry, and a result."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"scan: expected the body to return a pair; got {returned!r}. Return "
+            "(carry, result), with None as the result of a loop that only carries."
+        )
+    return returned
+
+
+def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) -> list[Node]:
+    """The carried values that a body returns, of the types that it was given."""
+    leaves = structure.match(carry, "scan: the carry that the body returns")
+    nodes = []
+    for path, before, leaf in zip(structure.paths("carry"), given, leaves, strict=True):
+        node = as_node(leaf, before, where=f"scan: {path}")
+        if node.type != before.type:
+            raise (DTypeError if node.dtype != before.dtype else ShapeError)(
+                f"scan: expected the body to return {path} as it was given, {before.type}; "
+                f"got {node.type} (made at {node.site}). Cast or reshape it."
+            )
+        nodes.append(node)
+    return nodes
+
+
+def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
+    """Return the number of iterations of a loop."""
+    extents = [node.shape[0] if node.shape else None for node in tensors]
+    wanted = length if length is not None or not extents else extents[0]
+    if wanted is None:
+        found = "a scalar" if extents else "neither"
+        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {found}")
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
+        raise ShapeError(f"scan: expected a length >= 0; got {wanted!r}")
+    for node, extent in zip(tensors, extents, strict=True):
+        if extent != wanted:
+            raise ShapeError(
+                f"scan: expected xs of {wanted} slices each; got {node.type} (made at "
+                f"{node.site}). Slice xs, or change length."
+            )
+    return wanted
+
+
+__all__ = ["SCAN", "scan"]
