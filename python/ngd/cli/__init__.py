@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .._util.links import page_url
-from ..comm.world import build_info
+from ..comm.calls import build_info
 from . import doctor, examples
 from . import profile as profiler
 from . import run as launch

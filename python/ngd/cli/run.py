@@ -40,9 +40,13 @@ from typing import IO, Any, Final, TextIO
 from .. import logs
 from .._util import config
 from .._util.links import page_url
-from ..comm.launchers.environment import address_of_launcher, label_of, surroundings
+from ..comm.calls import build_info
+from ..comm.communicator import timeout_seconds
+from ..comm.cores import available_cores
+from ..comm.launchers.job_names import label_of
+from ..comm.launchers.launcher_pipe import address_of_launcher
+from ..comm.launchers.registry import surroundings
 from ..comm.membership import WAITS, Board, World
-from ..comm.world import available_cores, build_info, timeout_seconds
 from ..errors import InitError
 from . import binding
 
