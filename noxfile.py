@@ -31,10 +31,11 @@ def tracked(session: nox.Session, *patterns: str) -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the style of Python, Cython, C++ and prose, and the links of the documents."""
-    prepare(session, "ruff", "cython-lint", "clang-format")
+    """Check style and prose, the layers of the package, and the links of the documents."""
+    prepare(session, "ruff", "cython-lint", "clang-format", "import-linter>=2.9")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": "python"})
     session.run("cython-lint", *tracked(session, "*.pyx", "*.pxd", "*.pxi"))
     session.run("clang-format", "--dry-run", "-Werror", *tracked(session, "*.cpp", "*.hpp"))
     session.run("python", ".ci/prose.py")

@@ -137,16 +137,17 @@ BUILDERS: dict[str, Callable[[int, Clock], dict[str, Any]]] = {
 
 def watch_compiler(clock: Clock) -> None:
     """Let the clock hear of every phase of ngd.compile."""
-    from ngd import _core, passes
+    from ngd import _core
     from ngd.compiler import driver as compiler
-    from ngd.graph import node as ir
+    from ngd.graph.graph import Graph
+    from ngd.passes import pipeline
 
-    pipeline = tuple(clock.timed(step.__name__, step) for step in passes.PIPELINE)
-    passes.PIPELINE = pipeline  # type: ignore[misc]
+    run_pass = pipeline.run_pass
+    pipeline.run_pass = lambda each, *given: clock.timed(each.__name__, run_pass)(each, *given)
     for owner, name, phase in (
-        (passes, "schedule", "schedule"),
-        (passes, "plan_memory", "plan_memory"),
-        (ir.Graph, "verify", "verify"),
+        (pipeline, "schedule", "schedule"),
+        (pipeline, "plan_memory", "plan_memory"),
+        (Graph, "verify", "verify"),
         (compiler, "emit", "emit"),
         (_core, "Executable", "executor"),
     ):

@@ -28,29 +28,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from . import (
-    Group,
-    LiveState,
-    Variable,
+from . import trees
+from ._util.signature_errors import name_calls
+from ._util.unknown_names import attribute_errors
+from .comm import Group
+from .comm.calls import gather
+from .comm.world import init
+from .dtypes import (
     bfloat16,
     bool_,
     float16,
     float32,
     float64,
-    gather,
-    init,
     int8,
     int16,
     int32,
     int64,
-    trees,
     uint8,
     uint16,
     uint32,
     uint64,
 )
-from ._util.signature_errors import name_calls
-from ._util.unknown_names import attribute_errors
+from .graph.live_state import LiveState
+from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"

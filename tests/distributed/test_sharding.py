@@ -18,7 +18,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops, optim
-from ngd.passes.sharding.partition import SMALL_BYTES, UNIT, is_divided, shard_bounds
+from ngd.passes.partition import SMALL_BYTES, UNIT, is_divided, shard_bounds
 
 pytestmark = harness.needs_ranks
 several = pytest.mark.parametrize("ranks", [2, 3, 4])

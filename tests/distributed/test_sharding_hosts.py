@@ -19,7 +19,7 @@ from test_sharding import ELEMENTWISE, OPTIMIZERS, Net, trained
 
 import ngd
 from ngd import ops, optim
-from ngd.passes.sharding.partition import SMALL_BYTES as SMALL
+from ngd.passes.partition import SMALL_BYTES as SMALL
 
 __all__ = ["permitted"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import ngd
-from ngd import passes
 from ngd.devices.cpu import sharing
 from ngd.graph.graph import Graph
-from ngd.passes.sharding.partition import Partition
+from ngd.passes import pipeline
+from ngd.passes.partition import Partition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 LINE = re.compile(r"^  (?:%|\d+: )")
@@ -45,7 +45,14 @@ def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: A
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "PIPELINE", tuple(map(recorded, passes.PIPELINE)))
+        for name in ("PER_OP", "FUSION"):
+            entries = [
+                entry._replace(passes=tuple(map(recorded, entry.passes)))
+                if isinstance(entry, pipeline.When)
+                else recorded(entry)
+                for entry in getattr(pipeline, name)
+            ]
+            patch.setattr(pipeline, name, tuple(entries))
         patch.setattr(sharing, "places_of", lambda ranks, apart: Partition(ranks))
         group: Any = Ranks()
         arguments = [given["x"], given["y"]], [given["loss"]], given["updates"]

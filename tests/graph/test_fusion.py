@@ -20,9 +20,9 @@ from ngd.passes.fusion import elementwise
 from ngd.passes.fusion.elementwise import (
     MAX_INPUTS,
     MAX_INSTRUCTIONS,
-    FusedElementwise,
     fuse_elementwise,
 )
+from ngd.passes.fusion.kernel_body import FusedKernel, body_of
 from ngd.passes.simplification import simplify
 
 NO_TARGET: Any = None
@@ -332,11 +332,11 @@ def test_random_graphs_have_no_circles_and_lose_nothing() -> None:
         assert not any(n.op.elementwise for n in fused.nodes)
         others = [n.op.name for n in graph.nodes if not elementwise.is_elementwise(n)]
         constants = sum(name == "constant" for name in others)
-        left = [n.op.name for n in fused.nodes if not isinstance(n.op, FusedElementwise)]
+        left = [n.op.name for n in fused.nodes if not isinstance(n.op, FusedKernel)]
         assert len(others) - constants == len(left) - sum(name == "constant" for name in left)
         for node in fused.nodes:
-            if isinstance(node.op, FusedElementwise):
+            if isinstance(node.op, FusedKernel):
                 read = {o for n in fused.nodes for o in n.inputs} | set(fused.roots)
                 assert read.issuperset(node.results)
                 assert len(node.inputs) <= MAX_INPUTS
-                assert node.attrs["program"].count(";") < MAX_INSTRUCTIONS
+                assert body_of(node).text.count(";") < MAX_INSTRUCTIONS

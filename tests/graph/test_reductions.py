@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ngd
-from ngd import ops, passes
+from ngd import ops
+from ngd.passes import pipeline
 from ngd.passes.fusion.reductions import fuse_reductions, share_sums
 
 Graph = Callable[[Any], list[Any]]
@@ -30,7 +31,7 @@ def kinds(step: Any) -> Counter[str]:
 def without(*left_out: Any) -> pytest.MonkeyPatch:
     """Compile without some passes, until it is undone."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(passes, "PIPELINE", tuple(p for p in passes.PIPELINE if p not in left_out))
+    patch.setattr(pipeline, "FUSION", tuple(p for p in pipeline.FUSION if p not in left_out))
     return patch
 
 

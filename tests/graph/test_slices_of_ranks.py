@@ -22,9 +22,9 @@ from ngd import ops
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node
 from ngd.passes.collective_order import order_collectives
+from ngd.passes.partition import Partition
 from ngd.passes.sharding import matmul_owners as owners
 from ngd.passes.sharding.equal_values import Equal
-from ngd.passes.sharding.partition import Partition
 from ngd.passes.sharding.updates import to_share, update_in_slices
 from ngd.passes.simplification import simplify
 

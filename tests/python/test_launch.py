@@ -18,7 +18,7 @@ import pytest
 import ngd
 from ngd.cli import binding
 from ngd.cli import run as launch
-from ngd.cli.run import rank_environment
+from ngd.cli.environment import rank_environment
 from ngd.comm.cores import available_cores
 
 DEADLINE = 60.0

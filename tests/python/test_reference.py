@@ -40,7 +40,7 @@ MODULES = (
 BRIDGES = {
     "torch/__init__.py": "ngd.torch",
     "torch/transformers.py": "ngd.torch.transformers",
-    "jax.py": "ngd.jax",
+    "jax/__init__.py": "ngd.jax",
     "paddle/__init__.py": "ngd.paddle",
     "ray/__init__.py": "ngd.ray",
 }

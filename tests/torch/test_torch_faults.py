@@ -46,7 +46,9 @@ def test_a_killed_rank_is_named() -> None:
         job.wait_for(1, "training")
         job.kill(1)
         for outcome in job.wait(30, [0, 2]):
-            assert last_words(outcome).startswith("RankLostError: rank 1 (process "), outcome
+            words = last_words(outcome)
+            assert words.startswith("RankLostError: all_reduce(sum)"), outcome
+            assert ": rank 1 (process " in words, outcome
         job.wait(10)
 
 
@@ -124,7 +126,9 @@ def leave_early() -> None:
 def test_a_rank_that_leaves_is_named() -> None:
     with torch_ranks.job(leave_early, 2) as job:
         _, stayed = job.wait(60)
-        assert last_words(stayed).startswith("RankLostError: rank 0 has left")
+        words = last_words(stayed)
+        assert words.startswith("RankLostError: barrier at ")
+        assert words.endswith(": rank 0 has left the job.")
 
 
 def test_ranks_of_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,7 +365,7 @@ SHORT_CALLS: Final = frozenset(
 
 
 def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Wrap the public functions of a package, and their names in its modules, by `name_signature`.
+    """Wrap the public functions of a package in its namespace by `name_signature`.
 
     It wraps methods of the public classes too, except the constructors. It leaves `SHORT_CALLS`:
     with a frame between them and the caller, they would take a slower path.
@@ -376,7 +376,7 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
             continue
         if inspect.isfunction(found) and name not in SHORT_CALLS:
             checked = name_signature(f"{package}.{name}", found)
-            setattr(sys.modules[found.__module__], found.__name__, checked)
+            checked.__module__ = namespace["__name__"]  # where pickles find it
             namespace[name] = checked
         elif inspect.isclass(found):
             for key, method in list(vars(found).items()):

@@ -13,9 +13,7 @@ from typing import Final
 
 from .._util.links import page_url
 from ..comm.calls import build_info
-from . import doctor, examples
-from . import profile as profiler
-from . import run as launch
+from . import doctor, examples, profile, run
 
 DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."
 EPILOG: Final = f"""\
@@ -28,7 +26,7 @@ examples:
 
 documentation: {page_url("cli")}
 """
-COMMANDS: Final = {"run": launch, "doctor": doctor, "profile": profiler, "examples": examples}
+COMMANDS: Final = {"run": run, "doctor": doctor, "profile": profile, "examples": examples}
 """The module of each subcommand: its texts, `add_arguments` and `run`."""
 
 STDOUT: Final = 1

@@ -39,7 +39,7 @@ from ..comm.launchers.detect import detect
 from ..comm.world import init
 from ..errors import Error, InitError
 from . import binding
-from . import run as launch
+from .environment import rank_environment
 
 SUMMARY: Final = "check this installation and this machine, and suggest fixes"
 DESCRIPTION: Final = "Check this installation and this machine, and suggest a fix per problem."
@@ -411,7 +411,7 @@ def _self_test() -> Finding:
     fix = f"read {page_url('errors')}"
     try:
         for rank in range(2):
-            env = launch.rank_environment(rank, 2, job, 0, 0, os.environ) | {"NGD_COMM": "shm"}
+            env = rank_environment(rank, 2, job, 0, 0, os.environ) | {"NGD_COMM": "shm"}
             process = subprocess.Popen(
                 command,
                 env=env,

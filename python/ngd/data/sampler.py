@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from .._util.signature_errors import check_constructor
 
 if TYPE_CHECKING:
-    from .. import Mesh
+    from ..comm import Mesh
 
 IndexArray = NDArray[np.int64]
 
 
 def current_rank_and_size() -> tuple[int, int]:
     """Return the rank and the size of the joined world, or the launcher's values before that."""
-    from .. import rank, world_size  # not at the top: workers do not load the engine
+    from ..comm.world import rank, world_size  # not at the top: workers do not load the engine
 
     return rank(), world_size()
 
@@ -336,7 +336,7 @@ def _fixed_rank_and_size(
 ) -> tuple[int, int] | None:
     """Return the rank and the size that do not follow the world, or None."""
     if mesh is not None:
-        from .. import Mesh as MeshType
+        from ..comm import Mesh as MeshType
 
         if not isinstance(mesh, MeshType):
             raise TypeError(

@@ -18,7 +18,7 @@ from .._util.callsite import REWRITES, NodeSite, node_id
 from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE
 from ..graph.node import Node, Op
 from ..passes import Plan, Step, Target
-from ..passes.scheduling import is_view, source_of
+from ..passes.views import is_view, source_of
 from ..profiling.report import Peaks, Row, rows_of
 
 if TYPE_CHECKING:

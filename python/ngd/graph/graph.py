@@ -134,7 +134,8 @@ class Graph:
             made = ", ".join(numbers[r] for r in node.results)
             operands = ", ".join(numbers[i] for i in node.inputs)
             mark = "=" if node.uniform else "~"
-            applied = f"{node.op.name}({operands}){print_attrs(node.attrs)}"
+            attrs = print_attrs(node.op.printed_attrs(node.attrs))
+            applied = f"{node.op.name}({operands}){attrs}"
             types = ", ".join(result.type.short for result in node.results)
             lines.append(f"  {made} {mark} {applied} : {types}")
             for body in bodies_of(node):

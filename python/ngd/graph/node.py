@@ -148,6 +148,10 @@ class Op:
         """The name of the native kernel and its attributes."""
         return self.name, attrs
 
+    def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the attributes that the text of a graph shows."""
+        return attrs
+
     def simplify(self, node: Node) -> Node | None:
         """A simpler node of the same bits; None: this one is as simple as its inputs allow."""
         return None

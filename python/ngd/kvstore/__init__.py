@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from .. import Group, init
+from ..comm import Group
+from ..comm.world import init
 from .store import KVStore
 
 LOCAL: Final = ("local", "local_allreduce_cpu", "local_allreduce_device", "device")

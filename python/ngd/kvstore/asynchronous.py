@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Group
+from ..comm import Group
 from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
 from .arguments import Key, total

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Group
+from ..comm import Group
 from ..dtypes import Array
 from . import create as create_on_arrays
 from .mxnet_optimizers import Updater, mx

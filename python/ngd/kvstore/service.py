@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import Group, Work
+from ..comm import Group, Work
 from ..dtypes import Array
 from ..errors import BusyError, CollectiveError, CollectiveTimeoutError, GroupClosedError
 from .arguments import Key

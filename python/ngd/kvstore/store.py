@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import Group, optim
+from .. import optim
+from ..comm import Group
 from ..dtypes import Array
 from ..errors import ShapeError
 from .arguments import Key, by_key, expect_like, read, rows_of, target, total

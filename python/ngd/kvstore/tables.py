@@ -9,9 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import Executable, Group, Variable, checkpoint, ops, placeholder, variable
-from .. import compile as compile_step
+from .. import checkpoint, ops
+from ..comm import Group
+from ..compiler.driver import compile as compile_step
+from ..devices.executable import Executable
 from ..dtypes import Array
+from ..graph.variable import Variable, placeholder, variable
 from ..optim import Optimizer, clip_by_global_norm
 from .arguments import Key
 

@@ -64,7 +64,7 @@ from .losses import (
     TripletMarginLoss,
 )
 from .modes import Random, Training, current, evaluation, training
-from .module import Buffer, Keys, Module, Parameter
+from .module import Module
 from .normalization import (
     BatchNorm,
     BatchNorm1d,
@@ -78,6 +78,7 @@ from .normalization import (
     LayerNorm,
     RMSNorm,
 )
+from .parameter import Buffer, Parameter
 from .parametrizations import remove_parametrizations, spectral_norm, weight_norm
 from .pooling import (
     AdaptiveAvgPool1d,
@@ -95,6 +96,7 @@ from .pooling import (
 )
 from .recurrent import GRU, LSTM
 from .resampling import Fold, PixelShuffle, PixelUnshuffle, Unfold, Upsample
+from .state_dict import Keys
 from .transformer import (
     TransformerDecoder,
     TransformerDecoderLayer,

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .initializers import constant
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Activation(Module):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .initializers import xavier_uniform, zeros
 from .inputs import expect_embedded
 from .linear import Linear, affine
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class MultiHeadAttention(Module):

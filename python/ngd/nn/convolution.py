@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .initializers import Initializer, torch_default
 from .inputs import expect_axes, expect_channels
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 PerAxis: TypeAlias = int | Sequence[int]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from .. import Node
 from .._util.signature_errors import format_value
 from ..errors import ShapeError
+from ..graph.node import Node
 
 SPATIAL: Final = {1: ", L", 2: ", H, W", 3: ", D, H, W"}
 """The names of the spatial axes, by their number."""

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .initializers import Initializer, normal, torch_default
 from .inputs import expect_axes, expect_last_axis
 from .modes import current
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 def affine(x: Node, weight: Node, bias: Node | None) -> Node:

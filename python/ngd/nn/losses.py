@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .module import Module
 
 

@@ -16,8 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import LiveState, Node, Variable, errors, ops
+from .. import errors, ops
 from .._util.blocks import opened, suspended
+from ..graph.live_state import LiveState
+from ..graph.node import Node
+from ..graph.variable import Variable
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40

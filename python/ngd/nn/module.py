@@ -8,22 +8,22 @@ on a seed and on this name only, so it is equal on all ranks.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
-from .._util.signature_errors import expect_fit, without_self
+from .. import errors, trees
+from ..comm.calls import all_reduce
+from ..dtypes import bfloat16
+from ..graph.variable import Variable
 from ..graph.variable_names import Scope
-from .initializers import Initializer, zeros
+from .constructors import naming_errors
 from .modes import current
+from .parameter import Parameter
 from .plain import CONTAINERS, Held, find_in, refusal
+from .state_dict import Keys, load
 
 INSTEAD: Final = {
     "train": "`with nn.training(nn.Random(seed)):` around the forward pass",
@@ -41,221 +41,6 @@ REGISTERS: Final = ("_parameters", "_modules", "_parent")
 def is_floating(dtype: Any) -> bool:
     """Return True for floats, including 16-bit floats."""
     return dtype == bfloat16 or np.issubdtype(dtype, np.floating)
-
-
-class Parameter:
-    """The declaration of a variable that is trained.
-
-    Set an attribute of a module to a Parameter. Reading the attribute returns the variable. If
-    types are checked, annotate it in the class by `weight: Any`.
-
-    Parameters
-    ----------
-    shape : int or sequence of ints
-        The shape of the variable.
-    initializer : function, default nn.initializers.zeros
-        A function of a NumPy generator and a shape that returns the first value.
-    dtype : dtype, default float32
-        The dtype of the variable.
-
-    Notes
-    -----
-    One parameter may be an attribute of several modules, which then share the variable. The
-    variable's name comes from the first one.
-
-    Examples
-    --------
-    >>> class Scale(nn.Module):
-    ...     def __init__(self, width):
-    ...         self.factor = nn.Parameter(width, nn.initializers.ones)
-    ...
-    ...     def forward(self, x):
-    ...         return x * self.factor
-    >>> Scale(3).parameters()["factor"].shape
-    (3,)
-    """
-
-    trained = True
-    saved = True
-    per_rank = False
-
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        initializer: Initializer = zeros,
-        dtype: Any = float32,
-    ) -> None:
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.initializer, self.dtype = initializer, np.dtype(dtype)
-        self._place: tuple[Module, str] | None = None
-        self._variable: Variable | None = None
-        self._copied: Any = None
-        """The first value of a copy."""
-
-    @property
-    def made(self) -> bool:
-        """True if the variable exists."""
-        return self._variable is not None
-
-    @property
-    def name(self) -> str:
-        """The path from the outermost module."""
-        if self._place is None:
-            raise RuntimeError(
-                "nn.Parameter: expected an attribute of a module; got one outside of modules. "
-                "Assign it to self.name in __init__."
-            )
-        module, key = self._place
-        return f"{module.path}.{key}" if module.path else key
-
-    @property
-    def variable(self) -> Variable:
-        """The variable. The first access makes it."""
-        if self._variable is None:
-            value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
-            self._variable, self._copied = self._make_variable(value), None
-        return self._variable
-
-    def _make_variable(self, value: Any) -> Variable:
-        """Make the variable; its call site names the module by its class."""
-        name = self.name
-        assert self._place is not None
-        module = self._place[0]
-        with errors.in_layer(module._layer(type(module).__name__)):
-            made = variable(name, value, per_rank=self.per_rank)
-        model = module._outermost()
-        made.scope = model._scope
-        made.scope.prefix = model.name
-        return made
-
-    def draw(self, seed: int) -> Any:
-        """Return the first value for a seed, an array."""
-        random = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
-        return np.asarray(self.initializer(random, self.shape)).astype(self.dtype)
-
-    def assign(self, value: Any) -> None:
-        """Assign a value of any dtype to the variable."""
-        if self._variable is None:
-            self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
-        self._variable.assign(value)
-
-    def place(self, module: Module, key: str) -> None:
-        """Record the module and the attribute of this declaration, the first time only."""
-        if self._place is None:
-            self._place = module, key
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or pickle: with the current value, and without a place."""
-        state = {**self.__dict__, "_place": None, "_variable": None}
-        if self._variable is not None:
-            state["_copied"] = self._variable.numpy()
-        return state
-
-
-class Buffer(Parameter):
-    """The declaration of a variable that is not trained, such as running statistics.
-
-    A buffer changes only by `Training.updates`.
-
-    Parameters
-    ----------
-    shape : int or sequence of ints
-        The shape of the variable.
-    initializer : function, default nn.initializers.zeros
-        A function of a NumPy generator and a shape that returns the first value.
-    dtype : dtype, default float32
-        The dtype of the variable.
-    saved : bool, default True
-        Include the variable in state dicts.
-    per_rank : bool, default False
-        Each rank has a value of its own by design; see ngd.variable.
-
-    Examples
-    --------
-    >>> class Counter(nn.Module):
-    ...     def __init__(self):
-    ...         self.calls = nn.Buffer((), dtype=ngd.int64)
-    >>> list(Counter().buffers())
-    ['calls']
-    """
-
-    trained = False
-
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        initializer: Initializer = zeros,
-        dtype: Any = float32,
-        saved: bool = True,
-        *,
-        per_rank: bool = False,
-    ) -> None:
-        super().__init__(shape, initializer, dtype)
-        self.saved, self.per_rank = saved, per_rank
-
-
-class Keys(NamedTuple):
-    """The keys that a state dict and a model did not share.
-
-    Attributes
-    ----------
-    missing : list of str
-        Keys of the model that the state dict does not have.
-    unexpected : list of str
-        Keys of the state dict that the model does not have.
-
-    Examples
-    --------
-    >>> model.load_state_dict(model.state_dict())
-    Keys(missing=[], unexpected=[])
-    """
-
-    missing: list[str]
-    unexpected: list[str]
-
-
-def detached(value: Any) -> Any:
-    """Return a value of a state dict; a tensor of PyTorch that requires a gradient is detached."""
-    return value.detach() if hasattr(value, "detach") else value
-
-
-def shape_of(value: Any, where: str) -> Any:
-    """Return the shape of a value that a variable can have; TypeError for others."""
-    try:
-        return variable(where, detached(value)).shape
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{where}: expected an array of numbers; got {error}. Convert it by np.asarray."
-        ) from None
-
-
-def naming_errors(init: Any) -> Any:
-    """Wrap a constructor of this package, so that errors of its arguments name the class."""
-
-    @functools.wraps(init)
-    def checked(self: Module, *args: Any, **kwargs: Any) -> None:
-        try:
-            init(self, *args, **kwargs)
-        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
-            name = type(self).__name__
-            expect_fit(f"nn.{name}", without_self(inspect.signature(init)), args, kwargs)
-            if isinstance(error, errors.Error) or name in str(error):
-                raise
-            kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
-            given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-            shown = ", ".join(given)[:MOST_LETTERS]
-            words = re.sub(r"\b\w+\.__init__\(\)", f"nn.{name}", str(error))
-            message = f"nn.{name}: expected other arguments: {words}; got nn.{name}({shown})."
-            raise kind(message) from error
-
-    return checked
-
-
-MOST_LETTERS: Final = 200
-"""The length of the arguments in a message."""
 
 
 class Module:
@@ -714,7 +499,7 @@ class Module:
         --------
         >>> model.load_state_dict(model.state_dict())
         Keys(missing=[], unexpected=[])
-        """  # long because each error is described
+        """
         where = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state, Mapping):
             raise TypeError(
@@ -722,32 +507,8 @@ class Module:
                 "of "
                 "state_dict()."
             )
-        declared = {key: p for key, p in self.declared() if p.saved}
-        given = {id(p) for key, p in declared.items() if key in state}
-        missing = [key for key, p in declared.items() if id(p) not in given]
-        unexpected = [key for key in state if key not in declared]
-        present = {key: p for key, p in declared.items() if key in state}
-        given_shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
-        shapes = [
-            f"{key}: expected shape {p.shape}; got {given_shapes[key]}"
-            for key, p in present.items()
-            if given_shapes[key] != p.shape
-        ]
-        if strict and (missing or unexpected):
-            parts = {"missing": missing, "unexpected": unexpected}
-            faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in parts.items() if k]
-            raise ValueError(
-                f"{where}: keys: expected those of the module; got {'; '.join(faults)}. Pass "
-                "strict=False to load the keys that exist."
-            )
-        if shapes:
-            raise errors.ShapeError(f"{where}: {'; '.join(shapes)}")
-        for parameter in present.values():
-            if parameter.made:
-                parameter.variable.cell.expect_nobody()
-        for key, parameter in present.items():
-            parameter.assign(detached(state[key]))
-        return Keys(missing, unexpected)
+        saved = {key: p for key, p in self.declared() if p.saved}
+        return load(saved, state, strict, where)
 
     @property
     def title(self) -> str:

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import Node, int64, ops
+from .. import ops
+from ..dtypes import int64
+from ..graph.node import Node
 from ..ops._operands import local_number
 from .initializers import ones, zeros
 from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, refusal
 from .modes import Training, current
-from .module import Buffer, Module, Parameter
+from .module import Module
+from .parameter import Buffer, Parameter
 
 
 def extents(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,11 +13,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from .. import Node, full_precision, ops
-from .. import compile as compile_step
+from .. import ops
+from ..compiler.driver import compile as compile_step
+from ..graph.node import Node
+from ..graph.precision_marks import full_precision
 from .convolution import TransposedConvolution
 from .modes import current, evaluation
-from .module import Buffer, Module, Parameter, Parametrizations
+from .module import Module, Parametrizations
+from .parameter import Buffer, Parameter
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 

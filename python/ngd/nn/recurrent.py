@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .initializers import uniform
 from .inputs import expect_sequence
 from .linear import Dropout
-from .module import Module, Parameter
+from .module import Module
+from .parameter import Parameter
 
 
 class Recurrent(Module):

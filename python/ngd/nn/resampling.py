@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .module import Module
 
 PerAxis: TypeAlias = int | Sequence[int]

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .attention import MultiHeadAttention
 from .containers import ModuleList
 from .linear import Dropout, Linear

@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .. import LiveState, Node, Variable, float64, ops, trees
+from .. import ops, trees
+from ..dtypes import float64
+from ..graph.live_state import LiveState
+from ..graph.node import Node
+from ..graph.variable import Variable
 from ..graph.variable_names import UniqueNames
 from .options import add_names, flag, fraction
 

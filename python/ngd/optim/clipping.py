@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import Node, float32, float64, ops, trees
+from .. import ops, trees
+from ..dtypes import float32, float64
+from ..graph.node import Node
 from .options import positive
 
 

@@ -8,7 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import LiveState, Node, Variable, float32, float64, ops, trees
+from .. import ops, trees
+from ..dtypes import float32, float64
+from ..graph.live_state import LiveState
+from ..graph.node import Node
+from ..graph.variable import Variable
 from .options import count, number
 
 SMALLEST: Final = 1.0

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from .. import Node, ops
+from .. import ops
+from ..graph.node import Node
 from .clipping import norm
 from .loss_scale import LossScale
 from .optimizer import Optimizer, ParameterGroup, Rate, State

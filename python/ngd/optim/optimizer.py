@@ -11,9 +11,14 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
+from .. import ops, trees
 from .._util.signature_errors import GRADIENT_CALL
+from ..dtypes import float32, float64
+from ..graph.live_state import LiveState
+from ..graph.node import Node
+from ..graph.variable import Variable, variable
 from ..graph.variable_names import UniqueNames
+from ..transforms.gradient import grad
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
 from .options import (

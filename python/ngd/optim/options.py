@@ -12,8 +12,9 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
-from .. import Node, Variable
 from .._util.signature_errors import nearest
+from ..graph.node import Node
+from ..graph.variable import Variable
 from ..graph.variable_names import DuplicateNameError, UniqueNames
 
 P = ParamSpec("P")

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import Node, ops
-from .. import constant as constant_node
+from .. import ops
+from ..graph.node import Node
+from ..graph.variable import constant as constant_node
 from .options import describe, number, positive
 
 Schedule: TypeAlias = Callable[[Node], Node]

@@ -20,7 +20,6 @@ from ..graph.graph import Graph
 from ..graph.node import Node, Op
 from ..graph.registry import OPS
 from ..ops._shape import inverse, moved, reshape
-from .simplification import simplify
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
@@ -61,7 +60,7 @@ def assign_layouts(graph: Graph, target: Target) -> Graph:
         return node if made is None else made
 
     changed = graph.rewrite(change)
-    return simplify(changed, target) if accepted else graph
+    return changed if accepted else graph
 
 
 def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:

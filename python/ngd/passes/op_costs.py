@@ -20,9 +20,7 @@ from ..graph.leaves import PLACEHOLDER, Leaf
 from ..graph.node import Node, Op, offset_of, topological
 from ..ops._precision import expansion
 from .collective_order import Start
-from .fusion.elementwise import FusedElementwise
-from .fusion.matmuls import FusedProduct
-from .fusion.reductions import FusedReduction
+from .fusion.kernel_body import FusedKernel, body_of, shape_of
 
 
 def cost_of_graph(graph: Graph) -> Cost:
@@ -51,13 +49,11 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
     op = node.op
     if op.collective or isinstance(op, Start):
         return 0
-    if isinstance(op, (FusedElementwise, FusedReduction, FusedProduct)):
-        attrs = node.attrs
-        count: int = math.prod(attrs.get("shape", results[0].shape))
-        reduced: tuple[int, ...] = attrs.get("reduced", ())
-        products = op.products if isinstance(op, FusedProduct) else ()
-        taken = sum(cost_of(product).flops for product in products)
-        return taken + count * (str(attrs["program"]).count(";") + 1 + len(reduced))
+    if isinstance(op, FusedKernel):
+        body = body_of(node)
+        count = math.prod(shape_of(node))
+        in_products = sum(cost_of(product).flops for product in op.products)
+        return in_products + count * (len(body.statements) + len(body.reduced))
     if op.expands and not op.elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])

@@ -17,32 +17,40 @@ is needed wide. From there a reader casts: the casts are part of the kernels.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, TypeAlias
 
 from .._util.callsite import warn
-from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
+from ..dtypes import DType, Type, float32
 from ..errors import PrecisionWarning
 from ..graph.graph import Graph
 from ..graph.leaves import CONSTANT, VARIABLE, Leaf
 from ..graph.node import Node, offset_of
 from ..graph.registry import OPS
 from ..ops._casting import cast
-from .fusion.elementwise import FusedElementwise, dense_strides, fuse_elementwise
-from .fusion.reductions import FusedReduction
-from .scheduling import source_of
+from .fusion.elementwise import dense_strides
+from .fusion.kernel_body import (
+    FusedKernel,
+    Input,
+    KernelBody,
+    Reductions,
+    body_of,
+    cast_statement,
+    fused_node,
+    shape_of,
+)
 from .target import Target
-
-Fused: TypeAlias = FusedElementwise | FusedReduction
+from .views import source_of
 
 
 def lower_precision(graph: Graph, target: Target) -> Graph:
-    """Store in two bytes what may be, if the graph asks for it; casts become kernels."""
-    if graph.precision == float32:
-        return graph
-    return without_unread(fuse_elementwise(in_two_bytes(graph, target), target))
+    """Multiply and store 16-bit floats; casts are nodes, which fuse_elementwise then fuses."""
+    return in_two_bytes(graph, target)
+
+
+def has_low_precision(graph: Graph, changed: bool) -> bool:
+    """Return whether the step is one of a 16-bit precision."""
+    return graph.precision != float32
 
 
 def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
@@ -86,16 +94,16 @@ class Uses:
         self.wide.update(ordered(node))
         moves = op.moves or op.carries or op.broadcasts or op.view
         exact = bool(self.exact.intersection(unreduced(node)))
-        if (op.reduces or isinstance(op, FusedReduction)) and self.exact.intersection(node.results):
+        if (op.reduces or is_reducing_kernel(node)) and self.exact.intersection(node.results):
             floats_of_variables = self.of_variables.intersection(floats)
             self.exact.update(floats_of_variables)
             self.wide.update(floats_of_variables)
-        if op.collective or (exact and (moves or op.elementwise or isinstance(op, Fused))):
+        if op.collective or (exact and (moves or op.elementwise or isinstance(op, FusedKernel))):
             self.exact.update(floats)
             self.wide.update(floats)
         if op.accumulates and node.dtype == float32:
             self.look_at_product(node)
-        elif op.elementwise or isinstance(op, Fused):
+        elif op.elementwise or isinstance(op, FusedKernel):
             if self.wanted.intersection(node.results):
                 self.wanted.update(x for x in floats if x.shape == whole)
         elif moves:
@@ -204,7 +212,7 @@ class Rewriting:
             made = op.node(operands, node.attrs)
             results = tuple(map(self.in_place_of, node.results, made.results))
             return results if node.several else results[0]
-        if isinstance(op, Fused):
+        if isinstance(op, FusedKernel):
             return self.fused(node, inputs)
         if op.reduces and inputs[0] in self.stored:
             return self.reduction(node, inputs[0])
@@ -221,35 +229,29 @@ class Rewriting:
         return self.in_place_of(node, made)
 
     def fused(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """A kernel of elementwise ops, that reads and stores two bytes where it may."""
-        program = Program(node, self.dtype)
-        operands = program.read([self.as_stored(x) for x in inputs])
-        for number, result in enumerate(program.stored):
-            if result in self.uses.wanted and result.type == Type(float32, program.shape):
-                program.store(number, wide=result in self.uses.wide)
-        made = program.made(operands)
-        target = self.uses.target
+        """Return a fused kernel that reads and stores 16-bit floats if it may."""
+        kernel = NarrowKernel(node, self.dtype)
+        operands = [self.as_stored(x) for x in inputs]
+        kernel.read(operands)
+        for number, result in enumerate(kernel.results):
+            if result in self.uses.wanted and result.type == Type(float32, kernel.shape):
+                kernel.store(number, keeps_wide=result in self.uses.wide)
+        made, target = kernel.node(operands), self.uses.target
         if made is None or (target and not accepted(made, target)):
             return node.with_inputs(inputs)
-        made_here = [made.results[n] for n in program.places]
+        made_here = [made.results[n] for n in kernel.positions]
         results = list(map(self.in_place_of, node.results, made_here))
-        for number, extra in program.extra.items():
+        for number, extra in kernel.extra.items():
             self.rounded[results[number]] = made.results[extra]
         return tuple(results) if node.several else results[0]
 
     def reduction(self, node: Node, x: Node) -> Node:
-        """A reduction, by a kernel of elementwise ops that widens what it reads."""
-        attrs = {
-            "program": f"cast:{SHORT_NAMES[self.dtype]}>f32 i0",
-            "results": (),
-            "input_strides": dense_strides(x.shape),
-            "shape": x.shape,
-            "axes": node.attrs["axes"],
-            "reduced": (0,),
-            "reductions": (node.op.reduces,),
-        }
-        op, target = FusedReduction((node.type,), node.op.made_of(node)), self.uses.target
-        made = op.node((self.stored[x],), attrs)
+        """Return a reduction by a fused kernel that widens what it reads."""
+        reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.reduces,))
+        cast = cast_statement(Input(0), self.dtype, float32)
+        body = KernelBody((cast,), (), dense_strides(x.shape), reductions)
+        made = fused_node((self.stored[x],), body, (node.type,), node.op.made_of(node))
+        target = self.uses.target
         return made if target and accepted(made, target) else node.with_inputs((x,))
 
 
@@ -265,14 +267,12 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 def unreduced(node: Node) -> tuple[Node, ...]:
     """The results of an op but those that a kernel of elementwise ops reduces."""
-    if isinstance(node.op, FusedReduction):
-        return node.results[: len(node.attrs["results"])]
-    return node.results
+    return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
 def stay_wide(node: Node) -> tuple[bool, ...]:
     """Which of the results of an op stay float32, because the user says so."""
-    if isinstance(node.op, Fused):
+    if isinstance(node.op, FusedKernel):
         return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
     return (node.wide,) * len(node.results)
 
@@ -290,141 +290,95 @@ def ordered(node: Node) -> list[Node]:
     """The operands and results of an op among which it chooses one."""
     if node.op.reduces in chooses():
         return list(node.inputs)
-    if not isinstance(node.op, FusedReduction):
+    if not is_reducing_kernel(node):
         return []
-    lines: list[str] = node.attrs["program"].split(";")
-    found: list[Node] = []
-    for t, kind in zip(node.attrs["reduced"], node.attrs["reductions"], strict=True):
+    body, found = body_of(node), list[Node]()
+    assert body.reductions is not None
+    for number, kind in zip(body.reduced, body.reductions.kinds, strict=True):
         if kind in chooses():
-            stored = zip(node.results, node.attrs["results"], strict=False)
-            found += [result for result, made in stored if made == t]
-            words = lines[t].split(" ")[1:]
-            found += [node.inputs[int(word[1:])] for word in words if word[0] == "i"]
+            stored = zip(node.results, body.stored, strict=False)
+            found += [result for result, made in stored if made == number]
+            operands = body.statements[number].operands
+            found += [node.inputs[x.number] for x in operands if isinstance(x, Input)]
     return found
 
 
-def without_unread(graph: Graph) -> Graph:
-    """The graph whose kernels store nothing that nobody reads: of what is stored twice, perhaps."""
+def is_reducing_kernel(node: Node) -> bool:
+    """Return whether a node is a fused kernel with reductions."""
+    return isinstance(node.op, FusedKernel) and body_of(node).reductions is not None
+
+
+def stored_results(node: Node) -> tuple[Node, ...]:
+    """Return the results of a fused kernel that are not reductions."""
+    return node.results[: len(body_of(node).stored)]
+
+
+def drop_unread(graph: Graph, target: Target) -> Graph:
+    """Remove results of kernels that nothing reads, such as one of two copies of a result."""
     read = {operand for node in graph.nodes for operand in node.inputs} | {*graph.roots}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        stored = node.results[: len(node.attrs.get("results", ()))]
-        if not isinstance(node.op, Fused) or read.issuperset(stored):
+        if not isinstance(node.op, FusedKernel) or read.issuperset(stored_results(node)):
             return node.with_inputs(inputs)
         kept = [r for r in node.results if r in read]
-        attrs = {**node.attrs, **pruned(node, [r.number for r in stored if r in read])}
-        types, members = tuple(r.type for r in kept), node.op.made_of(node)
-        op: Fused
-        if isinstance(node.op, FusedReduction):
-            op = FusedReduction(types, members)
-        else:
-            op = FusedElementwise(types if len(types) > 1 else types[0], members)
-        made = iter(op.node(inputs, attrs).results)
-        return tuple(next(made) if r in read else r for r in node.results)
+        body = body_of(node).keep_results([r.number for r in stored_results(node) if r in read])
+        made = fused_node(inputs, body, [r.type for r in kept], node.op.made_of(node))
+        results = iter(made.results)
+        return tuple(next(results) if r in read else r for r in node.results)
 
     return graph.rewrite(change)
-
-
-def pruned(node: Node, kept: Sequence[int]) -> dict[str, Any]:
-    """The attributes of a kernel that stores these of its results, without idle instructions."""
-    lines: list[str] = node.attrs["program"].split(";")
-    reduced: tuple[int, ...] = node.attrs.get("reduced", ())
-    results = [node.attrs["results"][number] for number in kept]
-    used = {*results, *reduced}
-    for number in range(len(lines) - 1, -1, -1):
-        if number in used:
-            used.update(int(word[1:]) for word in lines[number].split(" ")[1:] if word[0] == "t")
-    places = {old: place for place, old in enumerate(sorted(used))}
-    names = {f"t{old}": f"t{place}" for old, place in places.items()}
-    attrs: dict[str, Any] = {
-        "program": ";".join(moved(lines[old], names, 0) for old in places),
-        "results": tuple(places[t] for t in results),
-    }
-    return attrs | ({"reduced": tuple(places[t] for t in reduced)} if reduced else {})
-
-
-def shape_of(node: Node) -> Shape:
-    """The shape over which a node computes."""
-    shape: Shape = node.attrs["shape"] if isinstance(node.op, FusedReduction) else node.shape
-    return shape
 
 
 def accepted(node: Node, target: Target) -> bool:
     """Whether the device has a kernel for the node as it stands."""
     types = [r.type for r in node.results]
-    return target.query(node.op.name, [x.type for x in node.inputs], types, node.attrs).accepted
+    name, attrs = node.op.lower(**node.attrs)
+    return target.query(name, [x.type for x in node.inputs], types, attrs).accepted
 
 
-class Program:
-    """The program of a kernel of elementwise ops, while casts are added to it."""
+class NarrowKernel:
+    """A fused kernel while casts are added to its body."""
 
     def __init__(self, node: Node, dtype: DType) -> None:
-        self.node, self.dtype, self.shape = node, dtype, shape_of(node)
-        self.lines: list[str] = node.attrs["program"].split(";")
-        self.results: list[int] = list(node.attrs["results"])
-        self.reduced: tuple[int, ...] = node.attrs.get("reduced", ())
-        self.stored = node.results[: len(self.results)]
-        self.types = [r.type for r in self.stored]
+        self.before, self.dtype, self.shape = node, dtype, shape_of(node)
+        self.body = body_of(node)
+        self.results = stored_results(node)
+        """The results of the kernel that are stored."""
+        self.types = [result.type for result in self.results]
         self.extra: dict[int, int] = {}
-        """Of what is stored twice, the number of the second, in two bytes."""
-        self.changed = False
+        """For a result that is stored twice, the number of the second, 16-bit one."""
 
-    def read(self, operands: Sequence[Node]) -> tuple[Node, ...]:
-        """Widen those of these operands that are two-byte floats now."""
-        before = self.node.inputs
-        narrow = [n for n, x in enumerate(operands) if x.dtype != before[n].dtype]
-        names = {f"i{n}": f"t{k}" for k, n in enumerate(narrow)}
-        self.lines = [f"cast:{SHORT_NAMES[self.dtype]}>f32 i{n}" for n in narrow] + [
-            moved(line, names, len(narrow)) for line in self.lines
-        ]
-        self.results = [t + len(narrow) for t in self.results]
-        self.reduced = tuple(t + len(narrow) for t in self.reduced)
-        self.changed = bool(narrow)
-        return tuple(operands)
+    def read(self, operands: Sequence[Node]) -> None:
+        """Widen the operands that are 16-bit floats now."""
+        inputs = self.before.inputs
+        narrow = [n for n, x in enumerate(operands) if x.dtype != inputs[n].dtype]
+        if narrow:
+            self.body = self.body.cast_inputs(narrow, self.dtype)
 
-    def store(self, number: int, wide: bool) -> None:
-        """Store a result in two bytes; beside the wide one, or in its place."""
-        self.lines.append(f"cast:f32>{SHORT_NAMES[self.dtype]} t{self.results[number]}")
-        self.changed = True
-        if wide:
-            self.extra[number] = len(self.results)
-            self.results.append(len(self.lines) - 1)
-            self.types.append(Type(self.dtype, self.shape))
+    def store(self, number: int, *, keeps_wide: bool) -> None:
+        """Store a result as a 16-bit float, beside the float32 one or in its place."""
+        self.body = self.body.cast_result(number, self.dtype, keeps_wide=keeps_wide)
+        narrow = Type(self.dtype, self.shape)
+        if keeps_wide:
+            self.extra[number] = len(self.types)
+            self.types.append(narrow)
         else:
-            self.results[number] = len(self.lines) - 1
-            self.types[number] = Type(self.dtype, self.shape)
+            self.types[number] = narrow
 
     @property
-    def places(self) -> Iterable[int]:
-        """Where among the new results those of the node are: what is stored, then reductions."""
-        count = len(self.stored)
-        reductions = len(self.node.results) - count
+    def positions(self) -> Iterable[int]:
+        """The positions of the node's results among the new ones: stored ones, then reductions."""
+        count = len(self.results)
+        reductions = len(self.before.results) - count
         return (*range(count), *(len(self.types) + n for n in range(reductions)))
 
-    def made(self, operands: tuple[Node, ...]) -> Node | None:
-        """The kernel's node; None: nothing has changed."""
-        if not self.changed:
+    def node(self, operands: Sequence[Node]) -> Node | None:
+        """Return the kernel's node, or None if nothing has changed."""
+        before = self.before
+        if self.body is body_of(before):
             return None
-        node, op = self.node, self.node.op
-        attrs = {**node.attrs, "program": ";".join(self.lines), "results": tuple(self.results)}
-        types = (*self.types, *(r.type for r in node.results[len(self.stored) :]))
-        members = op.made_of(node)
-        if isinstance(op, FusedReduction):
-            attrs["reduced"] = self.reduced
-            return FusedReduction(types, members).node(operands, attrs)
-        return FusedElementwise(types if len(types) > 1 else types[0], members).node(
-            operands, attrs
-        )
+        types = (*self.types, *(r.type for r in before.results[len(self.results) :]))
+        return fused_node(operands, self.body, types, before.op.made_of(before))
 
 
-def moved(line: str, names: dict[str, str], by: int) -> str:
-    """An instruction, of which some operands are named otherwise, and the others come later."""
-    head, *operands = line.split(" ")
-
-    def name(word: str) -> str:
-        return names.get(word) or re.sub(r"^t(\d+)$", lambda t: f"t{int(t[1]) + by}", word)
-
-    return " ".join((head, *map(name, operands)))
-
-
-__all__ = ["in_two_bytes", "lower_precision"]
+__all__ = ["drop_unread", "has_low_precision", "in_two_bytes", "lower_precision"]

@@ -30,8 +30,9 @@ from ..ops._custom import after
 from .memory.planner import Plan
 from .op_costs import cost_of_graph
 from .precision import chooses
-from .scheduling import is_view, schedule, source_of
+from .scheduling import schedule
 from .target import Target
+from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16

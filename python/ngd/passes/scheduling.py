@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from ..errors import CompileError
 from ..graph.graph import Graph
-from ..graph.leaves import VARIABLE, Leaf
-from ..graph.node import Node, offset_of, topological
+from ..graph.leaves import Leaf
+from ..graph.node import Node, topological
 from .collective_order import Wait
 from .fusion.elementwise import depths
 from .target import Target, query_node
+from .views import is_view, parts_written, source_of, span_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,32 +39,6 @@ class Schedule:
     """
     stores: tuple[tuple[Node, Node], ...]
     """(variable or part of one, value): copied after everything else."""
-
-
-def parts_written(graph: Graph) -> dict[Node, Node]:
-    """The variables that the ranks of a host share -> the part that this rank writes."""
-    return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
-
-
-def is_view(node: Node) -> bool:
-    """Whether the node's value lies in the bytes of its input's."""
-    return node.op.view and offset_of(node) is not None
-
-
-def source_of(node: Node) -> Node:
-    """The node whose memory a view shows."""
-    while is_view(node):
-        node = node.inputs[0]
-    return node
-
-
-def span_of(view: Node) -> tuple[int, int]:
-    """Where in the bytes of its source a view begins and ends."""
-    begin, node = 0, view
-    while is_view(node):
-        begin += offset_of(node) or 0
-        node = node.inputs[0]
-    return begin, begin + view.type.bytes
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..dtypes import Type
 from ..graph.node import Node
-from .sharding.partition import Partition
+from .partition import Partition
 
 
 @dataclass(frozen=True, slots=True)

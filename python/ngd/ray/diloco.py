@@ -34,8 +34,12 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from .. import LiveState, bfloat16, compile, float32, int8, ops, optim, placeholder, trees
+from .. import ops, optim, trees
+from ..compiler.driver import compile
+from ..dtypes import bfloat16, float32, int8
 from ..errors import CollectiveError, WorkerError
+from ..graph.live_state import LiveState
+from ..graph.variable import placeholder
 from ..train.local_sgd import WIRES, encoded, give, is_state, state_values, value_of, wide
 
 logger = logging.getLogger("ngd")

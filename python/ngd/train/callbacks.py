@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from .._util.signature_errors import check_constructor
+from .callback_hooks import empty_hook
+from .trainer import Trainer
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
-CALLBACKS: Final = "callbacks"
-"""The key of the callbacks' states in the position of a checkpoint."""
-HOOKS: Final = ("on_step", "on_epoch")
 MODES: Final = ("min", "max")
 
 
@@ -50,6 +45,7 @@ class Callback:
     3
     """
 
+    @empty_hook
     def on_step(self, trainer: Trainer, loss: float) -> bool | None:
         """Act after a step.
 
@@ -67,6 +63,7 @@ class Callback:
         """
         return None
 
+    @empty_hook
     def on_epoch(self, trainer: Trainer, results: Mapping[str, float]) -> bool | None:
         """Act after an epoch and its evaluation, before the checkpoint is saved.
 
@@ -226,52 +223,3 @@ class EarlyStopping(Callback):
         """
         self.best = state["best"]
         self.num_epochs_without_improvement = state["num_epochs_without_improvement"]
-
-
-def has_hook(callback: Any, hook: str) -> bool:
-    """Return whether a callback has a method of its own of this name."""
-    method = getattr(callback, hook, None)
-    return callable(method) and getattr(method, "__func__", method) is not getattr(Callback, hook)
-
-
-def check_callbacks(callbacks: Any) -> list[Any]:
-    """Check the callbacks of a trainer."""
-    if not isinstance(callbacks, Sequence):
-        raise TypeError(
-            f"train.Trainer: callbacks: expected a list; got {type(callbacks).__name__}. Write "
-            "callbacks=[callback]."
-        )
-    for callback in callbacks:
-        if isinstance(callback, type) or not any(
-            callable(getattr(callback, hook, None)) for hook in HOOKS
-        ):
-            what = f"the class {callback.__name__}" if isinstance(callback, type) else callback
-            raise TypeError(
-                "train.Trainer: callbacks: expected objects with a method on_step or on_epoch; got "
-                f"{what!s}. Derive a class from train.Callback, and give an instance of it."
-            )
-    return list(callbacks)
-
-
-def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the callbacks that have a state, with the name of the class and a number."""
-    counts: Counter[str] = Counter()
-    for callback in callbacks:
-        methods = (getattr(callback, name, None) for name in ("state", "load_state"))
-        if all(map(callable, methods)):
-            name = type(callback).__name__
-            yield f"{name}.{counts[name]}", callback
-            counts[name] += 1
-
-
-def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the states of the callbacks that have one."""
-    return {name: callback.state() for name, callback in stateful(callbacks)}
-
-
-def load_callbacks(callbacks: Sequence[Any], position: Any) -> None:
-    """Give callbacks their states from the position of a checkpoint, if it has them."""
-    states = position.get(CALLBACKS, {}) if isinstance(position, Mapping) else {}
-    for name, callback in stateful(callbacks):
-        if name in states:
-            callback.load_state(states[name])

@@ -21,30 +21,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import (
-    Group,
-    LiveState,
-    Node,
-    Variable,
-    all_gather,
-    all_reduce,
-    bfloat16,
-    broadcast,
-    compile,
-    float16,
-    float32,
-    float64,
-    init,
-    int8,
-    newcomers,
-    ops,
-    optim,
-    placeholder,
-    shutdown,
-    trees,
-)
+from .. import ops, optim, trees
 from .._util.signature_errors import check_constructor
+from ..comm import Group
+from ..comm.calls import all_gather, all_reduce, broadcast
+from ..comm.membership import newcomers
+from ..comm.world import init, shutdown
+from ..compiler.driver import compile
+from ..dtypes import bfloat16, float16, float32, float64, int8
 from ..errors import CollectiveError, CollectiveMismatchError
+from ..graph.live_state import LiveState
+from ..graph.node import Node
+from ..graph.variable import Variable, placeholder
 from ..graph.variable_names import UniqueNames
 from ..optim.options import add_names
 

@@ -27,10 +27,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import LiveState, Variable, all_reduce, checkpoint, metrics
+from .. import checkpoint, metrics
 from .._util.signature_errors import check_constructor, format_value
+from ..comm.calls import all_reduce
 from ..errors import NotFiniteError
-from .callbacks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
+from ..graph.live_state import LiveState
+from ..graph.variable import Variable
+from .callback_hooks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
 
 NUM_REPORTED_LOSSES: Final = 50
 """The loss of the report is the mean over this many steps, the last ones."""

@@ -19,7 +19,7 @@ from ...graph.graph import Graph
 from ...graph.node import Node
 from ...graph.variable import Variable, placeholder
 from ...passes import Verdict
-from ...passes.sharding.partition import Partition
+from ...passes.partition import Partition
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened

@@ -50,8 +50,8 @@ from ...errors import (
 )
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...passes.partition import Partition, is_divided, shard_bounds, shard_lengths
 from ...passes.sharding.equal_values import Equal
-from ...passes.sharding.partition import Partition, is_divided, shard_bounds, shard_lengths
 from ...passes.sharding.uniform import is_per_rank
 from ...passes.sharding.updates import to_share
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of elementwise ops: one kernel computes many of them, in one pass over memory.
 
-An elementwise kernel runs a little program over tiles that stay in L1 (see
-src/cpp/kernels/fused): `op:dtype operand operand;...`, where iN is input N, tN the result of
-instruction N, and #value an immediate. Some of its instructions make its results.
+An elementwise kernel runs the statements of its body (kernel_body.py) over tiles that stay in L1.
+The values of some statements are its results.
 
 The ops of a kernel have one shape. Each op is looked at once, after all that read it:
 
@@ -37,11 +36,21 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from ...dtypes import SHORT_NAMES, Shape, Type
+from ...dtypes import SHORT_NAMES, Shape
 from ...graph.graph import Graph
-from ...graph.node import Node, Op
+from ...graph.node import Node
 from ...ops._operands import scalar_value
 from ..target import Target
+from .kernel_body import (
+    Input,
+    KernelBody,
+    Literal,
+    Operand,
+    Statement,
+    Value,
+    body_of,
+    fused_node,
+)
 
 MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
@@ -58,31 +67,6 @@ class Place(NamedTuple):
     depth: int
     need: Need
     shape: Shape
-
-
-class FusedElementwise(Op):
-    """Elementwise ops as one kernel; attrs: program, results, input_strides.
-
-    `wide` says of the results which of them stay float32 (ngd.full_precision).
-    """
-
-    name = "elementwise"
-
-    def __init__(
-        self,
-        types: Type | tuple[Type, ...],
-        members: tuple[tuple[str, str], ...],
-        wide: tuple[bool, ...] = (),
-    ) -> None:
-        self.types, self.members, self.wide = types, members, wide
-
-    def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
-        """The types of the instructions that make results."""
-        return self.types
-
-    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """The ops of the kernel."""
-        return self.members
 
 
 @dataclass(eq=False, slots=True)
@@ -290,68 +274,65 @@ def see_through(node: Node) -> Node:
     return node
 
 
-def immediate(node: Node) -> str | None:
-    """A one-valued constant as the kernel's text."""
+def literal(node: Node) -> Literal | None:
+    """Return a constant whose elements are all equal as a literal, or None."""
     value = scalar_value(node)
     if value is None:
         return None
-    if node.dtype.kind in "iub":
-        return f"#{int(value)}"
-    return f"#{float(value)!r}"
+    return Literal(int(value) if node.dtype.kind in "iub" else float(value))
 
 
-class Emitter:
-    """Writes the program of one kernel."""
+class BodyWriter:
+    """Writes the body of one kernel."""
 
     def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
         self.shape = shape
         self.new = new
-        self.names: dict[Node, str] = {}
+        self.values: dict[Node, Value] = {}
+        """The value of each node that has a statement."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
-        """What is read, by the node's id and the strides: the operand's number, and the node."""
-        self.lines: list[str] = []
+        """By the id of an operand and its strides: the number of the input, and the operand."""
+        self.statements: list[Statement] = []
 
-    def operand(self, node: Node) -> str:
-        """The text by which an instruction names this operand."""
-        name = self.names.get(node)
-        if name is not None:
-            return name
-        literal = immediate(node)
-        if literal is not None:
-            return literal
+    def operand(self, node: Node) -> Operand:
+        """Return the operand by which a statement reads a node."""
+        value = self.values.get(node)
+        if value is not None:
+            return value
+        number = literal(node)
+        if number is not None:
+            return number
         source = see_through(node)
         source = self.new.get(source, source)
         key = (source.id, broadcast_strides(broadcast_chain(node), self.shape))
-        number, _ = self.inputs.setdefault(key, (len(self.inputs), source))
-        return f"i{number}"
+        position, _ = self.inputs.setdefault(key, (len(self.inputs), source))
+        return Input(position)
 
-    def instruction(self, node: Node) -> None:
-        """Append one node's instruction."""
-        opcode = node.op.opcode or node.op.name
+    def add(self, node: Node) -> None:
+        """Append the statement of one node."""
         domain = SHORT_NAMES[node.inputs[-1].dtype]
         if node.op.converts:
             domain += ">" + SHORT_NAMES[node.dtype]
-        operands = " ".join(self.operand(i) for i in node.inputs)
-        self.names[node] = f"t{len(self.lines)}"
-        self.lines.append(f"{opcode}:{domain} {operands}")
+        operands = tuple([self.operand(x) for x in node.inputs])
+        self.values[node] = Value(len(self.statements))
+        self.statements.append(Statement(node.op.opcode or node.op.name, domain, operands))
 
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     """Make the fused node; `new` maps what it reads to the rewritten graph."""
-    emitter = Emitter(kernel.place.shape, new)
+    writer = BodyWriter(kernel.place.shape, new)
     for node in reversed(kernel.members):
-        emitter.instruction(node)
-    inputs = tuple(node for _, node in emitter.inputs.values())
-    attrs = {
-        "program": ";".join(emitter.lines),
-        "results": tuple(int(emitter.names[node][1:]) for node in reversed(kernel.results)),
-        "input_strides": tuple(s for _, strides in emitter.inputs for s in strides),
-    }
-    types = tuple(node.type for node in reversed(kernel.results))
+        writer.add(node)
+    results = kernel.results[::-1]
+    body = KernelBody(
+        tuple(writer.statements),
+        tuple([writer.values[node].number for node in results]),
+        tuple([stride for _, strides in writer.inputs for stride in strides]),
+    )
+    inputs = [node for _, node in writer.inputs.values()]
     members = tuple([(node.op.name, node.site) for node in reversed(kernel.members)])
-    wide = tuple(node.wide for node in reversed(kernel.results))
-    op = FusedElementwise(types if len(types) > 1 else types[0], members, wide)
-    return op.node(inputs, attrs)
+    wide = tuple([node.wide for node in results])
+    return fused_node(inputs, body, [node.type for node in results], members, wide)
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
@@ -385,7 +366,7 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
 
 def dense_operands(kernel: Node) -> dict[Node, int]:
     """The operands of which a kernel reads element by element what it makes; their numbers."""
-    shape, strides = kernel.shape, kernel.attrs["input_strides"]
+    shape, strides = kernel.shape, body_of(kernel).input_strides
     dense = dense_strides(shape)
     return {
         operand: number
@@ -395,4 +376,4 @@ def dense_operands(kernel: Node) -> dict[Node, int]:
     }
 
 
-__all__ = ["FusedElementwise", "dense_operands", "depths", "fuse_elementwise", "in_turn", "needs"]
+__all__ = ["dense_operands", "depths", "fuse_elementwise", "in_turn", "needs"]

@@ -15,44 +15,23 @@ takes, so this makes no circle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ...dtypes import Type
 from ...graph.graph import Graph
 from ...graph.leaves import PLACEHOLDER, Leaf
-from ...graph.node import Node, Op
+from ...graph.node import Node
 from ...ops._arithmetic import add
-from ..scheduling import source_of
 from ..target import Target, query_node
-from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
+from ..views import source_of
+from .elementwise import dense_operands, fuse_elementwise
+from .kernel_body import FusedKernel, Products, body_of, fused_node, is_elementwise_kernel
 from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
 """What a kernel takes (src/cpp/kernels/fused/elementwise_product.cpp)."""
-
-
-class FusedProduct(Op):
-    """An elementwise kernel that takes products; attrs: its own, theirs, products, product_shape.
-
-    `products` are the numbers that they have among what the program reads.
-    """
-
-    name = "elementwise_product"
-
-    def __init__(self, products: Sequence[Node], kernel: Node) -> None:
-        assert isinstance(kernel.op, FusedElementwise)
-        self.products, self.kernel = tuple(products), kernel.op
-        of_products = [member for each in products for member in each.op.made_of(each)]
-        self.members = (*of_products, *kernel.op.made_of(kernel))
-
-    def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
-        """The types of the kernel's results."""
-        return self.kernel.infer()
-
-    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """The products and the ops of the kernel."""
-        return self.members
 
 
 def fuse_products(graph: Graph, target: Target) -> Graph:
@@ -61,7 +40,7 @@ def fuse_products(graph: Graph, target: Target) -> Graph:
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         made = node.with_inputs(inputs)
-        if isinstance(node.op, FusedElementwise):
+        if is_elementwise_kernel(node):
             taken = to_take(node, counts)
             if taken:
                 fused = taking(made, taken)
@@ -110,15 +89,17 @@ def taking(kernel: Node, numbers: Sequence[int]) -> Node:
     """A kernel that takes the products which it reads as those operands, or views of them."""
     products = [source_of(kernel.inputs[number]) for number in numbers]
     others = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
-    _, own = products[0].op.lower(**products[0].attrs)
-    attrs = {
-        **own,
-        **kernel.attrs,
-        "products": tuple(numbers),
-        "product_shape": products[0].shape,
-    }
+    _, attrs = products[0].op.lower(**products[0].attrs)
+    taken = Products(tuple(numbers), products[0].shape, tuple(attrs.items()))
     factors = [factor for product in products for factor in product.inputs]
-    return FusedProduct(products, kernel).node((*factors, *others), attrs)
+    members = [member for each in products for member in each.op.made_of(each)]
+    return fused_node(
+        (*factors, *others),
+        replace(body_of(kernel), products=taken),
+        [result.type for result in kernel.results],
+        (*members, *kernel.op.made_of(kernel)),
+        products=tuple(products),
+    )
 
 
 def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
@@ -132,7 +113,8 @@ def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
         part = Type(b.dtype, (depth, rows // ranks))
         terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
     graph = fuse_elementwise(Graph((), (added(terms),)), target)
-    return isinstance(fuse_products(graph, target).outputs[0].op, FusedProduct)
+    fused = fuse_products(graph, target).outputs[0]
+    return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
 
 
 def added(terms: Sequence[Node]) -> Node:
@@ -150,7 +132,6 @@ def stand_in(name: str, typed: Type) -> Node:
 
 __all__ = [
     "MOST_PRODUCTS",
-    "FusedProduct",
     "accepts_sum",
     "added",
     "fuse_products",

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from ...graph.graph import Graph
 from ...graph.node import Node, Op
-from ..scheduling import source_of
 from ..target import Target, query_node
+from ..views import source_of
 
 Match: TypeAlias = Mapping[str, Node]
 """What a pattern has found, by the names that it gives."""

@@ -7,8 +7,9 @@ leaves nothing of what it is applied to, so it goes where nobody else reads that
 in a step that does not train them, whose gradients read it. The call site stays the heavy op's, so
 reports and errors name its line and layer.
 
-Those that are made of other ops, as gelu is, go before they are expanded (fuse_composites). Equal
-nodes are merged before: else one of two could lose what the other one is read for.
+The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
+(has_composites). Equal nodes are merged before, because one of two could lose what the other one is
+read for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from ...graph.node import Node
 from ...graph.registry import OPS
 from ...ops._activation import ADDED
 from ...ops._shape import reshape
-from ..simplification import simplify
 from ..target import Target
 from .matmuls import has_small_factors
 from .patterns import Match, Pattern, Rule, apply_rules
@@ -120,8 +120,6 @@ def known() -> frozenset[str]:
     return frozenset(post for op in OPS.values() for post in op.posts)
 
 
-def fuse_composites(graph: Graph, target: Target) -> Graph:
-    """Apply the rules to a graph that has such ops, while it has them."""
-    if not any(node.op.expands and post_of(node) in known() for node in graph.nodes):
-        return graph
-    return fuse_post_operations(simplify(graph, target), target)
+def has_composites(graph: Graph, changed: bool) -> bool:
+    """Return whether a graph has ops that a kernel applies, but that `expand` would replace."""
+    return any(node.op.expands and post_of(node) in known() for node in graph.nodes)

@@ -15,17 +15,28 @@ what the kernel waits for, that one has to wait for anyway.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Final, NamedTuple, TypeAlias
 
 from ...dtypes import SHORT_NAMES, Shape, Type, float32, float64
 from ...graph.graph import Graph
-from ...graph.node import Node, Op
+from ...graph.node import Node
 from ...ops._shape import reshape
 from ..target import Target
-from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through
+from .elementwise import dense_operands, depths, in_turn, needs, see_through
+from .kernel_body import (
+    FusedKernel,
+    Input,
+    KernelBody,
+    Reductions,
+    Statement,
+    body_of,
+    fused_node,
+    is_elementwise_kernel,
+    kernel_name,
+)
 
 EXACT: Final = (float32, float64)
 """In two bytes a sum may be too large where what it is multiplied with keeps it small."""
@@ -120,28 +131,6 @@ def scaled(total: Node, factor: Node, reduction: Node) -> Node:
     return x.op.node((total, reshape(factor, shape)), {})
 
 
-class FusedReduction(Op):
-    """An elementwise kernel that reduces; attrs: its own, shape, axes, reduced, reductions."""
-
-    name = "elementwise_reduce"
-
-    def __init__(
-        self,
-        types: tuple[Type, ...],
-        members: tuple[tuple[str, str], ...],
-        wide: tuple[bool, ...] = (),
-    ) -> None:
-        self.types, self.members, self.wide = types, members, wide
-
-    def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
-        """The types of the results that are stored, then of the reductions."""
-        return self.types if len(self.types) > 1 else self.types[0]
-
-    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """The ops of the kernel, and the reductions."""
-        return self.members
-
-
 class Joined(NamedTuple):
     """A kernel and the reductions that it takes."""
 
@@ -149,8 +138,8 @@ class Joined(NamedTuple):
     stored: list[Node]
     """Results of the kernel that others read."""
     reductions: list[Node]
-    attrs: dict[str, Any]
-    """What the kernel is asked for then."""
+    body: KernelBody
+    """The body of the kernel with the reductions."""
 
     @property
     def members(self) -> Sequence[Node]:
@@ -169,9 +158,9 @@ class Joined(NamedTuple):
 
     @property
     def wide(self) -> tuple[bool, ...]:
-        """Which results stay float32; see FusedElementwise."""
+        """Which results stay float32; see FusedKernel."""
         op = self.kernel.op
-        assert isinstance(op, FusedElementwise)
+        assert isinstance(op, FusedKernel)
         return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
 
     @property
@@ -185,7 +174,8 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
     joined: dict[Node, Joined] = {}
     for whole in joinable(graph):
         types = [i.type for i in whole.kernel.inputs]
-        if target.query(FusedReduction.name, types, whole.types, whole.attrs).accepted:
+        name, attrs = kernel_name(whole.body), whole.body.lowered
+        if target.query(name, types, whole.types, attrs).accepted:
             joined.update(dict.fromkeys(whole.members, whole))
     if not joined:
         return graph
@@ -196,7 +186,7 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
         if whole is None:
             return node.with_inputs(inputs)
         if node is whole.kernel:
-            made = FusedReduction(whole.types, whole.made_of, whole.wide).node(inputs, whole.attrs)
+            made = fused_node(inputs, whole.body, whole.types, whole.made_of, whole.wide)
             new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
@@ -220,12 +210,12 @@ def joinable(graph: Graph) -> Iterator[Joined]:
     reading: dict[Node, list[Node]] = {}
     """The kernels that read all of a node, once and in order."""
     for node in graph.nodes:
-        if isinstance(node.op, FusedElementwise):
+        if is_elementwise_kernel(node):
             for operand in dense_operands(node):
                 reading.setdefault(operand, []).append(node)
     for node in reductions:
         (x,) = node.inputs
-        kernels = [x.results[0]] if isinstance(x.op, FusedElementwise) else reading.get(x, [])
+        kernels = [x.results[0]] if is_elementwise_kernel(x) else reading.get(x, [])
         for kernel in kernels:
             alike = first_collective(kernel) == first_collective(node)
             if x.op is kernel.op or (alike and deep[kernel] == deep[node]):
@@ -238,29 +228,32 @@ def joinable(graph: Graph) -> Iterator[Joined]:
         taken = [node for node in members if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
         inside = Counter(node.inputs[0] for node in taken)
         stored = [result for result in kernel.results if readers[result] > inside[result]]
-        yield Joined(kernel, stored, taken, reducing(kernel, stored, taken))
+        yield Joined(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
 
 
-def reducing(kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]) -> dict[str, Any]:
-    """The attributes of a kernel that stores some of its results, and takes reductions."""
-    before, dense = kernel.attrs, dense_operands(kernel)
-    own = dict(zip(kernel.results, before["results"], strict=True))
+def body_with_reductions(
+    kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]
+) -> KernelBody:
+    """Return the body of a kernel that stores some of its results, and computes reductions."""
+    body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
     # Operands are read first, so that a result may lie over one.
+    own = {*kernel.results}
     copied = [x for x in dict.fromkeys(read) if x not in own]
+    copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied]
+    body = body.prepend(copies)
     made = {x: number for number, x in enumerate(copied)}
-    made |= {x: number + len(copied) for x, number in own.items()}
-    lines = [f"copy:{SHORT_NAMES[x.dtype]} i{dense[x]}" for x in copied]
-    lines.append(re.sub(r"\bt(\d+)", lambda t: f"t{int(t[1]) + len(copied)}", before["program"]))
-    return {
-        "program": ";".join(lines),
-        "results": tuple(made[node] for node in stored),
-        "input_strides": before["input_strides"],
-        "shape": kernel.shape,
-        "axes": reductions[0].attrs["axes"],
-        "reduced": tuple(made[x] for x in read),
-        "reductions": tuple(node.op.reduces for node in reductions),
-    }
+    made |= dict(zip(kernel.results, body.stored, strict=True))
+    return replace(
+        body,
+        stored=tuple(made[node] for node in stored),
+        reductions=Reductions(
+            kernel.shape,
+            reductions[0].attrs["axes"],
+            tuple(made[x] for x in read),
+            tuple(node.op.reduces for node in reductions),
+        ),
+    )
 
 
-__all__ = ["FusedReduction", "fuse_reductions", "share_sums"]
+__all__ = ["fuse_reductions", "share_sums"]

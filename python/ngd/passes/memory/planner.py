@@ -41,8 +41,9 @@ from ...graph.node import Node
 from ...ops.collectives.groups import Ranks
 from ..collective_order import Start, Wait
 from ..op_costs import cost_of
-from ..scheduling import Schedule, is_view, parts_written, source_of, span_of
+from ..scheduling import Schedule
 from ..target import Target, query_node
+from ..views import is_view, parts_written, source_of, span_of
 
 
 @dataclass

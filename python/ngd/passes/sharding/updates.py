@@ -49,11 +49,11 @@ from ...ops.collectives.groups import Ranks
 from ...ops.collectives.reductions import COMBINED, Collective, all_reduce, broadcast
 from ..collective_order import Ordered
 from ..fusion.patterns import uses
+from ..partition import is_divided, shard_bounds, shard_lengths
 from ..target import Target
 from .equal_values import Equal
 from .gradient_factors import factors_of, slice_of_sum
 from .matmul_owners import Ends, chains, owned
-from .partition import is_divided, shard_bounds, shard_lengths
 from .uniform import is_per_rank
 
 BETWEEN: Final = 0.25

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,12 +35,9 @@ from torch.autograd import profiler
 
 from ... import _core
 from ..._core import Turns
+from ...comm import Group
 from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
-
-if TYPE_CHECKING:
-    from ...comm import Group
-    from .process_group import ProcessGroup
 
 SLICE_SECONDS: Final = 5e-3
 SHORT_SLICE_SECONDS: Final = 2e-4
@@ -54,6 +51,23 @@ MANY: Final = 64
 
 Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """What Communicator.submit is called with."""
+
+
+class WorkGroup(Protocol):
+    """What a work needs of its process group (ProcessGroup in process_group.py)."""
+
+    communicator: _core.Communicator
+    queue: Queue
+    seconds: float
+    """The timeout of a wait."""
+
+    def explained(self, error: Exception) -> Exception:
+        """Return an error that names the ranks of the group."""
+        ...
+
+    def interrupted(self, error: BaseException) -> None:
+        """Leave the group after an exception that was raised during a call."""
+        ...
 
 
 turns = Turns()
@@ -112,7 +126,7 @@ class Work(torch.distributed.Work):
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: WorkGroup,
         kind: str,
         submissions: Sequence[Submission],
         outputs: list[Tensor],
@@ -298,7 +312,7 @@ def started(work: Work) -> Work:
     return work
 
 
-def complete_all_of(group: ProcessGroup) -> None:
+def complete_all_of(group: WorkGroup) -> None:
     """Complete what a group has under way, errors apart."""
     for work in list(outstanding):
         if work._group is group:
@@ -306,7 +320,7 @@ def complete_all_of(group: ProcessGroup) -> None:
                 work.wait()
 
 
-def look_at_all_of(group: ProcessGroup) -> None:
+def look_at_all_of(group: WorkGroup) -> None:
     """Let go what a group that is closed had under way."""
     with turns:
         for work in list(outstanding):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from ...dtypes import Type
-from ...ops.collectives.groups import ONE_RANK, Ranks
+from ..dtypes import Type
+from ..ops.collectives.groups import ONE_RANK, Ranks
 
 SMALL_BYTES: Final = 2048
 """The bytes of a variable that is not divided: a sum of so many goes beside the flag

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of `ngd run --min-ranks`, which continues when ranks leave or join.
+
+Each process is a member with a number of its own. The ranks of one world are the members that have
+waited for it (ngd.comm.membership). When a member is lost, the others continue, and a new member
+replaces it if --max-restarts allows that.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from ..comm.membership import Board, World
+from .environment import member_environment
+from .job import Job, Options, Restarts
+from .processes import describe_end
+
+MAX_WAIT_SECONDS: Final = 3600.0
+"""The longest wait for a deadline, which may be infinite."""
+
+
+class ElasticJob(Job):
+    """A job that continues while at least `min_ranks` members are left."""
+
+    def __init__(self, options: Options, restarts: Restarts, board: Board, min_ranks: int) -> None:
+        super().__init__(options, restarts)
+        self.board = board
+        self.min_ranks = min_ranks
+        self.num_done = 0
+        """The number of members that have returned 0."""
+
+    def environment_of(self, rank: int) -> dict[str, str]:
+        """Return the environment of a member."""
+        return member_environment(rank, self.board.folder, super().environment_of(rank))
+
+    def deadlines(self) -> list[float]:
+        """Return the deadlines of a job, and that of the members that others wait for."""
+        deadlines = super().deadlines()
+        if self.board.deadline is not None:
+            deadlines.append(min(self.board.deadline, time.monotonic() + MAX_WAIT_SECONDS))
+        return deadlines
+
+    def wait_for_events(self) -> None:
+        """Handle the next events, and kill members that are late."""
+        super().wait_for_events()
+        self._kill_late_members()
+
+    def handle_waiting(self, members: Sequence[int]) -> None:
+        """Put members on the board, and report a new world and members that are new."""
+        for member in members:
+            if member not in self.ranks or self.attempt.ending is not None:
+                continue
+            self._announce(self.board.waits(member))
+            if member in self.board.world.newcomers:
+                self.say(f"member {member} waits for the others")
+
+    def handle_end(self, rank: int, code: int) -> None:
+        """Continue without a member, with a replacement if there may be one; or end the job."""
+        if self.attempt.ending is not None:
+            super().handle_end(rank, code)
+            return
+        self.board.forget(rank)
+        if code == 0:
+            self.num_done += 1
+        elif not self.num_done and self.restarts.left > 0:
+            self._replace(rank, code)
+        elif self._is_enough():
+            self.say(f"member {rank} {describe_end(code)}; {len(self.ranks)} others go on")
+        if self.attempt.ending is None:  # else the replacement could not be started
+            self._settle(rank, code)
+
+    def _settle(self, rank: int, code: int) -> None:
+        """End the job, or make the next world, after the end of a member."""
+        veterans = self.board.veterans
+        if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
+            self.restarts.forbid()
+            self.fail(rank, code)
+        elif self.ranks and not veterans:
+            self.say(f"the training has ended before {', '.join(map(str, self.ranks))} came")
+            self.end(0, signal.SIGTERM)
+        else:
+            self._announce(self.board.settle())
+
+    def _is_enough(self) -> bool:
+        """Return True if enough members are left, including those that returned 0."""
+        return len(self.ranks) + self.num_done >= self.min_ranks
+
+    def _replace(self, member: int, code: int) -> None:
+        """Start a new member, on the cores of the lost one."""
+        new = len(self.cores)
+        self.cores.append(self.cores[member])
+        self.restarts.use()
+        self.say(f"member {member} {describe_end(code)}; member {new} starts in its place")
+        self.start_rank(new)
+
+    def _announce(self, world: World | None) -> None:
+        """Print the members of a new world, if there is one."""
+        if world is not None:
+            self.say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
+
+    def _kill_late_members(self) -> None:
+        """Kill members that did not wait for the next world before its deadline."""
+        for member in self.board.late():
+            if self.attempt.ending is None and member in self.ranks:
+                timeout = self.board.timeout
+                self.say(f"member {member} did not come in {timeout:g} s, and is killed")
+                self.ranks[member].send_signal(signal.SIGKILL)

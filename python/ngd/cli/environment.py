@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment of a rank: the variables that `ngd run` sets for each process that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ..comm.launchers.registry import surroundings
+
+SET_BY_INIT: Final = (
+    "NGD_JOB",
+    "NGD_WORLD",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+)
+"""The variables that ngd.init() sets in a rank of an elastic job, for each world."""
+
+
+def rank_environment(
+    rank: int,
+    size: int,
+    job: str,
+    port: int,
+    restarts: int,
+    environ: Mapping[str, str],
+    launcher: str = "",
+    folder: str | None = None,
+) -> dict[str, str]:
+    """Return the environment of a rank (see comm/launchers). The folder outlives restarts."""
+    # A job that a rank of an elastic job starts has ranks of its own.
+    outside = {k: v for k, v in environ.items() if k not in ("NGD_MEMBER", "NGD_WORLD")}
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **({} if folder is None else {"NGD_ELASTIC_DIR": folder}),
+        **outside,
+        "NGD_JOB": job,
+        "NGD_LAUNCHER": launcher,
+        "NGD_SURROUNDINGS": surroundings(environ),
+        "NGD_RESTART_COUNT": str(restarts),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a rank of an elastic job, from that of `rank_environment`.
+
+    The launcher writes its answers to `ngd.init()` into the folder.
+    """
+    kept = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
+    return {**kept, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}

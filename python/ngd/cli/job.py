@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervision of the ranks of a job on this host: start, wait, failure, restart, end.
+
+`Job.run` starts the ranks and waits for events: a signal, a line of output, a message of a rank,
+the end of a rank. `Ending` describes a job that ends.
+
+At SIGINT, SIGTERM or SIGHUP:
+
+1. The job is not restarted. Its exit status is 128 + N.
+2. The ranks get the same signal at once, and SIGKILL after --grace seconds.
+3. A second signal sends SIGKILL at once.
+4. If all ranks return the same code, the exit status is this code: the ranks handled the signal.
+
+A signal that was ignored when `ngd run` started, as SIGHUP under nohup, stays ignored.
+
+At the failure of a rank:
+
+1. The exit status is the code of the rank that failed first (128 + N for signal N).
+2. The other ranks notice the failure, print what they know, and end by themselves. Those that still
+   run after `LAST_WORDS_SECONDS` get SIGTERM, and SIGKILL after --grace seconds.
+3. When no rank is left, the job is restarted if --max-restarts allows it.
+
+The rank that failed first is not always the one that ended first. A rank that ends because of an
+error first notifies the launcher (`Messages`), then its peers, which may be quicker to end.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import FrameType
+from typing import Any, Final
+
+from .. import logs
+from ..comm.launchers.job_names import label_of
+from ..comm.launchers.launcher_pipe import address_of_launcher
+from ..comm.membership import WAITS
+from .environment import rank_environment
+from .processes import Guard, RankProcess, describe_end, start_process
+from .streams import OutputStream, print_message, streams_of
+
+ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LAST_WORDS_SECONDS: Final = 1.0
+"""Within this time, ranks notice that a rank is lost, and end by themselves."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command of a job and the options of `ngd run` that hold from its start to its end."""
+
+    command: Sequence[str]
+    num_ranks: int
+    cores: Sequence[list[int] | None]
+    """The cores of each rank; None for all cores."""
+    grace_seconds: float
+    has_prefix: bool
+    folder: str | None
+    """The folder that outlives restarts, if the job can be restarted or is elastic."""
+
+
+@dataclass
+class Restarts:
+    """The number of restarts of a job: how many there were, and how many are left."""
+
+    left: int
+    used: int = 0
+
+    def use(self) -> None:
+        """Count one restart."""
+        self.left -= 1
+        self.used += 1
+
+    def forbid(self) -> None:
+        """Allow no restart from now on."""
+        self.left = 0
+
+
+class Phase(Enum):
+    """The signals that the ranks of a job that ends have got."""
+
+    LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
+    SIGNALLED = "a signal that they can handle"
+    KILLED = "SIGKILL"
+
+
+@dataclass
+class Ending:
+    """The end of a job: its exit status, and the signals to its ranks."""
+
+    exit_code: int
+    number: int
+    """The signal at the end of the phase LAST_WORDS."""
+    grace_seconds: float
+    """The time between this signal and SIGKILL."""
+    deadline: float | None
+    """The time of the next phase; None in the last one."""
+    phase: Phase = Phase.LAST_WORDS
+    first: int | None = None
+    """The rank whose failure ends the job, if a failure does."""
+    is_interrupted: bool = False
+    """True if the launcher got a signal."""
+
+    def next_signal(self) -> int | None:
+        """Enter the next phase and return its signal; None before the deadline."""
+        if self.deadline is None or time.monotonic() < self.deadline:
+            return None
+        if self.phase is Phase.LAST_WORDS:
+            self.phase = Phase.SIGNALLED
+            self.deadline += self.grace_seconds
+            return self.number
+        self.phase, self.deadline = Phase.KILLED, None
+        return signal.SIGKILL
+
+    def hurry(self) -> None:
+        """Make SIGKILL the next signal, at once."""
+        self.phase, self.deadline = Phase.SIGNALLED, 0.0
+
+
+class Attempt:
+    """One start of all ranks. A restart is a new attempt with a new job key."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.key = secrets.token_hex(16)
+        self.port = free_port()
+        self.log_fields = logs.place_of(None, num_ranks, label_of(f"ngd:{self.key}"))
+        """The fields of the job in lines of JSON."""
+        self.leaving: list[int] = []
+        """The ranks in the order in which they began to end."""
+        self.codes: set[int] = set()
+        """The codes of the ranks that have ended; -N for signal N."""
+        self.ending: Ending | None = None
+        """None while no reason is known to end the job."""
+
+
+class Messages:
+    """The pipe NGD_LAUNCHER, by which ranks notify the launcher."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    @property
+    def address(self) -> str:
+        """The value of NGD_LAUNCHER."""
+        return address_of_launcher(self.reader)
+
+    def read(self) -> list[str]:
+        """Return the messages in the pipe: numbers of ranks that end, or WAITS and a number."""
+        try:
+            return os.read(self.reader, 1 << 20).decode(errors="replace").split()
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.reader)
+        os.close(self._writer)
+
+
+class EndingSignals:
+    """The handlers of the signals that end a job, and a pipe that is readable after a signal."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._received: list[int] = []
+        self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        heeded = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
+        self._old_handlers = {s: signal.signal(s, self._remember) for s in heeded}
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+
+    def read(self) -> list[int]:
+        """Return the signals since the last call."""
+        os.read(self.reader, 1 << 10)
+        received, self._received = self._received, []
+        return received
+
+    def close(self) -> None:
+        """Restore the earlier handlers."""
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        os.close(self.reader)
+        os.close(self._writer)
+
+
+class Job:
+    """The ranks of a job and the launcher's connections to them.
+
+    `handle_end` and `handle_waiting` are the rules of this job: the failure of one rank ends it.
+    elastic.py has the job that continues.
+    """
+
+    def __init__(self, options: Options, restarts: Restarts) -> None:
+        self.options = options
+        self.restarts = restarts
+        self.signals = EndingSignals()
+        self.messages = Messages()
+        self.guard = Guard()
+        self.selector = selectors.DefaultSelector()
+        """The function to call for each descriptor that is readable."""
+        self.attempt = Attempt(options.num_ranks)
+        self.ranks: dict[int, RankProcess] = {}
+        """The ranks that run, or have ended and were not waited for."""
+        self.cores = list(options.cores)
+        """The cores of each rank; an elastic job appends those of new ranks."""
+
+    def run(self) -> int:
+        """Start the ranks, wait for the last one, and return the exit status of the job."""
+        self._watch(self.signals.reader, self._read_signals)
+        self._watch(self.messages.reader, self._read_messages)
+        try:
+            self._start_ranks()
+            while self.ranks:
+                self.wait_for_events()
+                if not self.ranks and self._can_restart():
+                    self._restart()
+            return self._exit_status()
+        except BrokenPipeError:  # the reader of the output is gone: end as a pipeline does
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        finally:
+            self._close()
+
+    def _exit_status(self) -> int:
+        """Return the exit status of a job that has no ranks."""
+        ending, codes = self.attempt.ending, self.attempt.codes
+        if ending is None:
+            return 0
+        if ending.is_interrupted and len(codes) == 1 and min(codes) >= 0:
+            return min(codes)  # the ranks handled the signal
+        return ending.exit_code
+
+    def _close(self) -> None:
+        """Kill the ranks, and release all that the job holds."""
+        self._signal_ranks(signal.SIGKILL)
+        for rank in self.ranks.values():
+            rank.process.wait()
+        self.guard.close()
+        self.signals.close()
+        self.selector.close()
+        self.messages.close()
+
+    def _can_restart(self) -> bool:
+        """Return True if the job has failed and may start again."""
+        ending = self.attempt.ending
+        return ending is not None and ending.exit_code != 0 and self.restarts.left > 0
+
+    def _restart(self) -> None:
+        """Start all ranks again, as a new attempt."""
+        self.restarts.use()
+        total = self.restarts.used + self.restarts.left
+        self.say(f"restart {self.restarts.used} of {total}")
+        self.attempt = Attempt(self.options.num_ranks)
+        self.messages.read()  # those of the attempt before
+        self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        """Start the ranks, until one of them cannot be started."""
+        for rank in range(self.options.num_ranks):
+            if not self.start_rank(rank):
+                return
+
+    def start_rank(self, rank: int) -> bool:
+        """Start a rank; end the job and return False if that is impossible."""
+        command = self.options.command
+        try:
+            process = start_process(command, self.environment_of(rank), self.cores[rank])
+        except OSError as error:
+            self.say(f"cannot start {command[0]}: {error.strerror}")
+            self.restarts.forbid()
+            self.end(126 if isinstance(error, PermissionError) else 127, signal.SIGTERM)
+            return False
+        self.guard.add(process.pid)
+        started = self.ranks[rank] = RankProcess(process)
+        pidfd = os.pidfd_open(process.pid)
+        self._watch(pidfd, self._rank_ended, rank, pidfd)
+        streams = streams_of(rank, process, self.options.has_prefix, self.attempt.log_fields)
+        for stream in streams:
+            started.streams.append(stream)
+            self._watch(stream.source.fileno(), self._forward, stream)
+        return True
+
+    def environment_of(self, rank: int) -> dict[str, str]:
+        """Return the environment of a rank."""
+        return rank_environment(
+            rank,
+            self.options.num_ranks,
+            self.attempt.key,
+            self.attempt.port,
+            self.restarts.used,
+            os.environ,
+            self.messages.address,
+            self.options.folder,
+        )
+
+    def _watch(self, descriptor: int, function: Callable[..., None], *args: Any) -> None:
+        """Call a function with these arguments whenever a descriptor is readable."""
+        self.selector.register(descriptor, selectors.EVENT_READ, functools.partial(function, *args))
+
+    def wait_for_events(self) -> None:
+        """Handle the next events, or the next deadline."""
+        deadline = min(self.deadlines(), default=None)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for key, _ in self.selector.select(left):
+            key.data()
+        ending = self.attempt.ending
+        if ending is not None and (number := ending.next_signal()) is not None:
+            self._signal_ranks(number)
+
+    def deadlines(self) -> list[float]:
+        """Return the times at which the job has something to do without an event."""
+        ending = self.attempt.ending
+        return [] if ending is None or ending.deadline is None else [ending.deadline]
+
+    def _read_signals(self) -> None:
+        """End the job after a first signal, and kill the ranks after a second one."""
+        for number in self.signals.read():
+            self.restarts.forbid()
+            ending = self.attempt.ending
+            if ending is None:
+                ending = self.end(128 + number, number)
+            else:
+                ending.hurry()
+            ending.is_interrupted = True
+
+    def _read_messages(self) -> None:
+        """Note which ranks wait for a world, and which began to end."""
+        words = self.messages.read()
+        waiting = [word[len(WAITS) :] for word in words if word.startswith(WAITS)]
+        self.handle_waiting([int(number) for number in waiting if number.isdecimal()])
+        self._note_leaving([int(word) for word in words if word.isdecimal()])
+
+    def _note_leaving(self, notified: Sequence[int]) -> None:
+        """Append ranks to the order in which they began to end.
+
+        A rank that has ended without a message comes before the ranks that sent one: a rank that
+        ends because another one is dead sends its message after that death.
+        """
+        leaving = self.attempt.leaving
+        for number, rank in self.ranks.items():
+            is_silent = number not in leaving and number not in notified
+            if is_silent and rank.has_ended():
+                leaving.append(number)
+        leaving += [number for number in dict.fromkeys(notified) if number not in leaving]
+
+    def _forward(self, stream: OutputStream, is_last: bool = False) -> None:
+        """Print what a rank has written, and close a stream at its end."""
+        if stream.source.closed:
+            return
+        if not stream.forward(is_last) or is_last:
+            self.selector.unregister(stream.source)
+            stream.source.close()
+
+    def _rank_ended(self, number: int, pidfd: int) -> None:
+        """Remove a rank that has ended, print its last lines, and handle its code."""
+        self._read_messages()
+        rank = self.ranks[number]
+        code = rank.reap()
+        self.guard.remove(rank.process.pid)
+        del self.ranks[number]
+        for stream in rank.streams:  # before the launcher's message about the end
+            self._forward(stream, is_last=True)
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        self.attempt.codes.add(code)
+        self.handle_end(number, code)
+
+    def handle_waiting(self, members: Sequence[int]) -> None:
+        """Handle ranks that wait for a world, which those of this job do not."""
+
+    def handle_end(self, rank: int, code: int) -> None:
+        """Handle a rank that has returned a code, or was killed by signal -code."""
+        if code != 0:
+            self.fail(rank, code)
+
+    def fail(self, rank: int, code: int) -> None:
+        """End the job, or note that this rank failed before the one that ended first."""
+        how = describe_end(code)
+        exit_code = 128 - code if code < 0 else code
+        ending, order = self.attempt.ending, self.attempt.leaving.index
+        if ending is None:
+            self.say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
+            ending = self.end(exit_code, signal.SIGTERM, LAST_WORDS_SECONDS)
+            ending.first = rank
+            return
+        is_unsignalled = ending.phase is Phase.LAST_WORDS
+        if ending.first is not None and is_unsignalled and order(rank) < order(ending.first):
+            self.say(f"rank {rank}, which had left before, {how}")
+            ending.exit_code, ending.first = exit_code, rank
+
+    def end(self, exit_code: int, number: int, delay_seconds: float = 0.0) -> Ending:
+        """End the job: send a signal to the ranks after a delay, and SIGKILL after --grace."""
+        deadline = time.monotonic() + delay_seconds
+        ending = Ending(exit_code, number, self.options.grace_seconds, deadline)
+        self.attempt.ending = ending
+        return ending
+
+    def _signal_ranks(self, number: int) -> None:
+        """Send a signal to the process groups of all ranks."""
+        for rank in self.ranks.values():
+            rank.send_signal(number)
+
+    def say(self, line: str) -> None:
+        """Print a message about the job."""
+        print_message(line, self.attempt.log_fields)
+
+
+def free_port() -> int:
+    """Return a port for the ranks' own use, such as MASTER_PORT for torch.distributed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

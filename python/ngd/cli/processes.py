@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a rank: how it starts, and how all that it has started ends with it.
+
+Each rank leads a process group. When a rank ends, `ngd run` kills its group. If `ngd run` itself is
+killed, the kernel kills the ranks, and the guard, a process that does nothing else, kills their
+groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from .streams import OutputStream
+
+PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+GUARD: Final = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+"""Reads the numbers of the groups until the launcher closes the stream, as it does at any end."""
+
+
+class Guard:
+    """A process that kills the groups of the ranks if the launcher ends before them."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", GUARD],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def add(self, group: int) -> None:
+        """Kill this group if the launcher ends."""
+        self._write(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Do not kill this group, which has ended."""
+        self._write(f"-{group}\n")
+
+    def _write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed: the ranks run on
+            self.process.stdin.write(line.encode())
+            self.process.stdin.flush()
+
+    def close(self) -> None:
+        """End the guard, which then kills no group."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass
+class RankProcess:
+    """A rank that was started and not waited for yet."""
+
+    process: subprocess.Popen[bytes]
+    streams: list[OutputStream] = field(default_factory=list)
+    """Standard output and standard error."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the group of the rank."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def has_ended(self) -> bool:
+        """Return True if the process has ended."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def reap(self) -> int:
+        """Kill what the ended rank has started, and return the code of the rank."""
+        # The zombie still holds the number of the group.
+        os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+
+def start_process(
+    command: Sequence[str], env: Mapping[str, str], cores: list[int] | None
+) -> subprocess.Popen[bytes]:
+    """Start the process of a rank on its cores; OSError if the command cannot be executed."""
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=prepare_child(cores),
+    )
+
+
+def prepare_child(cores: list[int] | None) -> Callable[[], None]:
+    """Return the function that a child runs before its program.
+
+    The child is bound to its cores, dies with the launcher, and leads a process group. It does not
+    lead a session: Linux gives each session the same share of the cores (autogroup). Ranks with a
+    session each would yield to nothing, and a program of low priority would get the share of a
+    rank.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    return prepare
+
+
+def describe_end(code: int) -> str:
+    """Return how a process has ended, in words: "returned 1" or "was killed by SIGKILL"."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"returned {code}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; most real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

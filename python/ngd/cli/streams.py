@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output of `ngd run`: the lines of the ranks with a prefix or as JSON, and its own messages.
+
+Each rank has two streams. Their bytes are printed unchanged, line by line, so that lines of several
+ranks do not mix. With NGD_LOG=json each line becomes a JSON object (ngd.logs).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, TextIO
+
+from .. import logs
+from .._util import config
+
+MAX_LINE_BYTES: Final = 1 << 16
+"""A longer line is printed in pieces, before its end was read."""
+PIPE_BYTES: Final = 1 << 20
+"""One read of this size returns all that a pipe can hold."""
+
+
+class OutputStream:
+    """One output of a rank, which is printed on an output of the launcher.
+
+    Parameters
+    ----------
+    source : file
+        The reading end of the rank's pipe.
+    target : file
+        The launcher's output.
+    prefix : str
+        The text before each line.
+    rewrite : function, optional
+        A function that returns the line to print instead of a line and its prefix.
+    """
+
+    def __init__(
+        self,
+        source: IO[bytes],
+        target: TextIO,
+        prefix: str,
+        rewrite: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        os.set_blocking(source.fileno(), False)
+        self.source = source
+        self.target = target.buffer
+        self.prefix = prefix.encode()
+        self.rewrite = rewrite
+        self.unfinished = b""
+        """The beginning of a line whose end was not read yet."""
+        self.last_byte = b"\n"
+        """The last byte that was printed."""
+
+    def forward(self, is_last: bool = False) -> bool:
+        """Print the lines that can be read, and return True if more may follow.
+
+        A line without an end is printed only if `is_last`.
+        """
+        data, may_continue = self._read()
+        lines = self._split(data, is_last or not may_continue)
+        if self.rewrite is not None:
+            self.target.writelines(map(self.rewrite, lines))
+        else:
+            self._print(lines)
+        self.target.flush()
+        return may_continue
+
+    def _read(self) -> tuple[bytes, bool]:
+        """Return the bytes in the pipe, and False if its writing end is closed."""
+        try:
+            data = os.read(self.source.fileno(), PIPE_BYTES)
+        except BlockingIOError:
+            return b"", True
+        return data, bool(data)
+
+    def _split(self, data: bytes, is_last: bool) -> list[bytes]:
+        """Return the lines to print now, and keep an unfinished one."""
+        # A progress bar ends its lines with a carriage return.
+        lines = (self.unfinished + data).splitlines(keepends=True)
+        is_unfinished = bool(lines) and not lines[-1].endswith((b"\n", b"\r"))
+        keeps = not is_last and is_unfinished and len(lines[-1]) < MAX_LINE_BYTES
+        self.unfinished = lines.pop() if keeps else b""
+        return lines
+
+    def _print(self, lines: list[bytes]) -> None:
+        """Write the lines, each with the prefix if it begins a line of the target."""
+        for line in lines:
+            begins = self.last_byte == b"\n" or (self.last_byte == b"\r" and line != b"\n")
+            self.target.write(self.prefix + line if begins else line)
+            self.last_byte = line[-1:]
+
+
+def streams_of(
+    rank: int, process: subprocess.Popen[bytes], has_prefix: bool, log_fields: Mapping[str, Any]
+) -> list[OutputStream]:
+    """Return the two streams of a rank.
+
+    The log fields are those of the job, for lines of JSON.
+    """
+    streams = []
+    for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        assert source is not None
+        rewrite = None
+        if has_prefix and config.log_as_json():
+            name = "stdout" if target is sys.stdout else "stderr"
+            rewrite = functools.partial(
+                logs.as_json, stream=name, place={**log_fields, "rank": rank}
+            )
+        streams.append(OutputStream(source, target, f"[{rank}] " if has_prefix else "", rewrite))
+    return streams
+
+
+def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> None:
+    """Print a message of the launcher on standard error, as JSON with NGD_LOG=json.
+
+    The log fields are those of the job, if there is one.
+    """
+    text = f"ngd run: {line}"
+    if config.log_as_json():
+        fields = log_fields or logs.place_of(None, None, None)
+        text = logs.line_of(line, logging.WARNING, "ngd.run", fields)
+    print(text, file=sys.stderr, flush=True)

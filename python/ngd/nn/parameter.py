@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declarations of a module's variables: nn.Parameter and nn.Buffer.
+
+A declaration makes its variable when the variable is first used. The path of its module is then
+known and becomes the variable's name.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .. import errors
+from ..dtypes import float32
+from ..graph.variable import Variable, variable
+from ..graph.variable_names import Scope
+from .initializers import Initializer, zeros
+
+
+class Owner(Protocol):
+    """The module that a declaration belongs to, as far as the declaration needs it."""
+
+    name: str
+    _scope: Scope
+
+    @property
+    def path(self) -> str:
+        """The path in the outermost module."""
+
+    def _layer(self, title: str) -> str:
+        """Return how errors name the module."""
+
+    def _outermost(self) -> Owner:
+        """Return the model that the module is a part of."""
+
+
+class Parameter:
+    """The declaration of a variable that is trained.
+
+    Set an attribute of a module to a Parameter. Reading the attribute returns the variable. If
+    types are checked, annotate it in the class by `weight: Any`.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+        The shape of the variable.
+    initializer : function, default nn.initializers.zeros
+        A function of a NumPy generator and a shape that returns the first value.
+    dtype : dtype, default float32
+        The dtype of the variable.
+
+    Notes
+    -----
+    One parameter may be an attribute of several modules, which then share the variable. The
+    variable's name comes from the first one.
+
+    Examples
+    --------
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, width):
+    ...         self.factor = nn.Parameter(width, nn.initializers.ones)
+    ...
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> Scale(3).parameters()["factor"].shape
+    (3,)
+    """
+
+    trained = True
+    saved = True
+    per_rank = False
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        initializer: Initializer = zeros,
+        dtype: Any = float32,
+    ) -> None:
+        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.initializer, self.dtype = initializer, np.dtype(dtype)
+        self._place: tuple[Owner, str] | None = None
+        self._variable: Variable | None = None
+        self._copied: Any = None
+        """The first value of a copy."""
+
+    @property
+    def made(self) -> bool:
+        """True if the variable exists."""
+        return self._variable is not None
+
+    @property
+    def name(self) -> str:
+        """The path from the outermost module."""
+        if self._place is None:
+            raise RuntimeError(
+                "nn.Parameter: expected an attribute of a module; got one outside of modules. "
+                "Assign it to self.name in __init__."
+            )
+        module, key = self._place
+        return f"{module.path}.{key}" if module.path else key
+
+    @property
+    def variable(self) -> Variable:
+        """The variable. The first access makes it."""
+        if self._variable is None:
+            value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
+            self._variable, self._copied = self._make_variable(value), None
+        return self._variable
+
+    def _make_variable(self, value: Any) -> Variable:
+        """Make the variable; its call site names the module by its class."""
+        name = self.name
+        assert self._place is not None
+        module = self._place[0]
+        with errors.in_layer(module._layer(type(module).__name__)):
+            made = variable(name, value, per_rank=self.per_rank)
+        model = module._outermost()
+        made.scope = model._scope
+        made.scope.prefix = model.name
+        return made
+
+    def draw(self, seed: int) -> Any:
+        """Return the first value for a seed, an array."""
+        random = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
+        return np.asarray(self.initializer(random, self.shape)).astype(self.dtype)
+
+    def assign(self, value: Any) -> None:
+        """Assign a value of any dtype to the variable."""
+        if self._variable is None:
+            self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
+        self._variable.assign(value)
+
+    def place(self, module: Owner, key: str) -> None:
+        """Record the module and the attribute of this declaration, the first time only."""
+        if self._place is None:
+            self._place = module, key
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy or pickle: with the current value, and without a place."""
+        state = {**self.__dict__, "_place": None, "_variable": None}
+        if self._variable is not None:
+            state["_copied"] = self._variable.numpy()
+        return state
+
+
+class Buffer(Parameter):
+    """The declaration of a variable that is not trained, such as running statistics.
+
+    A buffer changes only by `Training.updates`.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+        The shape of the variable.
+    initializer : function, default nn.initializers.zeros
+        A function of a NumPy generator and a shape that returns the first value.
+    dtype : dtype, default float32
+        The dtype of the variable.
+    saved : bool, default True
+        Include the variable in state dicts.
+    per_rank : bool, default False
+        Each rank has a value of its own by design; see ngd.variable.
+
+    Examples
+    --------
+    >>> class Counter(nn.Module):
+    ...     def __init__(self):
+    ...         self.calls = nn.Buffer((), dtype=ngd.int64)
+    >>> list(Counter().buffers())
+    ['calls']
+    """
+
+    trained = False
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        initializer: Initializer = zeros,
+        dtype: Any = float32,
+        saved: bool = True,
+        *,
+        per_rank: bool = False,
+    ) -> None:
+        super().__init__(shape, initializer, dtype)
+        self.saved, self.per_rank = saved, per_rank

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a fused kernel: statements, and what becomes of their values.
+
+A statement applies an elementwise operation to inputs of the kernel, to values of earlier
+statements, or to literals. The body is data: passes change it by its methods. Its text, which the
+C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered:
+`op:dtype operand operand;...`, where iN is input N, tN the value of statement N, and #x a literal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+from ...dtypes import SHORT_NAMES, DType, Shape, Type, float32
+from ...graph.node import Node, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of the kernel, by its number."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"i{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The value of an earlier statement, by its number."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"t{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number that is the same for all elements."""
+
+    number: float
+
+    def __str__(self) -> str:
+        return f"#{self.number!r}"
+
+
+Operand: TypeAlias = Input | Value | Literal
+
+
+class Statement(NamedTuple):
+    """One elementwise operation."""
+
+    opcode: str
+    domain: str
+    """The dtype of the operands; "a>b" if the value has another dtype."""
+    operands: tuple[Operand, ...]
+
+    def __str__(self) -> str:
+        return f"{self.opcode}:{self.domain} {' '.join(map(str, self.operands))}"
+
+
+def cast_statement(operand: Operand, source: DType, result: DType) -> Statement:
+    """Return a statement that converts an operand."""
+    return Statement("cast", f"{SHORT_NAMES[source]}>{SHORT_NAMES[result]}", (operand,))
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """The reductions of a kernel, all over the same axes of its shape."""
+
+    shape: Shape
+    axes: tuple[int, ...]
+    statements: tuple[int, ...]
+    """The statements whose values are reduced."""
+    kinds: tuple[str, ...]
+    """How each of them is reduced: "sum", "max", ..."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products that a kernel computes block by block instead of reading their results."""
+
+    numbers: tuple[int, ...]
+    """The inputs of the statements that are products."""
+    shape: Shape
+    attrs: tuple[tuple[str, Any], ...]
+    """The attributes of the matrix multiplications."""
+
+
+@dataclass(frozen=True)
+class KernelBody:
+    """Statements, the results that the kernel stores, and how it reads its inputs."""
+
+    statements: tuple[Statement, ...]
+    stored: tuple[int, ...]
+    """The statements whose values are stored."""
+    input_strides: tuple[int, ...]
+    """The strides of each input in elements, one input after the other."""
+    reductions: Reductions | None = None
+    products: Products | None = None
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """The statements whose values are reduced."""
+        return () if self.reductions is None else self.reductions.statements
+
+    def cast_inputs(self, numbers: Sequence[int], dtype: DType) -> KernelBody:
+        """Return the body for inputs of which some have this dtype instead of float32."""
+        casts = [cast_statement(Input(number), dtype, float32) for number in numbers]
+        return self.prepend(casts, {number: Value(k) for k, number in enumerate(numbers)})
+
+    def prepend(
+        self, statements: Sequence[Statement], replaced: Mapping[int, Value] | None = None
+    ) -> KernelBody:
+        """Return the body with statements before its own.
+
+        `replaced` has the values that its own statements read instead of some inputs, by number.
+        """
+        shift, inputs = len(statements), replaced or {}
+
+        def renumber(operand: Operand) -> Operand:
+            if isinstance(operand, Value):
+                return Value(operand.number + shift)
+            return inputs.get(operand.number, operand) if isinstance(operand, Input) else operand
+
+        own = [s._replace(operands=tuple(map(renumber, s.operands))) for s in self.statements]
+        return self.renumbered((*statements, *own), {k: k + shift for k in range(len(own))})
+
+    def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
+        """Return the body that stores a float32 result in this dtype, or in both as the last."""
+        cast = cast_statement(Value(self.stored[number]), float32, dtype)
+        narrow, stored = len(self.statements), [*self.stored]
+        if keeps_wide:
+            stored.append(narrow)
+        else:
+            stored[number] = narrow
+        return replace(self, statements=(*self.statements, cast), stored=tuple(stored))
+
+    def keep_results(self, numbers: Sequence[int]) -> KernelBody:
+        """Return the body that stores only these results, without statements that nothing reads."""
+        stored = tuple(self.stored[number] for number in numbers)
+        used = {*stored, *self.reduced}
+        for number in range(len(self.statements) - 1, -1, -1):
+            if number in used:
+                operands = self.statements[number].operands
+                used.update(x.number for x in operands if isinstance(x, Value))
+        new = {old: number for number, old in enumerate(sorted(used))}
+
+        def renumber(operand: Operand) -> Operand:
+            return Value(new[operand.number]) if isinstance(operand, Value) else operand
+
+        kept = [self.statements[old] for old in new]
+        statements = [s._replace(operands=tuple(map(renumber, s.operands))) for s in kept]
+        return replace(self, stored=stored).renumbered(tuple(statements), new)
+
+    def renumbered(
+        self, statements: tuple[Statement, ...], numbers: Mapping[int, int]
+    ) -> KernelBody:
+        """Return the body with other statements; `numbers` maps old numbers to new ones."""
+        reductions = self.reductions
+        if reductions is not None:
+            moved = tuple(numbers[number] for number in reductions.statements)
+            reductions = replace(reductions, statements=moved)
+        stored = tuple(numbers[number] for number in self.stored)
+        return replace(self, statements=statements, stored=stored, reductions=reductions)
+
+    @cached_property
+    def text(self) -> str:
+        """The text that the C++ kernel parses."""
+        return ";".join(map(str, self.statements))
+
+    @cached_property
+    def lowered(self) -> dict[str, Any]:
+        """The attributes of the C++ kernel."""
+        attrs: dict[str, Any] = {} if self.products is None else dict(self.products.attrs)
+        attrs |= {
+            "program": self.text,
+            "results": self.stored,
+            "input_strides": self.input_strides,
+        }
+        if (reductions := self.reductions) is not None:
+            attrs["shape"], attrs["axes"] = reductions.shape, reductions.axes
+            attrs["reduced"], attrs["reductions"] = reductions.statements, reductions.kinds
+        if self.products is not None:
+            attrs["products"] = self.products.numbers
+            attrs["product_shape"] = self.products.shape
+        return attrs
+
+
+class FusedKernel(Op):
+    """Elementwise ops, their reductions and products that they read, as one kernel; attrs: body.
+
+    `wide` says which of the stored results stay float32 (ngd.full_precision); () means none.
+    """
+
+    def __init__(
+        self,
+        body: KernelBody,
+        types: tuple[Type, ...],
+        members: tuple[tuple[str, str], ...],
+        wide: tuple[bool, ...] = (),
+        products: tuple[Node, ...] = (),
+    ) -> None:
+        self.name = kernel_name(body)  # type: ignore[misc]
+        self.types, self.members, self.wide, self.products = types, members, wide, products
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
+        """Return the types of the stored results, then those of the reductions."""
+        return self.types if len(self.types) > 1 else self.types[0]
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        """Return the name and the attributes of the C++ kernel."""
+        return self.name, attrs["body"].lowered
+
+    def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the attributes of the C++ kernel."""
+        lowered: Mapping[str, Any] = attrs["body"].lowered
+        return lowered
+
+    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """Return the ops that the kernel computes."""
+        return self.members
+
+
+def kernel_name(body: KernelBody) -> str:
+    """Return the name of the C++ kernel that computes a body."""
+    if body.products is not None:
+        return "elementwise_product"
+    return "elementwise" if body.reductions is None else "elementwise_reduce"
+
+
+def fused_node(
+    inputs: Sequence[Node],
+    body: KernelBody,
+    types: Sequence[Type],
+    members: tuple[tuple[str, str], ...],
+    wide: tuple[bool, ...] = (),
+    products: tuple[Node, ...] = (),
+) -> Node:
+    """Return the first result of a fused kernel on these inputs."""
+    op = FusedKernel(body, tuple(types), members, wide, products)
+    return op.node(inputs, {"body": body})
+
+
+def body_of(node: Node) -> KernelBody:
+    """Return the body of a node whose op is a FusedKernel."""
+    body: KernelBody = node.attrs["body"]
+    return body
+
+
+def is_elementwise_kernel(node: Node) -> bool:
+    """Return whether a node is a fused kernel without reductions and products."""
+    if not isinstance(node.op, FusedKernel):
+        return False
+    body = body_of(node)
+    return body.reductions is None and body.products is None
+
+
+def shape_of(node: Node) -> Shape:
+    """Return the shape over which a node computes: of a kernel that reduces, the shape before."""
+    if isinstance(node.op, FusedKernel) and (reductions := body_of(node).reductions) is not None:
+        return reductions.shape
+    return node.shape

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline: every pass that runs, in order, from the user's graph to the memory plan.
+
+A pass is a function from a graph and a target to a graph. A pass that runs twice is listed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from .._util import config
+from ..errors import CompileError
+from ..graph.graph import Graph
+from .collective_order import order_collectives, split_collectives
+from .expansion import expand
+from .fusion.elementwise import fuse_elementwise
+from .fusion.matmuls import fuse_products
+from .fusion.post_operations import fuse_post_operations, has_composites
+from .fusion.reductions import fuse_reductions, share_sums
+from .layouts import assign_layouts
+from .memory.planner import Plan, plan_memory
+from .precision import drop_unread, has_low_precision, lower_precision
+from .recompute import within
+from .scheduling import schedule
+from .sharding.updates import update_in_slices
+from .simplification import simplify
+from .target import Target
+
+Pass: TypeAlias = Callable[[Graph, Target], Graph]
+
+
+def was_changed(graph: Graph, changed: bool) -> bool:
+    """Return whether the pass before has changed the graph."""
+    return changed
+
+
+class When(NamedTuple):
+    """Passes that run only if a condition holds."""
+
+    condition: Callable[[Graph, bool], bool]
+    """Asked with the graph, and whether the pass before has changed it."""
+    passes: tuple[Pass, ...]
+
+
+Entry: TypeAlias = Pass | When
+
+PER_OP: Final[tuple[Entry, ...]] = (
+    order_collectives,
+    When(has_composites, (simplify, fuse_post_operations)),
+    expand,
+    simplify,
+    update_in_slices,
+    assign_layouts,
+    When(was_changed, (simplify,)),
+    fuse_post_operations,
+)
+"""The passes that see each op by itself."""
+
+FUSION: Final[tuple[Entry, ...]] = (
+    share_sums,
+    fuse_elementwise,
+    fuse_reductions,
+    When(has_low_precision, (lower_precision, fuse_elementwise, drop_unread)),
+    fuse_products,
+    split_collectives,
+)
+"""The passes that put ops into kernels. They run again for each choice of `memory_limit`."""
+
+HIDING: Final = (fuse_post_operations, fuse_products)
+"""The passes that put several ops into one kernel that cannot be run op by op."""
+
+
+def run(graph: Graph, target: Target, memory_limit: int | None = None) -> Plan:
+    """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass.
+
+    With a limit, the values of a step take at most that many bytes, or CompileError is raised.
+    """
+    graph.verify() if config.check() else graph.verify_leaves()
+    graph = run_passes(graph, target, PER_OP)
+    if memory_limit is None:
+        return fuse_and_plan(graph, target)
+    return within(graph, target, memory_limit, partial(fuse_and_plan, target=target))
+
+
+def fuse_and_plan(graph: Graph, target: Target) -> Plan:
+    """Run the second half of the pipeline, order the instructions, and plan the memory."""
+    graph = run_passes(graph, target, FUSION)
+    plan = plan_memory(schedule(graph, target), target, partial(run, target=target))
+    if config.check():
+        plan.verify()
+    return plan
+
+
+def run_passes(graph: Graph, target: Target, entries: tuple[Entry, ...]) -> Graph:
+    """Run a part of the pipeline."""
+    changed = False
+    for entry in entries:
+        before = graph
+        for each in passes_of(entry, graph, changed):
+            graph = run_pass(each, graph, target)
+        changed = graph is not before
+    return graph
+
+
+def passes_of(entry: Entry, graph: Graph, changed: bool) -> tuple[Pass, ...]:
+    """Return the passes of an entry that run on this graph."""
+    passes = entry.passes if isinstance(entry, When) else (entry,)
+    if config.check_finite() and not set(HIDING).isdisjoint(passes):
+        return ()
+    if isinstance(entry, When) and not entry.condition(graph, changed):
+        return ()
+    return passes
+
+
+def run_pass(each: Pass, graph: Graph, target: Target) -> Graph:
+    """Run one pass; with NGD_CHECK=1, verify what it returns."""
+    after = each(graph, target)
+    if config.check():
+        after.verify()
+        expect_equal_types(graph, after)
+    return after
+
+
+def expect_equal_types(before: Graph, after: Graph) -> None:
+    """Check that a pass keeps the types of the outputs; `verify` checks those of the updates."""
+    for old, new in zip(before.outputs, after.outputs, strict=True):
+        if old.type != new.type:
+            raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")
+
+
+def listed_passes() -> Iterator[tuple[Pass, bool]]:
+    """Yield the passes in their order, and whether each runs only on a condition."""
+    for entry in (*PER_OP, *FUSION):
+        if isinstance(entry, When):
+            yield from ((each, True) for each in entry.passes)
+        else:
+            yield entry, False

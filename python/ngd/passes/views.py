@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views: nodes whose values lie in the memory of another node's value."""
+
+from __future__ import annotations
+
+from ..graph.graph import Graph
+from ..graph.leaves import VARIABLE
+from ..graph.node import Node, offset_of
+
+
+def parts_written(graph: Graph) -> dict[Node, Node]:
+    """Return for each variable that the ranks of a host share the part that this rank writes."""
+    return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
+
+
+def is_view(node: Node) -> bool:
+    """Return whether the node's value lies in the bytes of its input's value."""
+    return node.op.view and offset_of(node) is not None
+
+
+def source_of(node: Node) -> Node:
+    """Return the node whose memory a view shows."""
+    while is_view(node):
+        node = node.inputs[0]
+    return node
+
+
+def span_of(view: Node) -> tuple[int, int]:
+    """Return where a view begins and ends in the bytes of its source."""
+    begin, node = 0, view
+    while is_view(node):
+        begin += offset_of(node) or 0
+        node = node.inputs[0]
+    return begin, begin + view.type.bytes
