@@ -8,9 +8,7 @@ from . import errors, logs, metrics, ops, trees
 from ._util.signature_errors import name_calls as _name_calls
 from ._util.unknown_names import attribute_errors as _attribute_errors
 from .comm import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
-from .comm.facts import is_initialized, raise_together, rank, world_size
-from .comm.membership import newcomers
-from .comm.world import (
+from .comm.calls import (
     all_gather,
     all_gather_v,
     all_reduce,
@@ -20,17 +18,17 @@ from .comm.world import (
     broadcast,
     build_info,
     gather,
-    init,
     join,
-    make_mesh,
     recv,
     reduce,
     reduce_scatter,
     scatter,
     send,
-    shutdown,
 )
+from .comm.membership import newcomers
+from .comm.mesh import make_mesh
 from .comm.world import call_after_joining as _call_after_joining
+from .comm.world import init, is_initialized, raise_together, rank, shutdown, world_size
 from .compiler.driver import compile
 from .compiler.functions import Function, function
 from .devices.executable import Executable

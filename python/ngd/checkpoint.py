@@ -32,7 +32,8 @@ from . import trees
 from ._util.signature_errors import name_calls
 from ._util.unknown_names import attribute_errors
 from .comm import Group
-from .comm.world import gather, init
+from .comm.calls import gather
+from .comm.world import init
 from .dtypes import (
     bfloat16,
     bool_,

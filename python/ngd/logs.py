@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from ._util import config
-from .comm.launchers import environment
+from .comm.launchers.detect import told_by_launcher
+from .comm.launchers.job_names import label_of
 from .errors import InitError
 
 logger = logging.getLogger("ngd")
@@ -30,10 +31,10 @@ logger = logging.getLogger("ngd")
 def place() -> dict[str, Any]:
     """Return rank, size, job and host of this process, from the launcher's environment."""
     try:
-        launch = environment.told_by_launcher(os.environ)
+        launch = told_by_launcher(os.environ)
     except InitError:  # which ngd.init() will raise
         return place_of(None, None, None)
-    return place_of(launch.rank, launch.size, environment.label_of(launch.job_key))
+    return place_of(launch.rank, launch.size, label_of(launch.job_key))
 
 
 def place_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 import ngd
 from ngd import data
-from ngd.comm import world as distributed
+from ngd.comm import world
 from ngd.errors import InitError
 
 
@@ -111,13 +111,13 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> Non
 
 
 def alone() -> Any:
-    return distributed.alone()
+    return world.alone()
 
 
 def test_the_default_is_the_launchers_rank_until_the_world_is_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distributed, "_world", None)
+    monkeypatch.setattr(world, "current", None)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     sampler = data.Sampler(8, 4, shuffle=False)
@@ -129,14 +129,14 @@ def test_the_default_is_the_launchers_rank_until_the_world_is_joined(
     assert data.Sampler(8, 4, shuffle=False).shard(0).indices.tolist() == [2, 3]
     assert (sampler.rank, sampler.size) == (1, 2)
     assert data.Sampler(8, 4, rank=0, size=1).rank_and_size() == (0, 1)
-    monkeypatch.setattr(distributed, "_world", alone())
+    monkeypatch.setattr(world, "current", alone())
     assert (sampler.rank, sampler.size) == (0, 1)
 
 
 def test_an_environment_that_contradicts_itself_is_an_error_of_the_constructor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distributed, "_world", None)
+    monkeypatch.setattr(world, "current", None)
     monkeypatch.setenv("NGD_EXPECT_SIZE", "3")
     with pytest.raises(InitError, match="NGD_EXPECT_SIZE: expected 3 ranks"):
         data.Sampler(8, 4)

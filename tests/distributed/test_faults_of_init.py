@@ -21,8 +21,8 @@ from attackers import NOBODY, names_of, needs_root
 from harness import Job, caught, run, say
 
 import ngd
+import ngd.comm.world
 from ngd import ops
-from ngd.comm import world as distributed
 
 pytestmark = harness.needs_ranks
 
@@ -145,7 +145,7 @@ def init_that_fails_late() -> dict[str, Any]:
         raise MemoryError("no memory for a hook")
 
     if os.environ["RANK"] == "1":
-        distributed.install_hooks = without_memory
+        ngd.comm.world.install_hooks = without_memory
     try:
         ngd.barrier()
     except (MemoryError, ngd.errors.Error) as error:

@@ -19,7 +19,7 @@ import harness
 import pytest
 
 import ngd
-from ngd.comm import membership as members
+from ngd.comm import membership
 from ngd.errors import InitError
 
 pytestmark = harness.needs_ranks
@@ -208,9 +208,9 @@ def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> No
 @pytest.mark.long
 def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
     early = """
-from ngd.comm.launchers import environment
+from ngd.comm.launchers.launcher_pipe import say_to_launcher
 if me == 1:
-    environment.say_to_launcher("+1", os.environ)
+    say_to_launcher("+1", os.environ)
     time.sleep(1)
     die()
 """
@@ -326,17 +326,17 @@ def test_a_least_number_that_makes_no_sense(ranks: str) -> None:
 
 
 def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> None:
-    board = members.Board(str(tmp_path), 3, 10)
+    board = membership.Board(str(tmp_path), 3, 10)
     assert board.waits(2) is None
     assert board.waits(0) is None
     board.forget(1)
     world = board.settle()
     assert world is not None
     assert (world.number, world.members) == (1, (0, 2))
-    assert members.read(str(tmp_path)) == world
+    assert membership.read(str(tmp_path)) == world
     assert board.waits(4) is None
-    assert members.read(str(tmp_path)).newcomers == (4,)
-    assert members.read(str(tmp_path)).members == (0, 2)
+    assert membership.read(str(tmp_path)).newcomers == (4,)
+    assert membership.read(str(tmp_path)).members == (0, 2)
     assert board.waits(2) is None
     second = board.waits(0)
     assert second is not None
@@ -345,7 +345,7 @@ def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> No
 
 
 def test_who_is_late_is_told_once(tmp_path: Path) -> None:
-    board = members.Board(str(tmp_path), 3, 0.05)
+    board = membership.Board(str(tmp_path), 3, 0.05)
     assert board.late() == []
     board.waits(7)  # a new one may wait for long
     assert board.deadline is None
@@ -353,13 +353,13 @@ def test_who_is_late_is_told_once(tmp_path: Path) -> None:
     time.sleep(0.06)
     assert board.late() == [0, 2]
     assert board.late() == []
-    for_ever = members.Board(str(tmp_path), 2, 0)
+    for_ever = membership.Board(str(tmp_path), 2, 0)
     for_ever.waits(0)
     assert for_ever.deadline is None
 
 
 def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
-    environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.environment.surroundings(environ)
+    environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.registry.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):
-        members.take_place(environ, 1)
+        membership.take_place(environ, 1)

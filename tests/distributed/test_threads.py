@@ -121,7 +121,7 @@ def all_waits(closer: str) -> list[str]:
         first, seconds = shut_down_by(closer, kind)
         want = (
             ("GroupClosedError",)
-            if ngd.comm.launchers.environment.detect().rank == 0
+            if ngd.comm.launchers.detect.detect().rank == 0
             else ("RankLostError",)
         )
         if first.get("error") not in want or seconds > PROMPT:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import ngd.comm.launchers.environment
-from ngd.comm.launchers.environment import Launch, detect
+import ngd.comm.launchers.detect
+from ngd.comm.launchers.base import Launch
+from ngd.comm.launchers.detect import detect
 from ngd.errors import InitError
 
 OPENMPI = {
@@ -191,15 +192,16 @@ def test_a_bad_value_is_an_error_that_names_the_variable(
 # Runs where ngd is not installed too: the package's own files, without its compiled part.
 PRINT_LAUNCH = """
 import dataclasses, importlib.util, json, sys, types
-package = types.ModuleType("ngd")
-package.__path__ = [sys.argv[1]]
-sys.modules["ngd"] = package
-from ngd.comm.launchers.environment import detect
+for name in "ngd", "ngd.comm":
+    package = types.ModuleType(name)
+    package.__path__ = [sys.argv[1] + name.removeprefix("ngd").replace(".", "/")]
+    sys.modules[name] = package
+from ngd.comm.launchers.detect import detect
 line = json.dumps(dataclasses.asdict(detect())) + "\\n"
 sys.stdout.write(line)
 sys.stdout.flush()
 """
-PACKAGE = str(Path(ngd.comm.launchers.environment.__file__).parent)
+PACKAGE = str(Path(ngd.comm.launchers.detect.__file__).parents[2])
 CLEAN = {k: os.environ[k] for k in ("PATH", "HOME", "LD_LIBRARY_PATH") if k in os.environ} | {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -19,7 +19,7 @@ import ngd
 from ngd.cli import binding
 from ngd.cli import run as launch
 from ngd.cli.environment import rank_environment
-from ngd.comm.world import available_cores
+from ngd.comm.cores import available_cores
 
 DEADLINE = 60.0
 

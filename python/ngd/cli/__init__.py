@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .._util.links import page_url
-from ..comm.world import build_info
+from ..comm.calls import build_info
 from . import doctor, examples, profile, run
 
 DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."

@@ -31,8 +31,12 @@ import numpy as np
 from .._util import config
 from .._util.links import page_url
 from ..comm import Group
-from ..comm.launchers import environment
-from ..comm.world import available_cores, build_info, init, load_mpi, mpis, thread_count
+from ..comm.calls import build_info
+from ..comm.communicator import load_mpi, mpis
+from ..comm.cores import available_cores, thread_count
+from ..comm.launchers.base import Launch
+from ..comm.launchers.detect import detect
+from ..comm.world import init
 from ..errors import Error, InitError
 from . import binding
 from .environment import rank_environment
@@ -85,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     """Check, print the findings, and return 1 if something does not work, else 0."""
     findings = [*_build(), *_mpi(), *_switches(), *_memory()]
     os.environ.setdefault("NGD_TIMEOUT", "30")
-    me: environment.Launch | None = None
+    me: Launch | None = None
     try:
-        me = environment.detect()
+        me = detect()
     except InitError as error:
         fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
         findings.append(Finding("launcher", "trouble", str(error), fix))
@@ -306,7 +310,7 @@ def reachable_cores() -> set[int]:
         os.sched_setaffinity(0, mine)
 
 
-def _job(me: environment.Launch) -> Iterator[Finding]:
+def _job(me: Launch) -> Iterator[Finding]:
     """Under a launcher: whether the ranks meet, where each runs, and how fast they are."""
     place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
     yield Finding("launcher", "ok", place)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..comm.launchers.environment import surroundings
+from ..comm.launchers.registry import surroundings
 
 SET_BY_INIT: Final = (
     "NGD_JOB",

@@ -41,7 +41,8 @@ from types import FrameType
 from typing import Any, Final
 
 from .. import logs
-from ..comm.launchers.environment import address_of_launcher, label_of
+from ..comm.launchers.job_names import label_of
+from ..comm.launchers.launcher_pipe import address_of_launcher
 from ..comm.membership import WAITS
 from .environment import rank_environment
 from .processes import Guard, RankProcess, describe_end, start_process

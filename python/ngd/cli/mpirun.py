@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .._util import config
-from ..comm.world import build_info
+from ..comm.calls import build_info
 from .streams import print_message
 
 PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")

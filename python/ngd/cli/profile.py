@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._util.links import page_url
-from ..comm.launchers import environment
+from ..comm.launchers.detect import detect
 from ..errors import Error, InitError
 from ..profiling import Recording, Report, profile, timeline
 from ..profiling.recording import leave_out_first_runs
@@ -122,6 +122,6 @@ def reports_of(steps: Sequence[Any]) -> list[Report]:
 def rank() -> int:
     """Which rank of the job this is."""
     try:
-        return environment.detect().rank
+        return detect().rank
     except InitError:
         return 0

@@ -18,8 +18,9 @@ from typing import Final
 
 from .._util import config
 from .._util.links import page_url
+from ..comm.communicator import timeout_seconds
+from ..comm.cores import available_cores
 from ..comm.membership import Board
-from ..comm.world import available_cores, timeout_seconds
 from ..errors import InitError
 from . import binding
 from .elastic import ElasticJob

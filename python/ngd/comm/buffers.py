@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._util.numpy_io import destination, view
-from ..dtypes import SHORT_NAMES, Array, Shape, as_dtype, whole
+from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths, whole
 from ..errors import ShapeError
+from .kinds import Kind
 
 
 def operand(array: Any, where: str) -> Array:
@@ -62,6 +63,61 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
             f"{where}: out: expected memory apart from the array's, or {allowed}; got overlapping "
             "memory. Pass a copy."
         )
+
+
+def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
+    """Refuse memory that is given and got, but where a block lies in its own place."""
+    if kind.gives == kind.gets:
+        check_apart(source, buffer, kind.name)
+    elif kind.gets == "blocks":
+        rows = len(source)
+        check_apart(source, buffer, kind.name, buffer[rank * rows :][:rows])
+    else:
+        rows = len(buffer)
+        check_apart(buffer, source, kind.name, source[rank * rows :][:rows])
+
+
+def check_disjoint(source: Array, buffer: Array, where: str) -> None:
+    """Refuse memory that is read and written."""
+    if np.may_share_memory(source, buffer):
+        raise ValueError(
+            f"{where}: out: expected memory apart from the array's; got overlapping memory. "
+            "Pass a copy."
+        )
+
+
+def destination_along(
+    out: Any, dtype: DType, shape: Shape, axis: int, where: str
+) -> tuple[Array, Callable[[], Any]]:
+    """A buffer of that shape, whose first axis is the caller's `axis`."""
+    if axis == 0:
+        buffer = destination(out, dtype, shape, where)
+        given = buffer if out is None else out
+        return buffer, lambda: given
+    buffer = np.empty(shape, dtype)
+    turned = np.moveaxis(buffer, 0, axis)
+    if out is None:
+        return buffer, lambda: np.ascontiguousarray(turned)
+    final = destination(out, dtype, turned.shape, where)
+
+    def put() -> Any:
+        final[...] = turned
+        return out
+
+    return buffer, put
+
+
+def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
+    """What is received, as `out` or as shape and dtype say."""
+    if out is not None and shape is None and dtype is None:
+        seen = operand(out, f"{where}: out")
+        return destination(out, seen.dtype, seen.shape, where)
+    if shape is None or dtype is None:
+        raise TypeError(
+            f"{where}: expected out, or shape and dtype, of the received array; got neither"
+        )
+    wanted = as_dtype(dtype, where)
+    return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
 
 
 def normal_axis(axis: int, shape: Shape, where: str) -> int:

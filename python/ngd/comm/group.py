@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final, Never
+from typing import Any, ClassVar, Never
 
 import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from .._util.numpy_io import destination, expect_rows
+from .._util.numpy_io import expect_rows
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
-from ..dtypes import Array, DType, Shape, as_dtype, lengths, whole
+from ..dtypes import Array, Shape, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from . import reduction
-from .buffers import block_rows, check_apart, destinations, is_list, normal_axis, operand
-from .kinds import KINDS, Kind
+from .buffers import operand, receive_buffer
+from .plans import (
+    plan_all_gather_v,
+    plan_all_to_all_v,
+    plan_blocks,
+    plan_broadcast,
+    plan_one,
+    plan_scatter,
+)
+from .rank_arguments import check_other_rank, check_row_counts
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -36,14 +44,6 @@ def living(groups: weakref.WeakSet[Group]) -> list[Group]:
             return list(groups)
         except RuntimeError:  # another thread has changed the set meanwhile
             continue
-
-
-MOST_ROWS = 2**48
-"""The largest number of rows that a rank may give: the sum over ranks does not overflow."""
-
-
-ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The advice of an error for a message in a group of one rank."""
 
 
 class Group(BoundToProcess):
@@ -212,8 +212,9 @@ class Group(BoundToProcess):
             result = self.quick("reduce_scatter", x, out, op)
             if result is not None:
                 return result
-        where, along = "reduce_scatter", whole(axis, "reduce_scatter", "axis")
-        return self._run_kind(where, x, out, async_op, site, op=op, axis=along)
+        along = whole(axis, "reduce_scatter", "axis")
+        plan = plan_blocks(self, "reduce_scatter", x, out, site, op=op, axis=along)
+        return self._run_plan("reduce_scatter", plan, async_op)
 
     def all_gather(
         self,
@@ -229,8 +230,9 @@ class Group(BoundToProcess):
             result = self.quick("all_gather", x, out, "none")
             if result is not None:
                 return result
-        where, along = "all_gather", whole(axis, "all_gather", "axis")
-        return self._run_kind(where, x, out, async_op, site, axis=along)
+        along = whole(axis, "all_gather", "axis")
+        plan = plan_blocks(self, "all_gather", x, out, site, axis=along)
+        return self._run_plan("all_gather", plan, async_op)
 
     def all_gather_v(
         self,
@@ -244,37 +246,14 @@ class Group(BoundToProcess):
         """Concatenate arrays of different lengths; see ngd.all_gather_v."""
         source, site = np.atleast_1d(operand(x, "all_gather_v")), site or call_site()
         if counts is not None:
-            rows = self._counts(counts, "all_gather_v", "counts")
-            return self._gather_uneven(source, rows, out, async_op, site)
+            rows = check_row_counts(counts, self.size, "all_gather_v", "counts")
+            plan = plan_all_gather_v(self, source, rows, out, site)
+            return self._run_plan("all_gather", plan, async_op)
         expect_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
         with self.under_way():
             rows = self.all_gather(np.array([len(source)]), site=f"all_gather_v() at {site}")
-            return self._gather_uneven(source, rows, out, async_op, site)
-
-    def _gather_uneven(
-        self, source: Array, rows: Array, out: Any, async_op: bool, site: str
-    ) -> Any:
-        where = "all_gather_v"
-        if rows[self.rank] != len(source):
-            raise ShapeError(
-                f"{where}: counts: expected {len(source)}, the rows of this rank's array, at place "
-                f"{self.rank}; got {rows[self.rank]}. Give the rows of each rank."
-            )
-        buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
-        begin = int(rows[: self.rank].sum())
-        check_apart(source, buffer, where, buffer[begin : begin + len(source)])
-        elements = self._elements(rows, source)
-        given = buffer if out is None else out
-        return self._run(
-            KINDS[where].wire,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            counts=elements,
-            shape=source.shape[1:],
-        )
+            plan = plan_all_gather_v(self, source, rows, out, site)
+            return self._run_plan("all_gather", plan, async_op)
 
     def broadcast(
         self,
@@ -290,28 +269,8 @@ class Group(BoundToProcess):
             result = self.quick("broadcast", x, out, "none", root)
             if result is not None:
                 return result
-        where, many = "broadcast", is_list(x)
-        root = whole(root, where, "root")
-        sources = [operand(a, where) for a in (x if many else [x])]
-        buffers = destinations(out, sources, many, where)
-        given = list(buffers) if out is None else list(out) if many else [out]
-        if not many:
-            return self._run(
-                where,
-                sources[0],
-                buffers[0],
-                lambda: given[0],
-                async_op,
-                site,
-                root=root,
-                count=sources[0].size,
-                shape=sources[0].shape,
-            )
-        self.check_open(where)
-        pending = _core.Pending.each(
-            self.communicator, where, "none", root, sources, buffers, site=site or call_site()
-        )
-        return self._run_plan(where, Plan([pending], lambda: given), async_op)
+        plan = plan_broadcast(self, x, root, out, site)
+        return self._run_plan("broadcast", plan, async_op)
 
     def reduce(
         self,
@@ -324,7 +283,8 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Reduce an array over the ranks to the root; see ngd.reduce."""
-        return self._run_kind("reduce", x, out, async_op, site, op=op, root=root)
+        plan = plan_blocks(self, "reduce", x, out, site, op=op, root=root)
+        return self._run_plan("reduce", plan, async_op)
 
     def gather(
         self,
@@ -336,7 +296,8 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Concatenate the arrays of the ranks on the root; see ngd.gather."""
-        return self._run_kind("gather", x, out, async_op, site, root=root)
+        plan = plan_blocks(self, "gather", x, out, site, root=root)
+        return self._run_plan("gather", plan, async_op)
 
     def scatter(
         self,
@@ -350,32 +311,8 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Send each rank its block of the root's array; see ngd.scatter."""
-        where = "scatter"
-        root, here = self._root(root, where)
-        if x is None:
-            if here:
-                raise TypeError(
-                    f"{where}: expected an array on rank {root}, the root; got None. Give x there; "
-                    "the other ranks give None."
-                )
-            buffer = source = self._received(out, shape, dtype, where)
-        else:
-            source = operand(x, where)
-            rows = block_rows(source.shape, self.size, where)
-            buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
-            self._check_apart(KINDS[where], source, buffer)
-        given = buffer if out is None else out
-        return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            root=root,
-            count=buffer.size,
-            shape=buffer.shape,
-        )
+        plan = plan_scatter(self, x, root, out, shape, dtype, site)
+        return self._run_plan("scatter", plan, async_op)
 
     def all_to_all(
         self,
@@ -390,7 +327,8 @@ class Group(BoundToProcess):
             result = self.quick("all_to_all", x, out, "none")
             if result is not None:
                 return result
-        return self._run_kind("all_to_all", x, out, async_op, site)
+        plan = plan_blocks(self, "all_to_all", x, out, site)
+        return self._run_plan("all_to_all", plan, async_op)
 
     def all_to_all_v(
         self,
@@ -405,56 +343,33 @@ class Group(BoundToProcess):
         """Exchange blocks of different lengths; see ngd.all_to_all_v."""
         where, site = "all_to_all_v", site or call_site()
         source = np.atleast_1d(operand(x, where))
-        sent = self._counts(send_counts, where, "send_counts")
+        sent = check_row_counts(send_counts, self.size, where, "send_counts")
         if sent.sum() != len(source):
             raise ShapeError(
                 f"{where}: send_counts: expected numbers that add up to the {len(source)} rows of "
                 f"the array; got {sent.tolist()}. Give one number per rank."
             )
         if receive_counts is not None:
-            received = self._counts(receive_counts, where, "receive_counts")
-            return self._exchange_uneven(source, sent, received, out, async_op, site)
+            received = check_row_counts(receive_counts, self.size, where, "receive_counts")
+            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            return self._run_plan("all_to_all", plan, async_op)
         expect_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
             received = self.all_to_all(sent, site=f"{where}() at {site}")
-            return self._exchange_uneven(source, sent, received, out, async_op, site)
-
-    def _exchange_uneven(
-        self, source: Array, sent: Array, received: Array, out: Any, async_op: bool, site: str
-    ) -> Any:
-        where = "all_to_all_v"
-        buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
-        self._check_disjoint(source, buffer, where)
-        given = buffer if out is None else out
-        return self._run(
-            KINDS[where].wire,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            counts=self._elements(sent, source),
-            receive_counts=self._elements(received, source),
-            shape=source.shape[1:],
-        )
+            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            return self._run_plan("all_to_all", plan, async_op)
 
     def send(
         self, x: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
     ) -> Any:
         """Send an array to one rank; see ngd.send."""
         source = operand(x, "send")
-        to, tag = self._other(to, "send", "to"), whole(tag, "send", "tag")
-        return self._run(
-            "send",
-            source,
-            source,
-            lambda: None,
-            async_op,
-            site,
-            root=to,
-            tag=tag,
-            count=source.size,
+        to = check_other_rank(to, self.rank, self.size, "send", "to")
+        tag = whole(tag, "send", "tag")
+        plan = plan_one(
+            self, "send", source, source, lambda: None, site, root=to, tag=tag, count=source.size
         )
+        return self._run_plan("send", plan, async_op)
 
     def recv(
         self,
@@ -468,27 +383,23 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Receive an array from one rank; see ngd.recv."""
-        source, tag = self._other(source, "recv", "source"), whole(tag, "recv", "tag")
-        buffer = self._received(out, shape, dtype, "recv")
+        source = check_other_rank(source, self.rank, self.size, "recv", "source")
+        tag = whole(tag, "recv", "tag")
+        buffer = receive_buffer(out, shape, dtype, "recv")
         given = buffer if out is None else out
-        return self._run(
-            "recv",
-            buffer,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            root=source,
-            tag=tag,
-            count=buffer.size,
+        count = buffer.size
+        plan = plan_one(
+            self, "recv", buffer, buffer, lambda: given, site, root=source, tag=tag, count=count
         )
+        return self._run_plan("recv", plan, async_op)
 
     def barrier(self, *, async_op: bool = False, site: str | None = None) -> Any:
         """Wait until every rank has called it; see ngd.barrier."""
         if site is None and not async_op and self.quick_barrier():
             return None
         nothing: Array = np.empty(0, np.uint8)
-        return self._run("barrier", nothing, nothing, lambda: None, async_op, site, count=0)
+        plan = plan_one(self, "barrier", nothing, nothing, lambda: None, site)
+        return self._run_plan("barrier", plan, async_op)
 
     def abort(self, traceback: str) -> None:
         """Notify the other ranks that this rank has failed, and close the group.
@@ -510,93 +421,6 @@ class Group(BoundToProcess):
         """Return a context for several collectives; an exception inside closes the group."""
         return _core.UnderWay([self.communicator], [self.abort], False)
 
-    def _run_kind(
-        self,
-        where: str,
-        array: Any,
-        out: Any,
-        async_op: bool,
-        site: str | None,
-        *,
-        op: str = "none",
-        root: int = 0,
-        axis: int | None = None,
-    ) -> Any:
-        """A collective from one array to another, of blocks of one length: by its kind's row."""
-        kind, here = KINDS[where], True
-        if kind.rooted:
-            root, here = self._root(root, where)
-        if kind.reduces:
-            reduction.check_op(op, where)
-        given = operand(array, where)
-        if kind.gives == "block":
-            given = np.atleast_1d(given)
-        along = 0 if axis is None else normal_axis(axis, given.shape, where)
-        source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
-        blocks = 1
-        if kind.gives == "blocks":
-            blocks = self.size
-            block_rows(source.shape, blocks, where)
-        if here or kind.rooted != "gets":
-            shape = source.shape
-            if kind.gives != kind.gets:
-                shape = (kind.rows(len(source), self.size), *shape[1:])
-            buffer, finish = self._destination(out, source.dtype, shape, along, where)
-            if along == 0:
-                self._check_apart(kind, source, buffer)
-        else:
-            buffer, finish = np.empty(0, source.dtype), _nothing
-        return self._run(
-            where,
-            source,
-            buffer,
-            finish,
-            async_op,
-            site,
-            op=op,
-            root=root,
-            count=source.size // blocks,
-            shape=given.shape,
-            more=along,
-        )
-
-    def _run(
-        self,
-        kind: str,
-        source: Array,
-        buffer: Array,
-        finish: Callable[[], Any],
-        async_op: bool,
-        site: str | None,
-        *,
-        op: str = "none",
-        root: int = 0,
-        count: int = 0,
-        tag: int = 0,
-        counts: list[int] | None = None,
-        receive_counts: list[int] | None = None,
-        shape: Shape = (),
-        more: int = 0,
-    ) -> Any:
-        """One collective on arrays."""
-        self.check_open(kind)
-        pending = _core.Pending.one(
-            self.communicator,
-            kind,
-            op,
-            source,
-            buffer,
-            count,
-            root,
-            site=site or call_site(),
-            tag=tag,
-            counts=counts,
-            receive_counts=receive_counts,
-            shape=shape,
-            more=more,
-        )
-        return self._run_plan(kind, Plan([pending], finish), async_op)
-
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
         """Start, and wait or leave that to the caller.
 
@@ -608,90 +432,6 @@ class Group(BoundToProcess):
             return work
         _core.run(plan.pending, self.timeout)
         return plan.finish()
-
-    def _destination(
-        self, out: Any, dtype: DType, shape: Shape, axis: int, where: str
-    ) -> tuple[Array, Callable[[], Any]]:
-        """A buffer of that shape, whose first axis is the caller's `axis`."""
-        if axis == 0:
-            buffer = destination(out, dtype, shape, where)
-            given = buffer if out is None else out
-            return buffer, lambda: given
-        buffer = np.empty(shape, dtype)
-        turned = np.moveaxis(buffer, 0, axis)
-        if out is None:
-            return buffer, lambda: np.ascontiguousarray(turned)
-        final = destination(out, dtype, turned.shape, where)
-
-        def put() -> Any:
-            final[...] = turned
-            return out
-
-        return buffer, put
-
-    def _check_apart(self, kind: Kind, source: Array, buffer: Array) -> None:
-        """Refuse memory that is given and got, but where a block lies in its own place."""
-        if kind.gives == kind.gets:
-            check_apart(source, buffer, kind.name)
-        elif kind.gets == "blocks":
-            rows = len(source)
-            check_apart(source, buffer, kind.name, buffer[self.rank * rows :][:rows])
-        else:
-            rows = len(buffer)
-            check_apart(buffer, source, kind.name, source[self.rank * rows :][:rows])
-
-    def _received(self, out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
-        """What is received, as `out` or as shape and dtype say."""
-        if out is not None and shape is None and dtype is None:
-            seen = operand(out, f"{where}: out")
-            return destination(out, seen.dtype, seen.shape, where)
-        if shape is None or dtype is None:
-            raise TypeError(
-                f"{where}: expected out, or shape and dtype, of the received array; got neither"
-            )
-        wanted = as_dtype(dtype, where)
-        return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
-
-    def _root(self, root: int, where: str) -> tuple[int, bool]:
-        """The root, and whether that is this rank."""
-        root = whole(root, where, "root")
-        if not 0 <= root < self.size:
-            raise ValueError(f"{where}: expected root to be in [0, {self.size}); got {root}")
-        return root, root == self.rank
-
-    def _other(self, rank: int, where: str, name: str) -> int:
-        rank = whole(rank, where, name)
-        if not 0 <= rank < self.size or rank == self.rank:
-            raise ValueError(
-                f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
-                f"{self.rank}.{ALONE if self.size == 1 else ''}"
-            )
-        return rank
-
-    def _check_disjoint(self, source: Array, buffer: Array, where: str) -> None:
-        if np.may_share_memory(source, buffer):
-            raise ValueError(
-                f"{where}: out: expected memory apart from the array's; got overlapping memory. "
-                "Pass a copy."
-            )
-
-    def _counts(self, counts: Sequence[int], where: str, name: str) -> Array:
-        numbers = np.asarray(counts)
-        good = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
-        if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
-            raise ValueError(
-                f"{where}: {name}: expected a number of rows for each of {self.size} ranks; got "
-                f"{counts!r}. Give one per rank."
-            )
-        return numbers.astype(np.int64)
-
-    def _elements(self, rows: Array, source: Array) -> list[int]:
-        row = int(np.prod(source.shape[1:], dtype=np.int64))
-        return [int(n) * row for n in rows]
-
-
-def _nothing() -> None:
-    """The result on a rank that gets none."""
 
 
 class NonMember(Group):

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InitError
-from .launchers.environment import Environ, Launch, say_to_launcher, surroundings
+from .launchers.base import Environ, Launch
+from .launchers.launcher_pipe import say_to_launcher
+from .launchers.registry import surroundings
 
 logger = logging.getLogger("ngd")
 

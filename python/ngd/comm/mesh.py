@@ -11,6 +11,7 @@ import numpy as np
 from .._util.callsite import call_site
 from ..dtypes import Array, whole
 from .group import Group
+from .world import chosen
 
 
 class Mesh:
@@ -108,3 +109,39 @@ class Mesh:
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={n}" for name, n in zip(self.names, self.shape, strict=True))
         return f"<ngd.Mesh {axes}; this rank is at {self.coordinates}>"
+
+
+def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:
+    """Arrange the ranks in a grid with named axes.
+
+    Every rank of the group calls it. It makes the groups of all axes.
+
+    Parameters
+    ----------
+    shape : sequence of ints
+        The lengths of the axes, whose product is the number of ranks. The last axis varies fastest,
+        so ranks 0 and 1 are neighbours along it.
+    names : sequence of str
+        A name for each axis.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Mesh
+        `mesh[name]` is the group of ranks along an axis.
+
+    Raises
+    ------
+    ValueError
+        The shape does not fit the number of ranks, or ranks give different shapes or names.
+
+    Examples
+    --------
+    On four ranks the shape may be (2, 2).
+
+    >>> mesh = ngd.make_mesh((1, 1), ("data", "model"))
+    >>> mesh["data"].size
+    1
+    """
+    return Mesh(chosen(group), shape, names)

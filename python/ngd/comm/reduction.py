@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,7 @@ from ..dtypes import Array, bfloat16, float16, float32, is_float
 from .buffers import destinations, is_list, operand
 from .compression import TOP_K, TopK
 from .kinds import ALGORITHMS, REDUCTIONS
-from .work import Plan
-
-if TYPE_CHECKING:
-    from .group import Group
-
+from .work import Plan, RankGroup
 
 Filled = tuple[list[_core.Pending], Callable[[], None]]
 """What is to be started; what fills the results when it is over."""
@@ -33,7 +29,7 @@ Filled = tuple[list[_core.Pending], Callable[[], None]]
 class Call:
     """What a call says beside its arrays."""
 
-    group: Group
+    group: RankGroup
     op: str
     algorithm: str
     site: str

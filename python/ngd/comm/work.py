@@ -6,14 +6,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .. import _core
 from .._util.process_local import BoundToProcess
 from ..errors import BusyError
 
-if TYPE_CHECKING:
-    from .group import Group
+
+class RankGroup(Protocol):
+    """What plans and handles use of an ngd.Group."""
+
+    communicator: _core.Communicator
+    rank: int
+    size: int
+    closed: bool
+    timeout: float
+
+    def check_open(self, call: str) -> None:
+        """Raise the GroupClosedError of a call if the group is closed."""
+
+    def all_gather(self, x: Any, *, site: str | None = None) -> Any:
+        """Concatenate the arrays of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class Work(BoundToProcess):
 
     instead = "wait() for it, and copy its result"
 
-    def __init__(self, group: Group, what: str, plan: Plan) -> None:
+    def __init__(self, group: RankGroup, what: str, plan: Plan) -> None:
         self._group, self._what = group, what
         self._plan: Plan | None = plan
         self._result: Any = None

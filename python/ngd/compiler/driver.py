@@ -12,7 +12,7 @@ from typing import Any, Final
 from .. import _core, passes
 from .._util import config
 from ..comm import Group
-from ..comm import world as distributed
+from ..comm.world import alone, init
 from ..devices import DEVICES
 from ..devices.collective_sequence import CollectiveSequence as Ordering
 from ..devices.device import Lowered
@@ -279,7 +279,7 @@ def group_of(graph: Graph, group: Group | None) -> Group:
     expect_agreement(graph)
     if group is None:
         all_ranks = together(graph, graph.shard)
-        group = distributed.init() if all_ranks else distributed.alone()
+        group = init() if all_ranks else alone()
     return group
 
 

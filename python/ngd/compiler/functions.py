@@ -27,7 +27,7 @@ from .._util.callsite import call_site
 from .._util.numpy_io import view
 from .._util.signature_errors import expect_fit
 from ..comm import Group
-from ..comm import world as distributed
+from ..comm.world import init, living_world
 from ..devices.arguments import is_python
 from ..devices.executable import Executable
 from ..dtypes import Type, as_dtype, float32, float64
@@ -289,7 +289,7 @@ class Function:
         places = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
-            distributed.init() if self.group is None and together(graph, self.shard) else None,
+            init() if self.group is None and together(graph, self.shard) else None,
             None if len(places) == len(inputs) else places,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
@@ -430,7 +430,7 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 def gone(world: Group | None) -> bool:
     """Whether another world has taken the place of this one."""
-    return world is not None and world.closed and distributed.living_world() is not None
+    return world is not None and world.closed and living_world() is not None
 
 
 def as_result(where: str, returned: Any) -> Any:

@@ -28,7 +28,7 @@ import numpy as np
 from .. import _core
 from .._util.callsite import call_site
 from ..comm import Group
-from ..comm import world as distributed
+from ..comm.world import living_world
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
 from ..graph.graph import Graph
@@ -235,7 +235,7 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 
     The last two columns are a hash of all entries.
     """
-    world = distributed.living_world()
+    world = living_world()
     number = each.group.rank if world is None else world.rank
     whole = hashlib.blake2b(digest_size=16)
     whole.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())

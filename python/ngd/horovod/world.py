@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..comm import Group
-from ..comm import world as distributed
+from ..comm import Group, calls, world
 from ..profiling import timeline
 
 NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."
@@ -138,7 +137,7 @@ def init(
             "hvd.init: comm: expected an mpi4py communicator; got a list of ranks. Write "
             "hvd.init(process_sets=[hvd.ProcessSet(ranks)])."
         )
-    group = distributed.init(comm=comm)
+    group = world.init(comm=comm)
     if global_process_set._group is not group:
         global_process_set.begin(group)
     if process_sets is None or isinstance(process_sets, str):
@@ -151,7 +150,7 @@ def init(
 def shutdown() -> None:
     """Leave the world; `init` makes a new one."""
     stop_timeline()
-    distributed.shutdown()
+    world.shutdown()
     global_process_set.end()
 
 
@@ -243,7 +242,7 @@ def is_homogeneous() -> bool:
 
 def mpi_built() -> bool:
     """Whether this build of ngd goes over MPI between hosts."""
-    return distributed.build_info()["mode"] == "OMPI"
+    return calls.build_info()["mode"] == "OMPI"
 
 
 def mpi_enabled() -> bool:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..comm import Group
-from ..comm.world import beside, members_of
 from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
 from .arguments import Key, total
 from .service import Home, Kind, Service
+from .service_group import make_service_group, world_ranks_of
 from .store import KVStore
 from .tables import InGraph, Plain, moved
 
@@ -36,8 +36,8 @@ class AsyncStore(KVStore):
     def __init__(self, type: str, group: Group, staleness: int | None) -> None:
         super().__init__(type, group)
         self.staleness = staleness
-        self._members = members_of(group)
-        self._service = Service(beside(group, f"kvstore {type}"), staleness)
+        self._members = world_ranks_of(group)
+        self._service = Service(make_service_group(group, f"kvstore {type}"), staleness)
         self._numbers: dict[Key, int] = {}
         self._bytes = [0] * group.size
         self._updates = False

@@ -27,8 +27,10 @@ from typing import Any, Final
 from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from ..comm.launchers import environment
-from ..comm.launchers.environment import Launch
+from ..comm.launchers.base import Launch
+from ..comm.launchers.detect import told_by_launcher
+from ..comm.launchers.job_names import label_of, name_of_metrics
+from ..comm.launchers.process_tree import refuse_inherited_place
 from ..errors import InitError
 from .families import NgdCollector
 
@@ -71,8 +73,8 @@ class Rank:
 
     def __init__(self, where: tuple[str, int], launch: Launch) -> None:
         self.where, self.rank, self.size = where, launch.rank, launch.size
-        self.job = environment.label_of(launch.job_key)
-        self.name = environment.name_of_metrics(launch)
+        self.job = label_of(launch.job_key)
+        self.name = name_of_metrics(launch)
         self.collector = NgdCollector(lambda: self.size)
         REGISTRY.register(self.collector)
         self.writing = threading.Lock()
@@ -320,10 +322,10 @@ def begin(where: tuple[str, int], size: int | None) -> None:
         if _is_child:
             return
         if _here is None:
-            launch = environment.told_by_launcher(os.environ)
+            launch = told_by_launcher(os.environ)
             try:
                 if launch.size > 1:
-                    environment.refuse_inherited_place(launch)
+                    refuse_inherited_place(launch)
             except InitError:
                 _is_child = True
                 return

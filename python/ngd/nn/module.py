@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import errors, trees
-from ..comm.world import all_reduce
+from ..comm.calls import all_reduce
 from ..dtypes import bfloat16
 from ..graph.variable import Variable
 from ..graph.variable_names import Scope

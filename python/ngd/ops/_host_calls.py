@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import _core
-from ..comm import facts as world
+from ..comm import world
 from ..dtypes import Array, Type, as_dtype, int64, lengths, whole
 from ..graph import notes
 from ..graph.node import Node

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import comm as collectives
+from .. import comm
 from .._util.callsite import call_site
 from ..dtypes import Array
 from .memory import blocks
@@ -28,7 +28,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     object_list += gathered(ranks.group, obj, site)
 
 
-def gathered(group: collectives.Group, value: Any, site: str) -> list[Any]:
+def gathered(group: comm.Group, value: Any, site: str) -> list[Any]:
     """The objects of all ranks."""
     mine = bytes_of(value)
     with group.under_way():
@@ -53,7 +53,7 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
     object_list[:] = found
 
 
-def sent_from(group: collectives.Group, value: Any, root: int, site: str) -> Any:
+def sent_from(group: comm.Group, value: Any, root: int, site: str) -> Any:
     """The object of the root."""
     mine = bytes_of(value)
     with group.under_way():

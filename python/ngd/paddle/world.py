@@ -10,9 +10,9 @@ from typing import Any, Final, NoReturn
 
 import paddle
 
-from .. import comm as collectives
-from ..comm import world as distributed
-from ..comm.launchers import environment
+from .. import comm
+from ..comm.launchers.detect import detect
+from ..comm.world import init
 from ..errors import InitError
 
 TOLD: Final = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
@@ -36,7 +36,7 @@ class Group:
 
     backend: Final = "ngd"
 
-    def __init__(self, group: collectives.Group, ranks: Sequence[int], number: int) -> None:
+    def __init__(self, group: comm.Group, ranks: Sequence[int], number: int) -> None:
         self.group = group
         """The same ranks, as ngd has them."""
         self.rank = group.rank
@@ -51,7 +51,7 @@ class Group:
         return f"rank: {self.rank}, nranks: {self.nranks}, id: {self.id}, ranks: {ranks}"
 
     @property
-    def process_group(self) -> collectives.Group:
+    def process_group(self) -> comm.Group:
         """The same ranks, as ngd has them."""
         return self.group
 
@@ -112,7 +112,7 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
     if is_initialized():
         return _known.groups[0]
     check_launcher()
-    world = distributed.init()
+    world = init()
     _known.groups = {0: Group(world, range(world.size), 0)}
     _known.next = 1
     os.environ.update(zip(TOLD, (str(world.rank), str(world.size)), strict=True))
@@ -123,7 +123,7 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
 def check_launcher() -> None:
     """Refuse a job that Paddle's launcher has started: ngd does not know of its ranks."""
     theirs = os.environ.get(TOLD[1], "1")
-    ours = environment.detect().size
+    ours = detect().size
     if theirs not in ("1", str(ours)) and not _known.told:
         raise InitError(
             f"init_parallel_env: expected {theirs} ranks, as PADDLE_TRAINERS_NUM says; got {ours} "
@@ -146,14 +146,14 @@ def get_rank(group: Group | None = None) -> int:
     """The number of this process in a group, or the world; -1 where it is no member."""
     if group is not None:
         return group.rank
-    return chosen(None).rank if is_initialized() else environment.detect().rank
+    return chosen(None).rank if is_initialized() else detect().rank
 
 
 def get_world_size(group: Group | None = None) -> int:
     """How many ranks a group, or the world, has; -1 where this process is no member."""
     if group is not None:
         return group.world_size
-    return chosen(None).nranks if is_initialized() else environment.detect().size
+    return chosen(None).nranks if is_initialized() else detect().size
 
 
 def get_backend(group: Group | None = None) -> str:

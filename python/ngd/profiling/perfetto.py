@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import _core
 from ..comm import Group
-from ..comm.launchers.environment import detect
+from ..comm.launchers.detect import detect
 from ..comm.world import living_world
 from ..errors import InitError
 from ..passes import Plan

@@ -33,8 +33,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ..comm.calls import build_info
 from ..comm.membership import AGAIN, HOSTS_WAIT
-from ..comm.world import build_info
 from ..errors import WorkerError
 from . import daemon, guard
 

@@ -24,8 +24,9 @@ import numpy as np
 from .. import ops, optim, trees
 from .._util.signature_errors import check_constructor
 from ..comm import Group
+from ..comm.calls import all_gather, all_reduce, broadcast
 from ..comm.membership import newcomers
-from ..comm.world import all_gather, all_reduce, broadcast, init, shutdown
+from ..comm.world import init, shutdown
 from ..compiler.driver import compile
 from ..dtypes import bfloat16, float16, float32, float64, int8
 from ..errors import CollectiveError, CollectiveMismatchError

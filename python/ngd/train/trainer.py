@@ -29,7 +29,7 @@ import numpy as np
 
 from .. import checkpoint, metrics
 from .._util.signature_errors import check_constructor, format_value
-from ..comm.world import all_reduce
+from ..comm.calls import all_reduce
 from ..errors import NotFiniteError
 from ..graph.live_state import LiveState
 from ..graph.variable import Variable

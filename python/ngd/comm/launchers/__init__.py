@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each launcher says about the ranks that it started, by environment variables."""
+"""Rank, size and job of this process, from the environment variables of each launcher.
+
+A launcher is a module with a `Launcher`, and an entry in registry.py.
+"""

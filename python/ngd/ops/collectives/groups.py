@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...comm.launchers.environment import launched_rank_and_size
+from ...comm.launchers.detect import launched_rank_and_size
 from ...comm.world import init, living_world
 from ...errors import CompileError, NotMemberError
 from ...graph.graph import Graph, bodies_of

@@ -15,7 +15,7 @@ from torch.distributed import ReduceOp
 
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...comm import world as distributed
+from ...comm.world import shutdown
 from ...errors import CollectiveError
 from . import works
 from .operands import (
@@ -150,7 +150,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         if self._owned:
             self.group.close()
         elif self._failed:
-            distributed.shutdown()
+            shutdown()
         look_at_all_of(self)
 
     def abort(self) -> None:

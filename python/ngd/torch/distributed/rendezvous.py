@@ -15,8 +15,8 @@ from typing import Any
 
 from ..._util import config
 from ...comm import Group
-from ...comm import world as distributed
-from ...comm.launchers import environment
+from ...comm.launchers.detect import detect
+from ...comm.world import init, make_local_group, world_over_mpi
 from ...errors import InitError
 from .process_group import ProcessGroup
 
@@ -36,19 +36,19 @@ def create(options: Any, _: Any = None) -> ProcessGroup:
 def our_world(rank: int, size: int) -> Group | None:
     """The world of ngd, if it has the same ranks."""
     try:
-        launch = environment.detect()
+        launch = detect()
     except InitError:
         return None
     if (launch.rank, launch.size) != (rank, size):
         return None
-    return distributed.init()
+    return init()
 
 
 def meet(
     store: Any, rank: int, size: int, ranks: list[int] | None, name: str
 ) -> tuple[Group, bool]:
     """A new group, and whether its errors count its ranks from 0 instead of globally."""
-    world = distributed.world_over_mpi()
+    world = world_over_mpi()
     if world is None or ranks is None or ranks[rank] != world.rank:
         number = 0  # no member of ngd's world, or a world that torch counts otherwise
     else:
@@ -68,7 +68,7 @@ def meet(
             f"to be ngd's world over MPI; got {places}, without such a world: "
             'new_group(..., backend="gloo") makes a group of other ranks'
         )
-    return distributed.meet(key, rank, size, name), True
+    return make_local_group(key, rank, size, name), True
 
 
 def host() -> str:

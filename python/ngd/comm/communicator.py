@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The communicator of a launch: in this process, over shared memory, or over MPI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Literal, TypeAlias
+
+from .. import _core
+from .._util import config
+from ..errors import InitError
+from .launchers.base import Launch
+from .launchers.registry import mpi_of
+
+Transport: TypeAlias = Literal["self", "shm", "mpi"]
+"""What the messages of a communicator go through; "self" is a communicator of one rank."""
+
+
+def timeout_seconds() -> float:
+    """Return NGD_TIMEOUT: the seconds to wait for a rank; 0 means no limit."""
+    return _core.timeout_seconds()
+
+
+def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
+    """Make the communicator of a launch. Over shared memory the ranks join within the timeout."""
+    return open_communicator(choose_transport(launch), launch, timeout)
+
+
+def choose_transport(launch: Launch) -> Transport:
+    """Return NGD_COMM, or the transport that the mode and the hosts need; check that it fits."""
+    mode = str(_core.build_info()["mode"])
+    choice = config.communicator(mode)
+    if choice == "auto":
+        choice = default_transport(mode, launch)
+    if choice == "self":
+        expect_one_rank(launch)
+        return "self"
+    if choice == "shm":
+        expect_one_host(mode, launch)
+        expect_job_key(launch)
+        return "shm"
+    return "mpi"
+
+
+def default_transport(mode: str, launch: Launch) -> Transport:
+    """Return the transport of a launch for which NGD_COMM is "auto"."""
+    if launch.size == 1:
+        return "self"
+    if mode == "OFF":
+        raise InitError(
+            f"ngd.init: expected a build for the {launch.size} ranks that {launch.launcher} "
+            "started; got NGD_DISTRIBUTED_ENABLE=OFF. Build mode MLSL or OMPI."
+        )
+    if mode == "MLSL":
+        return "shm"
+    return "shm" if launch.one_host and config.host() is None else "mpi"
+
+
+def expect_one_rank(launch: Launch) -> None:
+    """Raise an InitError if a launch for NGD_COMM=self has several ranks."""
+    if launch.size != 1:
+        raise InitError(
+            f"ngd.init: expected one rank with NGD_COMM=self; got {launch.size} ranks of "
+            f"{launch.launcher}. Unset NGD_COMM."
+        )
+
+
+def expect_one_host(mode: str, launch: Launch) -> None:
+    """Raise an InitError if ranks that have only shared memory are on several hosts."""
+    if launch.one_host:
+        return
+    limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
+    if mode == "OMPI":
+        limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
+    raise InitError(
+        f"ngd.init: expected all ranks on one host, because {limit} has only shared memory; "
+        f"got {launch.size} ranks of {launch.launcher} on several hosts, {launch.local_size} "
+        f"on this one. Start them all on one host (srun -N1, ngd run), or {cure}."
+    )
+
+
+def expect_job_key(launch: Launch) -> None:
+    """Raise an InitError if several ranks have no key by which they find each other."""
+    if launch.size > 1 and launch.job_key is None:
+        raise InitError(
+            f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "
+            "does not. Set NGD_JOB, RANK and WORLD_SIZE of each rank, or use ngd run."
+        )
+
+
+def open_communicator(transport: Transport, launch: Launch, timeout: float) -> _core.Communicator:
+    """Make a communicator over a transport that `choose_transport` returned."""
+    if transport == "self":
+        return _core.Communicator.make_self()
+    if transport == "shm":
+        key = launch.job_key or f"alone:{os.getpid()}"
+        return _core.Communicator.make_shm(key, launch.rank, launch.size, timeout)
+    if _core.build_info()["mode"] == "OMPI":
+        likely = mpi_of(launch.launcher) or ""
+        load_mpi(config.mpi() or (likely if likely in mpis() else ""))
+    communicator = between_hosts(-1)
+    expect_size_of_mpi(communicator.size, launch)
+    return communicator
+
+
+def expect_size_of_mpi(size: int, launch: Launch) -> None:
+    """Raise an InitError if MPI does not have as many ranks as the launcher started."""
+    if size == launch.size:
+        return
+    reason = (
+        "the launcher is of another MPI than this process has loaded"
+        if mpi_of(launch.launcher) is not None
+        else f"{launch.launcher} tells this MPI nothing of its ranks; start them with that "
+        "MPI's mpirun, which finds the hosts of a job of Slurm or PBS by itself"
+    )
+    raise InitError(
+        f"ngd.init: {launch.launcher} started {launch.size} ranks, but MPI sees "
+        f"{size}: {reason} ({_core.mpi_version()}); NGD_MPI chooses among "
+        f"{', '.join(mpis())}"
+    )
+
+
+def communicator_of(comm: Any) -> _core.Communicator:
+    """The ranks of an mpi4py communicator."""
+    built = _core.build_info()
+    if built["mode"] != "OMPI":
+        raise InitError(
+            f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
+            f"got mode {built['mode']}. Install such a build, or leave comm out."
+        )
+    version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
+    if version is None or not hasattr(comm, "py2f"):
+        raise InitError(
+            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}. Pass "
+            "MPI.COMM_WORLD of mpi4py."
+        )
+    theirs = version().strip("\0\n ")
+    ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
+    if theirs != ours:
+        raise InitError(
+            "ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
+            f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
+        )
+    return between_hosts(comm.py2f())
+
+
+def mpis() -> list[str]:
+    """The MPIs that this ngd was built for."""
+    return (_core.build_info()["mpi"] or "").split()
+
+
+def load_mpi(name: str) -> str:
+    """Settle which MPI this process uses, "" for any; return what it says of itself."""
+    built = mpis()
+    if name and name not in built:
+        raise InitError(
+            f"ngd.init: expected an MPI among {', '.join(built)}, for which ngd was built; got "
+            f"{name}. Build ngd with its mpi.h as well (cmake.define.NGD_MPI_INCLUDE)."
+        )
+    _core.load_mpi(name)
+    return _core.mpi_version()
+
+
+def between_hosts(fortran_handle: int) -> _core.Communicator:
+    """The ranks of an MPI communicator (-1: the world), which need not share a host.
+
+    NGD_COMM=mpi keeps them from using shared memory where they do.
+    """
+    timeout = _core.timeout_seconds()
+    if config.communicator() == "mpi":
+        return _core.Communicator.make_mpi(fortran_handle, timeout)
+    return _core.Communicator.make_hierarchical(fortran_handle, timeout)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch, a launcher, and the checks of the variables that all launchers set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from ...errors import InitError
+
+Environ: TypeAlias = Mapping[str, str]
+
+MOST: Final = 2**31 - 1
+"""Of ranks, and of whatever else launchers count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One rank's place in its job, as its launcher tells it."""
+
+    launcher: str
+    """"ngd", "openmpi", "flux", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
+    rank: int
+    size: int
+    local_rank: int
+    """My number among the ranks of my host. Where the launcher is silent, one host is assumed."""
+    local_size: int
+    job_key: str | None
+    """Equal on all ranks of the job and on no rank of another; None where a rank is alone."""
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on this host, by the launcher's account."""
+        return self.local_size == self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher, and the functions that recognise it and read its variables."""
+
+    name: str
+    is_present: Callable[[Environ], bool]
+    """Returns True if this launcher started the process."""
+    read: Callable[[Environ], Launch]
+    """Returns the launch; called only if `is_present` returns True."""
+    variables: tuple[str, ...] = ()
+    """The variables that identify the launcher and its job."""
+    mpi: str | None = None
+    """The MPI library of its ranks, "" if unknown; None for a launcher that is not MPI's."""
+
+
+def expect_size(size: int, launcher: str, environ: Environ) -> None:
+    """Refuse a job of another size than NGD_EXPECT_SIZE, where that is set."""
+    if not environ.get("NGD_EXPECT_SIZE"):
+        return
+    count = read_number(environ, "NGD_EXPECT_SIZE", least=1)
+    if size != count:
+        raise InitError(
+            f"ngd.init: NGD_EXPECT_SIZE: expected {count} ranks; got {size} "
+            f"({'no launcher' if launcher == 'alone' else launcher}). Check the launcher's number "
+            "of ranks and list of hosts: run ngd doctor under the same launcher."
+        )
+
+
+def read_plain_launch(environ: Environ, launcher: str, job_key: str) -> Launch:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return read_launch(environ, launcher, job_key, *names)
+
+
+def read_launch(
+    environ: Environ,
+    launcher: str,
+    job_key: str,
+    rank_name: str,
+    size_name: str,
+    local_rank_name: str,
+    local_size: str | int | None,
+) -> Launch:
+    """Read four variables; the local ones may be absent. A local size may be known already."""
+    size = read_number(environ, size_name, least=1, because=rank_name)
+    rank = read_number(environ, rank_name, least=0, because=size_name)
+    if rank >= size:
+        raise InitError(
+            f"ngd.init: expected a rank below {size_name}={size}; got {rank_name}={rank}, which "
+            "is not below it. Ranks count from 0."
+        )
+    if isinstance(local_size, str):
+        known = local_size in environ
+        local_size = read_number(environ, local_size, least=1) if known else None
+    if local_size is None:
+        return Launch(launcher, rank, size, rank, size, job_key)
+    if local_size > size:
+        raise InitError(
+            f"ngd.init: expected at most {size_name}={size} ranks on this host; got {local_size}. "
+            "Set both as the launcher does."
+        )
+    local_rank = read_number(environ, local_rank_name, least=0) if local_size > 1 else 0
+    if local_rank >= local_size:
+        raise InitError(
+            f"ngd.init: expected a local rank below {local_size}, the number of ranks on this host "
+            f"by {launcher}; got {local_rank_name}={local_rank}, which is not below it. "
+            "Set both as the launcher does."
+        )
+    return Launch(launcher, rank, size, local_rank, local_size, job_key)
+
+
+def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
+    """Return the value of a variable; InitError if it is no whole number in the range."""
+    text = environ.get(name)
+    if text is None:
+        hint = f" although {because} is" if because in environ else ""
+        raise InitError(
+            f"ngd.init: expected the variable {name}; got none: {name} is not set{hint}. Start the "
+            "ranks with a launcher, or set both."
+        )
+    plain = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
+    if not plain or not least <= int(text) <= MOST:
+        shown = text if len(text) < 40 else f"{text[:40]}..."
+        raise InitError(
+            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}. "
+            "Set it as the launcher does, or unset it."
+        )
+    return int(text)

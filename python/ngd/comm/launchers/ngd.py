@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd run`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .base import Environ, Launch, Launcher, read_plain_launch
+from .registry import surroundings
+
+
+def is_present(environ: Environ) -> bool:
+    """Return True if `ngd run` started the process itself, not through another launcher."""
+    recorded = environ.get("NGD_SURROUNDINGS")
+    return "NGD_JOB" in environ and recorded in (None, surroundings(environ))
+
+
+def read(environ: Environ) -> Launch:
+    """Read the variables of `ngd run`."""
+    return read_plain_launch(environ, "ngd", f"ngd:{environ['NGD_JOB']}")
+
+
+NGD: Final = Launcher("ngd", is_present, read)

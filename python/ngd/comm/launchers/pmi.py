@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PMI and PMIx: Hydra (MPICH, Intel MPI) and srun --mpi."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .base import Environ, Launch, Launcher, read_launch
+from .process_tree import process_job_key
+from .slurm import tasks_on_this_node
+
+
+def has_pmi(environ: Environ) -> bool:
+    """Return True for a rank of a launcher with PMI."""
+    return "PMI_RANK" in environ
+
+
+def read_pmi(environ: Environ) -> Launch:
+    """Hydra (MPICH, Intel MPI) and srun --mpi=pmi2.
+
+    The job's name could be asked for over PMI_FD, but there is no way back from the first request:
+    Hydra kills the other ranks, with exit code 0, when a rank that has spoken PMI exits without
+    `finalize`; and after `finalize` it has closed the channel, so that a later MPI_Init of the same
+    process aborts (seen with MPICH 5.0.2). Every rank of a host descends from one launcher process,
+    though, and in mode MLSL a job is on one host.
+    """
+    of_srun = "MPI_LOCALNRANKS" not in environ and all(
+        environ.get(ours) == environ.get(slurms)
+        for ours, slurms in (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    )
+    return read_launch(
+        environ,
+        "pmi",
+        process_job_key(environ, "PMI_RANK"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "SLURM_LOCALID" if of_srun else "MPI_LOCALRANKID",
+        tasks_on_this_node(environ) if of_srun else "MPI_LOCALNRANKS",
+    )
+
+
+def has_pmix(environ: Environ) -> bool:
+    """Return True for a rank of a launcher with PMIx."""
+    return "PMIX_RANK" in environ
+
+
+def read_pmix(environ: Environ) -> Launch:
+    """PMIx without Open MPI's variables: srun --mpi=pmix, whose step tells the size."""
+    namespace = environ.get("PMIX_NAMESPACE")
+    return read_launch(
+        environ,
+        "pmix",
+        f"pmix:{namespace}" if namespace else process_job_key(environ, "PMIX_RANK"),
+        "PMIX_RANK",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        tasks_on_this_node(environ),
+    )
+
+
+PMI: Final = Launcher("pmi", has_pmi, read_pmi, ("PMI_RANK", "PMI_FD"), mpi="mpich")
+PMIX: Final = Launcher("pmix", has_pmix, read_pmix, ("PMIX_NAMESPACE", "PMIX_RANK"), mpi="")

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers other than `ngd run`, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from .base import Environ, Launcher
+from .flux import FLUX
+from .openmpi import OPENMPI
+from .pmi import PMI, PMIX
+from .slurm import SLURM
+from .torchrun import TORCHRUN
+
+# The most specific first: Open MPI's ranks see PMIx's and, inside a job of Slurm, srun's as well;
+# Flux's see PMI's.
+OTHER_LAUNCHERS: Final[tuple[Launcher, ...]] = (OPENMPI, FLUX, PMI, PMIX, TORCHRUN, SLURM)
+
+
+def surroundings(environ: Environ) -> str:
+    """Which job other launchers say that this is. A launcher inside a rank changes it."""
+    names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
+    found = {name: environ[name] for name in names if name in environ}
+    return hashlib.sha256(repr(found).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def mpi_of(name: str) -> str | None:
+    """Return `Launcher.mpi` of the launcher with this name, or None if there is no such one."""
+    return next((each.mpi for each in OTHER_LAUNCHERS if each.name == name), None)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm's srun."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...errors import InitError
+from .base import Environ, Launch, Launcher, read_launch
+
+FIRST_SPECIAL_STEP: Final = 0xFFFF_FFF0
+"""Slurm numbers the interactive, the batch and the external step from the top of 32 bits."""
+
+
+def is_present(environ: Environ) -> bool:
+    """A task of srun. A shell of salloc or a batch script is none, whatever SLURM_NTASKS says."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in environ
+
+
+def read(environ: Environ) -> Launch:
+    """Read the variables of a step of Slurm."""
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    return read_launch(
+        environ,
+        "slurm",
+        f"slurm:{environ.get('SLURM_JOB_ID', '')}:{environ['SLURM_STEP_ID']}",
+        "SLURM_PROCID",
+        size_name,
+        "SLURM_LOCALID",
+        tasks_on_this_node(environ),
+    )
+
+
+def tasks_on_this_node(environ: Environ) -> int | None:
+    """The tasks on this node, from a list such as "4(x2),3": two nodes with 4 tasks, one with 3."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE"))
+    if tasks is None:
+        return None
+    counts: list[int] = []
+    try:
+        for item in tasks.split(","):
+            count, _, times = item.partition("(x")
+            counts += [int(count)] * int(times.removesuffix(")") or 1)
+        return counts[int(environ.get("SLURM_NODEID", "0"))]
+    except (ValueError, IndexError):
+        raise InitError(
+            "ngd.init: expected the number of tasks on this node; got SLURM_STEP_TASKS_PER_NODE="
+            f"{tasks!r} with SLURM_NODEID={environ.get('SLURM_NODEID')!r}, which does not give it. "
+            "Set both as Slurm does, or unset them."
+        ) from None
+
+
+SLURM: Final = Launcher("slurm", is_present, read, ("SLURM_STEP_ID", "SLURM_PROCID"))

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives on arrays, prepared: arguments are checked, and destinations made.
+
+reduction.py has the all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from .._util.callsite import call_site
+from .._util.numpy_io import destination
+from ..dtypes import Array, Shape, whole
+from ..errors import ShapeError
+from .buffers import (
+    block_rows,
+    check_apart,
+    check_blocks_apart,
+    check_disjoint,
+    destination_along,
+    destinations,
+    is_list,
+    normal_axis,
+    operand,
+    receive_buffer,
+)
+from .kinds import KINDS, Kind
+from .rank_arguments import check_root, element_counts
+from .reduction import check_op
+from .work import Plan, RankGroup
+
+
+def plan_one(
+    group: RankGroup,
+    kind: str,
+    source: Array,
+    buffer: Array,
+    finish: Callable[[], Any],
+    site: str | None,
+    *,
+    op: str = "none",
+    root: int = 0,
+    count: int = 0,
+    tag: int = 0,
+    counts: list[int] | None = None,
+    receive_counts: list[int] | None = None,
+    shape: Shape = (),
+    more: int = 0,
+) -> Plan:
+    """Prepare one collective from an array to another."""
+    group.check_open(kind)
+    pending = _core.Pending.one(
+        group.communicator,
+        kind,
+        op,
+        source,
+        buffer,
+        count,
+        root,
+        site=site or call_site(),
+        tag=tag,
+        counts=counts,
+        receive_counts=receive_counts,
+        shape=shape,
+        more=more,
+    )
+    return Plan([pending], finish)
+
+
+def plan_blocks(
+    group: RankGroup,
+    where: str,
+    array: Any,
+    out: Any,
+    site: str | None,
+    *,
+    op: str = "none",
+    root: int = 0,
+    axis: int | None = None,
+) -> Plan:
+    """Prepare a collective of blocks of one length: by its kind's row."""
+    kind, gets_result = KINDS[where], True
+    if kind.rooted:
+        root = check_root(root, group.size, where)
+        gets_result = kind.rooted != "gets" or root == group.rank
+    if kind.reduces:
+        check_op(op, where)
+    given = operand(array, where)
+    if kind.gives == "block":
+        given = np.atleast_1d(given)
+    along = 0 if axis is None else normal_axis(axis, given.shape, where)
+    source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
+    blocks = 1
+    if kind.gives == "blocks":
+        blocks = group.size
+        block_rows(source.shape, blocks, where)
+    if gets_result:
+        buffer, finish = block_destination(group, kind, source, out, along)
+    else:
+        buffer, finish = np.empty(0, source.dtype), _nothing
+    count, shape = source.size // blocks, given.shape
+    return plan_one(
+        group,
+        where,
+        source,
+        buffer,
+        finish,
+        site,
+        op=op,
+        root=root,
+        count=count,
+        shape=shape,
+        more=along,
+    )
+
+
+def block_destination(
+    group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
+) -> tuple[Array, Callable[[], Any]]:
+    """Return the array for the result of `plan_blocks`, and the function that returns `out`."""
+    shape = source.shape
+    if kind.gives != kind.gets:
+        shape = (kind.rows(len(source), group.size), *shape[1:])
+    buffer, finish = destination_along(out, source.dtype, shape, axis, kind.name)
+    if axis == 0:
+        check_blocks_apart(kind, source, buffer, group.rank)
+    return buffer, finish
+
+
+def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
+    """Prepare an all_gather_v of numbers of rows that all ranks know."""
+    where, rank = "all_gather_v", group.rank
+    if rows[rank] != len(source):
+        raise ShapeError(
+            f"{where}: counts: expected {len(source)}, the rows of this rank's array, at place "
+            f"{rank}; got {rows[rank]}. Give the rows of each rank."
+        )
+    buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
+    begin = int(rows[:rank].sum())
+    check_apart(source, buffer, where, buffer[begin : begin + len(source)])
+    elements = element_counts(rows, source)
+    given = buffer if out is None else out
+    return plan_one(
+        group,
+        KINDS[where].wire,
+        source,
+        buffer,
+        lambda: given,
+        site,
+        counts=elements,
+        shape=source.shape[1:],
+    )
+
+
+def plan_all_to_all_v(
+    group: RankGroup, source: Array, sent: Array, received: Array, out: Any, site: str
+) -> Plan:
+    """Prepare an all_to_all_v of numbers of rows that all ranks know."""
+    where = "all_to_all_v"
+    buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
+    check_disjoint(source, buffer, where)
+    given = buffer if out is None else out
+    return plan_one(
+        group,
+        KINDS[where].wire,
+        source,
+        buffer,
+        lambda: given,
+        site,
+        counts=element_counts(sent, source),
+        receive_counts=element_counts(received, source),
+        shape=source.shape[1:],
+    )
+
+
+def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
+    """Prepare the broadcast of an array, or of a list of them."""
+    where, many = "broadcast", is_list(x)
+    root = whole(root, where, "root")
+    sources = [operand(a, where) for a in (x if many else [x])]
+    buffers = destinations(out, sources, many, where)
+    given = list(buffers) if out is None else list(out) if many else [out]
+    if not many:
+        return plan_one(
+            group,
+            where,
+            sources[0],
+            buffers[0],
+            lambda: given[0],
+            site,
+            root=root,
+            count=sources[0].size,
+            shape=sources[0].shape,
+        )
+    group.check_open(where)
+    pending = _core.Pending.each(
+        group.communicator, where, "none", root, sources, buffers, site=site or call_site()
+    )
+    return Plan([pending], lambda: given)
+
+
+def plan_scatter(
+    group: RankGroup, x: Any, root: Any, out: Any, shape: Shape | None, dtype: Any, site: str | None
+) -> Plan:
+    """Prepare a scatter, whose operand only the root must give."""
+    where = "scatter"
+    root = check_root(root, group.size, where)
+    if x is None:
+        if root == group.rank:
+            raise TypeError(
+                f"{where}: expected an array on rank {root}, the root; got None. Give x there; "
+                "the other ranks give None."
+            )
+        buffer = source = receive_buffer(out, shape, dtype, where)
+    else:
+        source = operand(x, where)
+        rows = block_rows(source.shape, group.size, where)
+        buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
+        check_blocks_apart(KINDS[where], source, buffer, group.rank)
+    given = buffer if out is None else out
+    return plan_one(
+        group,
+        where,
+        source,
+        buffer,
+        lambda: given,
+        site,
+        root=root,
+        count=buffer.size,
+        shape=buffer.shape,
+    )
+
+
+def _nothing() -> None:
+    """The result on a rank that gets none."""
