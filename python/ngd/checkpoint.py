@@ -432,15 +432,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise ValueError(
-                f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
-                "damaged"
-            )
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
+    header, length = _read_header(path, size)
     parts = {
         name: (DTYPES[t["dtype"]], t["shape"], *t["data_offsets"]) for name, t in header.items()
     }
@@ -456,6 +448,20 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
         name: np.asarray(data[begin:end]).view(dtype).reshape(shape)
         for name, (dtype, shape, begin, end) in parts.items()
     }
+
+
+def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file of `size` bytes, and the length of its text."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(
+                f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
+                "damaged"
+            )
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header, length
 
 
 def read_index(place: Path) -> dict[str, Any]:

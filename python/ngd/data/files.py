@@ -28,7 +28,7 @@ PIXEL_DTYPES: Final = ("float32", "float64", "uint8")
 
 def mnist(
     folder: str | os.PathLike[str], *, dtype: DTypeLike = np.float32
-) -> tuple[Arrays, Arrays]:
+) -> tuple[Arrays, Arrays]:  # long because each argument is described
     """Read the training set and the test set of MNIST, or of a data set with its file names.
 
     Parameters

@@ -28,7 +28,9 @@ FIRST_ITERATIONS: Final = 15
 """The number of power iterations before the first step, as in PyTorch."""
 
 
-def weight_norm(module: AnyModule, name: str = "weight", dim: int | None = 0) -> AnyModule:
+def weight_norm(
+    module: AnyModule, name: str = "weight", dim: int | None = 0
+) -> AnyModule:  # long because each argument is described
     """Compute a weight of a module as a magnitude times a direction.
 
     Parameters

@@ -231,7 +231,7 @@ def run_elastic(
     max_restarts: int = 0,
     environment: Mapping[str, str] | None = None,
     deadline: float = 60.0,
-) -> None:
+) -> None:  # long because each argument is described
     """Run a script on the hosts of a Ray cluster, with whichever of them are there.
 
     It is started by Open MPI, with `ranks` ranks on each host, whose cores Ray keeps for them. The

@@ -22,7 +22,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +33,7 @@ from ..errors import NotFiniteError
 from ..graph.live_state import LiveState
 from ..graph.variable import Variable
 from .callback_hooks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
+from .stop_signals import StopSignals
 
 NUM_REPORTED_LOSSES: Final = 50
 """The loss of the report is the mean over this many steps, the last ones."""
@@ -104,85 +104,17 @@ def scalars_in(result: Any) -> np.ndarray[Any, Any]:
         ) from None
 
 
-class StopSignals:
-    """Catches signals, so that all ranks stop at the same step.
-
-    A scheduler sends a signal before it ends a job. The signal reaches the ranks at different
-    times, or only some of them. Inside the context, a signal is recorded and has no other effect.
-    At the end of the context the previous handlers are restored.
-
-    Parameters
-    ----------
-    *signals : int
-        The signals, the same on all ranks.
-    group : Group, optional
-        The ranks that stop together. The default is the world.
-
-    Attributes
-    ----------
-    noted : int
-        The signal that this rank received, or 0.
-
-    Raises
-    ------
-    ValueError
-        The context is entered outside of the main thread, where Python sets no handlers.
-    OSError
-        The signal cannot be caught, as SIGKILL and SIGSTOP.
-
-    Examples
-    --------
-    >>> import signal
-    >>> from ngd import train
-    >>> with train.StopSignals(signal.SIGTERM, signal.SIGUSR1) as stop:
-    ...     for step in range(10):
-    ...         if step == 3:
-    ...             signal.raise_signal(signal.SIGUSR1)
-    ...         if stop.asked():
-    ...             break  # save here
-    >>> step
-    3
-    """
-
-    def __init__(self, *signals: int, group: Any = None) -> None:
-        self.signals, self.group = [signal.Signals(number) for number in signals], group
-        self.noted = 0
-        self._handlers = contextlib.ExitStack()
-
-    def __enter__(self) -> StopSignals:
-        self.noted = 0
-        with contextlib.ExitStack() as handlers:
-            for number in self.signals:
-                before = signal.signal(number, self._note)
-                handlers.callback(signal.signal, number, before or signal.SIG_DFL)
-            self._handlers = handlers.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handlers.close()
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted = number
-
-    def asked(self) -> signal.Signals | None:
-        """Return the signal that any rank received, or None. Collective.
-
-        Returns
-        -------
-        signal.Signals or None
-            The same on all ranks. Without signals it is None, and nothing is communicated.
-
-        Examples
-        --------
-        >>> from ngd import train
-        >>> with train.StopSignals() as stop:
-        ...     print(stop.asked())
-        None
-        """
-        if not self.signals:
-            return None
-        number = int(all_reduce(np.array(self.noted), op="max", group=self.group))
-        return signal.Signals(number) if number else None
+def _check_schedule(epochs: int, every: int | None, save: Any, needs_save: bool) -> None:
+    """Check the arguments of a trainer that say how long it runs and when it saves."""
+    if epochs < 0:
+        raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
+    if every is not None and every < 1:
+        raise ValueError(f"train.Trainer: every: expected 1 or more steps; got {every}.")
+    if save is None and needs_save:
+        raise ValueError(
+            "train.Trainer: expected save, a folder to save to, for resume, every and stop_at; "
+            'got None. Write save="checkpoints".'
+        )
 
 
 class Trainer:
@@ -292,15 +224,7 @@ class Trainer:
         progress: bool = True,
         stop_at: Sequence[int] = (),
     ) -> None:
-        if epochs < 0:
-            raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
-        if every is not None and every < 1:
-            raise ValueError(f"train.Trainer: every: expected 1 or more steps; got {every}.")
-        if save is None and (resume or every or stop_at):
-            raise ValueError(
-                "train.Trainer: expected save, a folder to save to, for resume, every and stop_at; "
-                'got None. Write save="checkpoints".'
-            )
+        _check_schedule(epochs, every, save, bool(resume or every or stop_at))
         self.step, self.loader, self.variables, self.epochs = step, loader, variables, epochs
         self.evaluate, self.model, self.save_to, self.every = evaluate, model, save, every
         self.callbacks = check_callbacks(callbacks)
@@ -361,7 +285,7 @@ class Trainer:
         """
         self._must_stop = True
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:  # long because the results are described
         """Train until the end of the last epoch, or until the training is stopped.
 
         Returns

@@ -134,7 +134,7 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # long because each argument is described
     """An optimizer of the same class and options that reduces gradients before it applies them.
 
     Parameters

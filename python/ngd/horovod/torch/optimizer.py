@@ -327,7 +327,7 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # long because each argument is described
     """The optimizer, of a class derived from its own, whose step reduces the gradients first.
 
     It shares state and options with the one that it is made of.

@@ -315,7 +315,7 @@ def compile_step(
     precision: Any = "float32",
     memory_limit: int | None = None,
     fallback: Fallback = "error",
-) -> CompiledStep:
+) -> CompiledStep:  # long because each argument is described
     """Return a function that trains a PyTorch model: one ngd program per shape of the batch.
 
     All ranks call this. The parameters and buffers of rank 0 are sent to the other ranks.
