@@ -7,7 +7,8 @@ from .._util.signature_errors import name_calls as _name_calls
 from .._util.unknown_names import attribute_errors as _attribute_errors
 from .callbacks import Callback, EarlyStopping
 from .local_sgd import DiLoCo, LocalSGD
-from .trainer import LOG, StopSignals, Trainer, evaluate
+from .stop_signals import StopSignals
+from .trainer import LOG, Trainer, evaluate
 
 __all__ = [
     "LOG",

@@ -17,7 +17,15 @@ from .._elementwise import Elementwise
 from .._normalization import Moments, RmsStandardize, Standardize
 from .._reductions import ArgExtremum, Reduction
 from .._rows import RowNumber
-from .._shape import BroadcastTo, Reshape, StopGradient, Transpose, broadcast_to, reshape, transpose
+from .._shape import (
+    BroadcastTo,
+    Reshape,
+    StopGradient,
+    Transpose,
+    broadcast_to,
+    reshape,
+    transpose,
+)
 from .._slicing import PadSlice, Slice
 from .._softmax import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
 from .._sorting import TopK
