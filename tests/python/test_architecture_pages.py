@@ -9,7 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MAX_LINE = 100
-PACKAGES = ("passes", "devices", "collectives")
+PACKAGES = (
+    "_util",
+    *("comm", "comm/launchers", "graph"),
+    *("passes", "passes/fusion", "passes/memory", "passes/sharding"),
+    *("devices", "devices/cpu", "devices/interpreter"),
+    *("compiler", "transforms", "cli"),
+)
 """The packages of python/ngd whose modules the code map lists."""
 TITLES = {"Top level": ".", "C++": "src/cpp", "Python": "python/ngd", "Tests": "tests"}
 """The folder that each section of the code map describes."""
