@@ -18,7 +18,7 @@ from .executable import Executable
 
 @dataclass(frozen=True)
 class Lowered:
-    """A graph compiled for what a target can do."""
+    """A graph that was compiled for a target: the plan, and the program."""
 
     plan: Plan
     program: _core.ProgramBuilder

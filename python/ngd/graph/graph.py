@@ -18,7 +18,7 @@ from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
 Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
-"""What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
+"""The function of `Graph.rewrite`: it returns a node, or a tuple for several results."""
 
 
 @dataclass(frozen=True, eq=False)

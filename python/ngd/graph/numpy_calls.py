@@ -26,7 +26,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Mapping[s
 
 
 def call_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that a function of NumPy means; raise TypeError if there is none."""
+    """Apply the op that a function of NumPy means; raise TypeError if it has no op."""
     name = f"{function.__module__}.{function.__name__}"
     op = NUMPY_FUNCTIONS.get(function)
     if op is None:

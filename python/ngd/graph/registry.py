@@ -24,7 +24,7 @@ NUMPY_UFUNCS: Final[dict[str, str]] = {}
 NUMPY_METHODS: Final[dict[str, Callable[..., Any]]] = {}
 """The function to call for a method of a universal function, such as "add.reduce"."""
 NUMPY_ADVICE: Final[dict[Any, str]] = {}
-"""What to write instead of a function of NumPy that has no op."""
+"""The advice for a function of NumPy that has no op."""
 
 
 def register(op: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a variable is divided among ranks: nearly equal shards that begin on cache lines."""
+"""The division of a variable among ranks: nearly equal shards that begin on cache lines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ..dtypes import Type
 from ..ops.collectives.groups import ONE_RANK, Ranks
 
 SMALL_BYTES: Final = 2048
-"""The bytes of a variable that is not divided: a sum of so many goes beside the flag
-(shm/flat.cpp)."""
+"""A variable of at most this size is not divided: its sum is sent with the flag (shm/flat.cpp)."""
 UNIT: Final = 64
 """Shards begin at multiples of this number of elements, which are cache lines for every dtype."""
 

@@ -14,7 +14,7 @@ def parts_written(graph: Graph) -> dict[Node, Node]:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether the node's value lies in the bytes of its input's value."""
+    """Return whether the node's value is in the memory of its input's value."""
     return node.op.view and offset_of(node) is not None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the trainer checks its callbacks, calls them, and saves their states."""
+"""The trainer's side of callbacks: checks, calls, and the states in checkpoints."""
 
 from __future__ import annotations
 

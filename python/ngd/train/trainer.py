@@ -105,7 +105,7 @@ def scalars_in(result: Any) -> np.ndarray[Any, Any]:
 
 
 def _check_schedule(epochs: int, every: int | None, save: Any, needs_save: bool) -> None:
-    """Check the arguments of a trainer that say how long it runs and when it saves."""
+    """Check the length of a training, and the interval between checkpoints."""
     if epochs < 0:
         raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
     if every is not None and every < 1:

@@ -78,7 +78,7 @@ class Reductions:
     statements: tuple[int, ...]
     """The statements whose values are reduced."""
     kinds: tuple[str, ...]
-    """How each of them is reduced: "sum", "max", ..."""
+    """The operation of each reduction: "sum", "max", ..."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class KernelBody:
 class FusedKernel(Op):
     """Elementwise ops, their reductions and products that they read, as one kernel; attrs: body.
 
-    `wide` says which of the stored results stay float32 (ngd.full_precision); () means none.
+    `wide` has True for the stored results that stay float32 (ngd.full_precision); () means none.
     """
 
     def __init__(

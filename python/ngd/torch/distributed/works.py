@@ -54,7 +54,7 @@ Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class WorkGroup(Protocol):
-    """What a work needs of its process group (ProcessGroup in process_group.py)."""
+    """The part of a process group that a work needs (ProcessGroup in process_group.py)."""
 
     communicator: _core.Communicator
     queue: Queue
