@@ -92,8 +92,8 @@ def expect_member(call: str, group: Ranks) -> Ranks:
     """Return a group that this rank is a member of; raise NotMemberError for another one."""
     if group.rank < 0:
         raise NotMemberError(
-            f"{call}: group: expected a group that includes this rank; got {group!r}, of which this "
-            f"rank is not a member (used at {call_site()}). Ask group.is_member before."
+            f"{call}: group: expected a group that includes this rank; got {group!r}, of which "
+            f"this rank is not a member (used at {call_site()}). Ask group.is_member before."
         )
     return group
 
