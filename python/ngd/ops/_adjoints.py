@@ -107,46 +107,57 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
 ) -> Mapping[Node, Node]:
-    """Carry the adjoints of roots to all that lies between them and the targets.
+    """Return the adjoints of all nodes between the roots in `seeds` and the targets.
 
-    A value is active when floats lead from a target to it; each op with an active result, after all
-    the users of its results, hands their adjoints to its active inputs. Without `beyond` the walk
-    ends at each target, even where that depends on another one.
+    `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
+    of its results, and gives adjoints to its active inputs. Without `beyond` the walk ends at each
+    target, even if that depends on another one.
     """
     ends = () if beyond else tuple(targets)
     order = topological(seeds, stop=ends)
-    active = set(targets)
-    for node in order:
-        if not any(i in active for i in node.inputs):
-            continue
-        if node.several:
-            active.update(r for r in node.results if is_float(r.dtype))
-        elif is_float(node.dtype):
-            active.add(node)
+    active = active_nodes(order, targets)
     adjoints = {root: seed for root, seed in seeds.items() if root in active}
     for node in reversed(order):
-        dy: Any = adjoints.get(node)
-        if node.several:
-            dy = tuple(adjoints.get(result) for result in node.results)
-            dy = dy if any(part is not None for part in dy) else None
-        if dy is None or not any(i in active for i in node.inputs):
+        dy = adjoint_of_results(node, adjoints)
+        if dy is None or not any(operand in active for operand in node.inputs):
             continue
         with at_site(node.site), wide(node.wide or WIDE.get()):
             wanted = [operand in active for operand in node.inputs]
-            for operand, part in zip(node.inputs, _input_adjoints(node, dy, wanted), strict=True):
-                if part is None or operand not in active:
-                    continue
-                part = _unbroadcast(part, operand.shape)
-                if operand.dtype in HALVES and part.dtype == float32:
-                    part = cast(part, operand.dtype)
-                if part.type != operand.type:
-                    raise Error(
-                        f"internal error: {node.op.name} made a gradient {part.type} "
-                        f"for an operand {operand.type}"
-                    )
-                sofar = adjoints.get(operand)
-                adjoints[operand] = part if sofar is None else add(sofar, part)
+            parts = _input_adjoints(node, dy, wanted)
+            for operand, part in zip(node.inputs, parts, strict=True):
+                if part is not None and operand in active:
+                    add_adjoint(adjoints, operand, part, node.op.name)
     return adjoints
+
+
+def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
+    """Return the targets and the float nodes that depend on them; `order` is topological."""
+    active = set(targets)
+    for node in order:
+        if any(operand in active for operand in node.inputs):
+            active.update(result for result in node.results if is_float(result.dtype))
+    return active
+
+
+def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
+    """Return the adjoint of a node, or a tuple for several results; None if there is none."""
+    if not node.several:
+        return adjoints.get(node)
+    parts = tuple(adjoints.get(result) for result in node.results)
+    return parts if any(part is not None for part in parts) else None
+
+
+def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) -> None:
+    """Add what one user of an operand contributes to its adjoint."""
+    part = _unbroadcast(part, operand.shape)
+    if operand.dtype in HALVES and part.dtype == float32:
+        part = cast(part, operand.dtype)
+    if part.type != operand.type:
+        raise Error(
+            f"internal error: {op} made a gradient {part.type} for an operand {operand.type}"
+        )
+    before = adjoints.get(operand)
+    adjoints[operand] = part if before is None else add(before, part)
 
 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:

@@ -84,42 +84,51 @@ class Uses:
         """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
-                self.look_at(node)
+                self.visit(node)
 
-    def look_at(self, node: Node) -> None:
-        """Note what a node wants of its operands; its readers have been looked at."""
-        op, floats = node.op, [x for x in node.inputs if x.dtype == float32]
-        whole = shape_of(node)
-        self.wide.update(r for r, stays in zip(node.results, stay_wide(node), strict=True) if stays)
+    def visit(self, node: Node) -> None:
+        """Note what a node demands of its operands; all users of its results are visited before."""
+        stays = zip(node.results, stay_wide(node), strict=True)
+        self.wide.update(result for result, is_wide in stays if is_wide)
         self.wide.update(ordered(node))
-        moves = op.moves or op.carries or op.broadcasts or op.view
-        exact = bool(self.exact.intersection(unreduced(node)))
-        if (op.reduces or is_reducing_kernel(node)) and self.exact.intersection(node.results):
-            floats_of_variables = self.of_variables.intersection(floats)
-            self.exact.update(floats_of_variables)
-            self.wide.update(floats_of_variables)
-        if op.collective or (exact and (moves or op.elementwise or isinstance(op, FusedKernel))):
-            self.exact.update(floats)
-            self.wide.update(floats)
-        if op.accumulates and node.dtype == float32:
-            self.look_at_product(node)
-        elif op.elementwise or isinstance(op, FusedKernel):
+        floats = [x for x in node.inputs if x.dtype == float32]
+        self.demand_exact(node, floats)
+        if node.op.accumulates and node.dtype == float32:
+            self.visit_product(node)
+        elif node.op.elementwise or isinstance(node.op, FusedKernel):
             if self.wanted.intersection(node.results):
+                whole = shape_of(node)
                 self.wanted.update(x for x in floats if x.shape == whole)
-        elif moves:
-            if op.view:  # what it waits for besides, it does not read
-                floats = [x for x in node.inputs[:1] if x.dtype == float32]
-            if self.carries(node):
-                self.others.add(node)
-                self.wanted.update(floats)
-            else:
-                self.wide.update(floats)
-        elif op.widens and self.takes(node, [self.halved(x.type) for x in node.inputs], None):
+        elif moves(node):
+            self.visit_move(node, floats)
+        elif node.op.widens and self.takes(node, [self.halved(x.type) for x in node.inputs], None):
             self.others.add(node)
-        elif not (op.reduces and self.target):
+        elif not (node.op.reduces and self.target):
             self.wide.update(floats)
 
-    def look_at_product(self, node: Node) -> None:
+    def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
+        """Keep the operands exact from which an exact value or a message is computed."""
+        exact: set[Node] = set()
+        reduces = node.op.reduces or is_reducing_kernel(node)
+        if reduces and self.exact.intersection(node.results):
+            exact.update(self.of_variables.intersection(floats))
+        hands_on = moves(node) or node.op.elementwise or isinstance(node.op, FusedKernel)
+        if node.op.collective or (hands_on and self.exact.intersection(unreduced(node))):
+            exact.update(floats)
+        self.exact.update(exact)
+        self.wide.update(exact)
+
+    def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
+        """Decide whether an op that moves elements moves 16-bit ones."""
+        if node.op.view:  # it waits for its other inputs, and does not read them
+            floats = [x for x in node.inputs[:1] if x.dtype == float32]
+        if self.carries(node):
+            self.others.add(node)
+            self.wanted.update(floats)
+        else:
+            self.wide.update(floats)
+
+    def visit_product(self, node: Node) -> None:
         """Decide what a product is stored as, if its factors may be two-byte floats."""
         if node.wide:
             self.wide.update(node.inputs)
@@ -253,6 +262,12 @@ class Rewriting:
         made = fused_node((self.stored[x],), body, (node.type,), node.op.made_of(node))
         target = self.uses.target
         return made if target and accepted(made, target) else node.with_inputs((x,))
+
+
+def moves(node: Node) -> bool:
+    """Return whether an op hands elements on, or sums of a few."""
+    op = node.op
+    return op.moves or op.carries or op.broadcasts or op.view
 
 
 def made_of_variables(graph: Graph) -> set[Node]:

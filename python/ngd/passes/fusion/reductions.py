@@ -196,39 +196,55 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
 
 
 def joinable(graph: Graph) -> Iterator[Joined]:
-    """Kernels with what each might take."""
+    """Yield the kernels that can compute reductions, with these."""
     reductions = [node for node in graph.nodes if node.op.reduces]
     if not reductions:
         return
+    readers = Counter(operand for node in graph.nodes for operand in node.inputs)
+    readers.update(graph.roots)
+    for kernel, offered in reductions_by_kernel(graph, reductions).items():
+        axes, _ = Counter(node.attrs["axes"] for node in offered).most_common(1)[0]
+        taken = [node for node in offered if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
+        inside = Counter(node.inputs[0] for node in taken)
+        stored = [result for result in kernel.results if readers[result] > inside[result]]
+        yield Joined(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
+
+
+def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Return for each elementwise kernel the reductions that it may compute.
+
+    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, at the
+    kernel's depth and before the same collective.
+    """
     deep = depths(graph)
     needed = needs(graph, deep)
+    reading = kernels_by_dense_operand(graph)
+    found: dict[Node, list[Node]] = {}
 
     def first_collective(node: Node) -> float:
         return min([needed[result][0] for result in node.results])
 
-    offered: dict[Node, list[Node]] = {}
-    reading: dict[Node, list[Node]] = {}
-    """The kernels that read all of a node, once and in order."""
+    for node in reductions:
+        (x,) = node.inputs
+        if is_elementwise_kernel(x):
+            found.setdefault(x.results[0], []).append(node)
+            continue
+        for kernel in reading.get(x, []):
+            is_together = first_collective(kernel) == first_collective(node)
+            if is_together and deep[kernel] == deep[node]:
+                found.setdefault(kernel, []).append(node)
+                break
+    return found
+
+
+def kernels_by_dense_operand(graph: Graph) -> dict[Node, list[Node]]:
+    """Return for each node the elementwise kernels that read all of it, once and in order."""
+    found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if is_elementwise_kernel(node):
             for operand in dense_operands(node):
-                reading.setdefault(operand, []).append(node)
-    for node in reductions:
-        (x,) = node.inputs
-        kernels = [x.results[0]] if is_elementwise_kernel(x) else reading.get(x, [])
-        for kernel in kernels:
-            alike = first_collective(kernel) == first_collective(node)
-            if x.op is kernel.op or (alike and deep[kernel] == deep[node]):
-                offered.setdefault(kernel, []).append(node)
-                break
-    readers = Counter(operand for node in graph.nodes for operand in node.inputs)
-    readers.update(graph.roots)
-    for kernel, members in offered.items():
-        axes, _ = Counter(node.attrs["axes"] for node in members).most_common(1)[0]
-        taken = [node for node in members if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
-        inside = Counter(node.inputs[0] for node in taken)
-        stored = [result for result in kernel.results if readers[result] > inside[result]]
-        yield Joined(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
+                found.setdefault(operand, []).append(node)
+    return found
 
 
 def body_with_reductions(
