@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import ngd
 from ngd import ops, optim
+from ngd.comm.summation import sum_in_order
 from ngd.passes import pipeline
-from ngd.passes.fusion.matmuls import added, fuse_products
+from ngd.passes.fusion.matmuls import fuse_products
 
 RNG = np.random.default_rng(0)
 
@@ -139,7 +140,9 @@ def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
         [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(4)
     ]
     products = [ops.transpose(a, (1, 0)) @ b for a, b in pairs]
-    step = ngd.compile([n for pair in pairs for n in pair], [ops.tanh(added(products))])
+    step = ngd.compile(
+        [n for pair in pairs for n in pair], [ops.tanh(sum_in_order(products, ops.add))]
+    )
     assert kinds(step) == {"elementwise_product": 1}
     given_values = [RNG.normal(size=n.shape).astype(np.float32) for pair in pairs for n in pair]
     a, b = given_values[::2], given_values[1::2]
@@ -152,7 +155,7 @@ def test_a_kernel_takes_four_products_at_most() -> None:
         [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(5)
     ]
     products = [ops.transpose(a, (1, 0)) @ b for a, b in pairs]
-    step = ngd.compile([n for pair in pairs for n in pair], [added(products)])
+    step = ngd.compile([n for pair in pairs for n in pair], [sum_in_order(products, ops.add)])
     assert kinds(step) == {"elementwise_product": 1, "matmul": 1}
     given_values = [RNG.normal(size=n.shape).astype(np.float32) for pair in pairs for n in pair]
     wanted = sum(
@@ -164,7 +167,7 @@ def test_a_kernel_takes_four_products_at_most() -> None:
 
 def test_terms_are_added_as_ranks_are() -> None:
     terms = [ngd.constant(np.float32(v)) for v in (1e8, 1, -1e8, 1, 3)]
-    (found,) = ngd.compile([], [added(terms)])()
+    (found,) = ngd.compile([], [sum_in_order(terms, ops.add)])()
     one, far = np.float32(1), np.float32(1e8)
     assert found == ((far + one) + (-far + one)) + np.float32(3)
 

@@ -8,6 +8,7 @@ the results come back from that.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from ..dtypes import Array, bfloat16, float16, float32, is_float
 from .buffers import destinations, is_list, operand
 from .compression import TOP_K, TopK
 from .kinds import ALGORITHMS, REDUCTIONS
+from .summation import sum_in_order
 from .work import Plan, RankGroup
 
 Filled = tuple[list[_core.Pending], Callable[[], None]]
@@ -139,7 +141,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
     weights = call.group.all_gather(np.float64(weight), site=f"all_reduce() at {call.site}")
     weights /= power_of_two(weights.max())
-    total = tree_sum(weights)
+    total = sum_in_order([float(w) for w in weights], operator.add)
     unit = 4 * power_of_two(max(total, 1.0))
     share, whole = weights[call.group.rank] / unit, total / unit
     wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
@@ -164,14 +166,6 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
 def power_of_two(x: float) -> float:
     """The greatest that is no more than x >= 0; of 0 it is 1."""
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
-
-
-def tree_sum(terms: Array) -> float:
-    """In the order in which ranks are summed."""
-    if len(terms) == 1:
-        return float(terms[0])
-    left = 1 << (len(terms) - 1).bit_length() - 1
-    return tree_sum(terms[:left]) + tree_sum(terms[left:])
 
 
 def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:

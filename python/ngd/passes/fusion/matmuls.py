@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ...comm.summation import sum_in_order
 from ...dtypes import Type
 from ...graph.graph import Graph
 from ...graph.leaves import PLACEHOLDER, Leaf
@@ -112,17 +113,9 @@ def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
     for rank in range(ranks):
         part = Type(b.dtype, (depth, rows // ranks))
         terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
-    graph = fuse_elementwise(Graph((), (added(terms),)), target)
+    graph = fuse_elementwise(Graph((), (sum_in_order(terms, add),)), target)
     fused = fuse_products(graph, target).outputs[0]
     return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
-
-
-def added(terms: Sequence[Node]) -> Node:
-    """The sum of terms in the order of ADR 6: a tree, whose left half is a power of two."""
-    if len(terms) == 1:
-        return terms[0]
-    left = 1 << (len(terms) - 1).bit_length() - 1
-    return add(added(terms[:left]), added(terms[left:]))
 
 
 def stand_in(name: str, typed: Type) -> Node:
@@ -133,7 +126,6 @@ def stand_in(name: str, typed: Type) -> Node:
 __all__ = [
     "MOST_PRODUCTS",
     "accepts_sum",
-    "added",
     "fuse_products",
     "has_small_factors",
 ]

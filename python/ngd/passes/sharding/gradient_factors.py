@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...comm.summation import sum_in_order
 from ...dtypes import float32
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...ops._arithmetic import add
 from ...ops._shape import reshape
 from ...ops._slicing import slice as slice_rows
 from ...ops.collectives.exchanges import all_gather, all_to_all, blocks_of
 from ...ops.collectives.reductions import MEAN, SUM
 from ..collective_order import Ordered
-from ..fusion.matmuls import MOST_PRODUCTS, accepts_sum, added
+from ..fusion.matmuls import MOST_PRODUCTS, accepts_sum
 from ..target import Target
 
 
@@ -80,7 +82,7 @@ def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
         rows = slice(rank * b.shape[0], (rank + 1) * b.shape[0])
         part = product.with_inputs((a_of_rank, slice_rows(everyones_b, rows)))
         parts.append(reshape(part, (part.type.count,)))
-    total = added(parts)
+    total = sum_in_order(parts, add)
     if old.attrs["reduce_op"] == MEAN:
         return total * (1 / ranks) if ranks & (ranks - 1) == 0 else total / ranks
     return total
