@@ -50,12 +50,13 @@ HELPERS = ("ngd._util.", "ngd.graph.variable_names")
 COMPUTING = {op.name for op in OPS.values() if not isinstance(op, Leaf)}
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
+PACKAGE_SOURCES = sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".pyx", ".pxi"))
 CPP_FILES = sorted(p for p in CORE.rglob("*") if p.suffix in (".cpp", ".hpp", ".inc"))
 ALL_FILES = sorted(
     path
     for folder in ("python", "src", "tests", "examples", "benchmarks", "cmake")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".cpp", ".hpp", ".inc", ".cmake")
+    if path.suffix in (".py", ".pyx", ".pxd", ".pxi", ".pyi", ".cpp", ".hpp", ".inc", ".cmake")
     or path.name == "CMakeLists.txt"
 )
 
@@ -260,6 +261,13 @@ def test_python_files_do_not_import_in_cycles() -> None:
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=name_of)
 def test_no_module_assigns_into_another_one_when_it_is_imported(path: Path) -> None:
     assert assigned_elsewhere(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", PACKAGE_SOURCES, ids=name_of)
+def test_files_that_are_named_in_the_package_exist(path: Path) -> None:
+    named = re.findall(r"(?<![\w/.-])((?:\w+/)*\w+\.(?:py|pxi|cpp|hpp|inc))\b", path.read_text())
+    missing = {name for name in named if not any(str(f).endswith(f"/{name}") for f in ALL_FILES)}
+    assert missing <= {"train.py"}  # the user's program
 
 
 def test_no_package_exports_a_function_named_like_a_module_of_it() -> None:

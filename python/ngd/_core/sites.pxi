@@ -61,7 +61,7 @@ cdef const char* _caller_site() except? NULL:
 
 
 cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NULL:
-    """Where a frame is, and whose it is (sites.py); NULL of ngd's own."""
+    """Where a frame is, and whose it is (callsite.py); NULL of ngd's own."""
     cdef PyObject* code = ngd_frame_code(frame)
     cdef int instruction = (<object> frame).f_lasti
     cdef size_t place = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS

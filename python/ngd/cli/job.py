@@ -8,7 +8,7 @@ At SIGINT, SIGTERM or SIGHUP:
 
 1. The job is not restarted. Its exit status is 128 + N.
 2. The ranks get the same signal at once, and SIGKILL after --grace seconds.
-3. A second signal sends SIGKILL at once.
+3. A second signal sends SIGKILL at once, and so does the first if the job is ending already.
 4. If all ranks return the same code, the exit status is this code: the ranks handled the signal.
 
 A signal that was ignored when `ngd run` started, as SIGHUP under nohup, stays ignored.

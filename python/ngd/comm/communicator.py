@@ -139,7 +139,7 @@ def communicator_of(comm: Any) -> _core.Communicator:
     ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
     if theirs != ours:
         raise InitError(
-            "ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
+            f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
             f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
         )
     return between_hosts(comm.py2f())

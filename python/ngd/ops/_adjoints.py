@@ -28,7 +28,7 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Differentiate a node. See ngd.grad in differentiation.py."""
+    """Differentiate a node. See ngd.grad in transforms/gradient.py."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):

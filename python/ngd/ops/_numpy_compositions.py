@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy functions on nodes whose parameters or names are not those of ngd.ops.
 
-`numpy_functions.py` maps NumPy's functions to them.
+`_numpy_functions.py` maps NumPy's functions to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pools: the largest or the mean of each window over the spatial axes of [N, C, spatial...].
 
-Where windows stand, windows.py says. Two-byte floats are summed in float32 and rounded once.
+Where windows stand, _windows.py says. Two-byte floats are summed in float32 and rounded once.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ waited for where their result is first read. What runs graphs with collectives i
 ends where it starts. The variables' new values come last, after every wait,
 so that a step that a peer's failure ends has changed no variable.
 
-Of a variable that the ranks of a host share (slices.py), others write their parts once all have
-come to the end of what computes: from there on nobody reads more of it than its own part.
+If the ranks of a host share a variable (sharding/updates.py), each writes its part when all ranks
+have computed everything else. After that, a rank reads only its own part of the variable.
 """
 
 from __future__ import annotations

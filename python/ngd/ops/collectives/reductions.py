@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in the graph; those that move blocks of rows, and send and recv, in exchange.py.
+"""Reductions in the graph. Exchanges of rows are in exchanges.py, messages in point_to_point.py.
 
 Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and recv run
 over the ranks of the executable (ngd.compile's group=, by default the world). The others need the
@@ -179,7 +179,7 @@ class AllReduce(Collective):
         # Weights count by their ratios alone. In a unit that is a power of two their sum is in
         # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
         # A mean is no larger than the largest x: only rounding can make it so.
-        # Arrays are weighted likewise: collectives/reduction.py.
+        # Arrays are weighted likewise: comm/reduction.py.
         dtype = float32 if x.dtype in HALVES else x.dtype  # the sums of a two-byte mean
         sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
         key = (weight.id, attrs["algorithm"], attrs.get("group"))

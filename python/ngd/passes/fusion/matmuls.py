@@ -3,9 +3,9 @@
 
 The gradient of a layer's weights is such a product, and the update of the weights such a kernel: in
 a step whose batch is small beside the layer, to write the gradient and to read it again takes a
-tenth of the product's time. Where such a gradient is summed over the ranks (factors.py), the kernel
-takes a product of each. What such a product is, its op says (`factors`), and the device says where
-that pays.
+tenth of the product's time. If such a gradient is summed over the ranks (gradient_factors.py), the
+kernel takes a product of each. The op defines such a product (`factors`), and the device reports if
+it is faster.
 
 What is multiplied has to live until the kernel runs; so it may have no more bytes than the product,
 inputs and variables left out, which live anyway. A kernel is the only reader of a product that it

@@ -3,7 +3,7 @@
 
 The gradient of a layer's weights is A^T B, a product whose depth is the rank's samples. Of a large
 layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
-rows of the sum over the ranks alone (slices.py), it is cheaper to gather all ranks' B, and those
+rows of the sum over the ranks alone (updates.py), it is cheaper to gather all ranks' B, and those
 columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
 before; but no gradient is written or reduced, and the update takes the products where they are
 computed (products.py). This is sufficient factor broadcasting (P. Xie et al. 2016,

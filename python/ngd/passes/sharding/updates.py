@@ -17,9 +17,9 @@ in its place on the other hosts, who have the same slice there. Where what only 
 be kept once over all hosts (`apart`; ZeRO stage 1, S. Rajbhandari et al. 2020, arXiv:1910.02054),
 counterparts update a part of the slice each, and gather the parts of what a host keeps whole.
 
-Of a gradient that is a product of few samples, not even that is made: the ranks of one host
-exchange what is multiplied (factors.py). What products need of a whole gradient, one rank of a host
-computes for all (owners.py).
+A gradient that is a matrix product over few samples is not computed at all: the ranks of one host
+exchange the factors (gradient_factors.py). One rank of a host computes the matrix products that need
+a whole gradient, for all ranks (matmul_owners.py).
 
 The bits stay: a sum's order does not depend on the slicing (ADR 6), and between hosts it is the one
 of an all-reduce (ADR 10), where a host has 2, 4, 8, ... ranks.
