@@ -18,8 +18,8 @@ be kept once over all hosts (`apart`; ZeRO stage 1, S. Rajbhandari et al. 2020, 
 counterparts update a part of the slice each, and gather the parts of what a host keeps whole.
 
 A gradient that is a matrix product over few samples is not computed at all: the ranks of one host
-exchange the factors (gradient_factors.py). One rank of a host computes the matrix products that need
-a whole gradient, for all ranks (matmul_owners.py).
+exchange the factors (gradient_factors.py). One rank of a host computes the matrix products
+that need a whole gradient, for all ranks (matmul_owners.py).
 
 The bits stay: a sum's order does not depend on the slicing (ADR 6), and between hosts it is the one
 of an all-reduce (ADR 10), where a host has 2, 4, 8, ... ranks.
