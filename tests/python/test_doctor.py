@@ -315,3 +315,9 @@ def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert doctor._cgroup_memory() == doctor.UNLIMITED
+
+
+def test_the_self_test_makes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    found = doctor._self_test()
+    assert found.level != "trouble", found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import ngd
-from ngd.cli import binding
+from ngd.cli import binding, job
 from ngd.cli import run as launch
 from ngd.cli.environment import rank_environment
 from ngd.comm.cores import available_cores
@@ -79,6 +80,7 @@ def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def test_every_rank_knows_its_place_and_the_job(tmp_path: Path, mark: str) -> None:
     program = """
+import errno
 import os
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NGD_JOB".split()
 print(*(os.environ[n] for n in [*names, "MASTER_ADDR", "NGD_RESTART_COUNT", "MASTER_PORT"]))
@@ -599,3 +601,14 @@ def test_a_folder_is_a_script_too(tmp_path: Path) -> None:
     command = launcher("-n", "2", str(tmp_path / "train.py"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout.count("ran")) == (0, 2), done.stderr
+
+
+def test_a_job_that_cannot_be_made_restores_the_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_guard() -> None:
+        raise OSError(errno.EAGAIN, "no process")
+
+    monkeypatch.setattr(job, "Guard", no_guard)
+    before = signal.getsignal(signal.SIGTERM), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no process"):
+        launch.main(["-n", "1", "true"])
+    assert (signal.getsignal(signal.SIGTERM), len(os.listdir("/proc/self/fd"))) == before

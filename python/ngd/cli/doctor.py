@@ -403,10 +403,18 @@ def _judge_speed(measured: dict[str, float], ranks: int) -> tuple[str, str, str]
     return "ok", text, ""
 
 
+RANK_OF_SELF_TEST: Final = """\
+import json
+from ngd.cli import doctor
+print(json.dumps(doctor.measure(doctor.init())))
+"""
+"""The program of a rank of the self-test. `-m` would run this module a second time."""
+
+
 def _self_test() -> Finding:
     """Two ranks of our own; whatever happens, they are gone when this returns."""
     job = secrets.token_hex(16)
-    command = [sys.executable, "-m", "ngd.cli.doctor"]
+    command = [sys.executable, "-c", RANK_OF_SELF_TEST]
     ranks: list[subprocess.Popen[str]] = []
     fix = f"read {page_url('errors')}"
     try:
@@ -443,7 +451,3 @@ def error_of(stderr: str) -> str:
     lines = stderr.strip().splitlines()
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
     return (errors or lines or [""])[-1]
-
-
-if __name__ == "__main__":  # a rank of the self-test
-    print(json.dumps(measure(init())))

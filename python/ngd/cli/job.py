@@ -26,6 +26,7 @@ error first notifies the launcher (`Messages`), then its peers, which may be qui
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -203,12 +204,14 @@ class Job:
     def __init__(self, options: Options, restarts: Restarts) -> None:
         self.options = options
         self.restarts = restarts
-        self.signals = EndingSignals()
-        self.messages = Messages()
-        self.guard = Guard()
-        self.selector = selectors.DefaultSelector()
-        """The function to call for each descriptor that is readable."""
-        self.attempt = Attempt(options.num_ranks)
+        with contextlib.ExitStack() as opened:  # if one cannot be opened, the others are closed
+            self.signals = opened.enter_context(contextlib.closing(EndingSignals()))
+            self.messages = opened.enter_context(contextlib.closing(Messages()))
+            self.selector = opened.enter_context(selectors.DefaultSelector())
+            """The function to call for each descriptor that is readable."""
+            self.guard = opened.enter_context(contextlib.closing(Guard()))
+            self.attempt = Attempt(options.num_ranks)
+            opened.pop_all()
         self.ranks: dict[int, RankProcess] = {}
         """The ranks that run, or have ended and were not waited for."""
         self.cores = list(options.cores)
