@@ -63,7 +63,6 @@ TITLES: Final = {
     "trigonometric": "Exponentials, logarithms and trigonometry",
     "special": "Exponentials, logarithms and trigonometry",
     "compare": "Comparisons, logic and bits",
-    "reduce": "Reductions",
     "reductions": "Reductions",
     "statistics": "Reductions",
     "nan_reductions": "Reductions",
@@ -72,37 +71,36 @@ TITLES: Final = {
     "casting": "Dtypes and gradients",
     "operands": "Dtypes and gradients",
     "shape": "Shapes and axes",
-    "rearrange": "Shapes and axes",
+    "concatenation": "Shapes and axes",
+    "rearrangement": "Shapes and axes",
     "joining": "Shapes and axes",
     "indexing": "Indexing",
+    "slicing": "Indexing",
+    "gathering": "Indexing",
     "selection": "Indexing",
     "along_axis": "Indexing",
-    "ordering": "Sort and search",
+    "sorting": "Sort and search",
     "searching": "Sort and search",
-    "matrix_multiply": "Linear algebra",
+    "matmul": "Linear algebra",
     "grouped_rows": "Linear algebra",
     "contraction": "Linear algebra",
     "linear_algebra": "Linear algebra",
     "activation": "Activations",
     "activation_functions": "Activations",
     "convolution": "Convolutions",
-    "pool": "Pooling and resizing",
+    "pooling": "Pooling and resizing",
     "resizing": "Pooling and resizing",
     "grids": "Pooling and resizing",
-    "norm": "Normalization",
-    "scaled_dot_product": "Attention",
+    "normalization": "Normalization",
+    "attention": "Attention",
     "recurrent": "Recurrent layers",
-    "loss": "Losses",
+    "softmax": "Losses",
     "losses": "Losses",
     "ctc": "Losses",
     "random": "Random numbers and dropout",
     "random_draws": "Random numbers and dropout",
     "control": "Loops and branches",
-    "iteration": "Loops and branches",
-    "loops": "Loops and branches",
-    "collective": "Collectives",
-    "exchange": "Collectives",
-    "compression": "Collectives",
+    "collectives": "Collectives",
     "custom": "Custom ops",
 }
 """The title of a family by the module of its ops, in the order of the page."""
@@ -128,9 +126,9 @@ def docstring_of(public: Callable[..., Any]) -> str:
 
 
 def module_of(public: Callable[..., Any]) -> str:
-    """Return the last part of the name of the module that defines an op."""
+    """Return the name of the module or folder of ngd.ops that defines an op."""
     home = type(public) if isinstance(public, Op) else public
-    return str(home.__module__).rpartition(".")[2]
+    return str(home.__module__).removeprefix("ngd.ops.").split(".")[0].lstrip("_")
 
 
 def entry_of(name: str, public: Callable[..., Any], table: dict[str, str]) -> str | None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from typing import Any
 
 import harness
@@ -434,6 +435,33 @@ def interrupted_assignment() -> None:
 
 def test_an_interrupted_assignment() -> None:
     harness.run(interrupted_assignment, 2)
+
+
+def warned_before_the_ranks_agree() -> None:
+    """A warning that is an error comes before ranks ask each other: they may go on differently."""
+    rank = ngd.init().rank
+    weights = ngd.variable("weights", np.ones((128, 128), np.float32))
+    mean_input = ngd.variable("mean_input", np.float32(0))
+
+    def compile_for(batch: int) -> Any:
+        x = ngd.placeholder("x", (batch, 128))
+        gradient = ngd.grad(ops.mean((x @ weights) ** 2), weights)
+        updates = {weights: weights - 0.1 * ops.all_reduce(gradient, op="mean")}
+        updates[mean_input] = mean_input + ops.mean(x)  # differs between ranks
+        return ngd.compile([x], [ops.sum(gradient)], updates, shard="host")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ngd.errors.VaryingVariableWarning)
+        with pytest.raises(ngd.errors.VaryingVariableWarning):
+            compile_for(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ngd.errors.VaryingVariableWarning)
+        batch = 4 + 2 * rank  # of rank 0 as before, of rank 1 another one
+        assert np.isfinite(compile_for(batch)(np.ones((batch, 128), np.float32))[0])
+
+
+def test_a_warning_comes_before_the_ranks_agree() -> None:
+    harness.run(warned_before_the_ranks_agree, 2)
 
 
 def in_a_child() -> None:

@@ -16,7 +16,7 @@ from ..comm.world import alone, init
 from ..devices import DEVICES
 from ..devices.collective_sequence import CollectiveSequence as Ordering
 from ..devices.device import Lowered
-from ..devices.executable import Executable
+from ..devices.executable import Executable, StepGraph
 from ..devices.native import native_attrs, spec
 from ..devices.statement_ops import Members
 from ..devices.structured import StructuredStep, is_flat
@@ -308,16 +308,16 @@ def build(
     device: str, graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None
 ) -> Executable:
     """Make a graph executable on a device: agree with the other ranks, compile, load."""
-    kind = DEVICES[device]
+    kind, source = DEVICES[device], StepGraph(graph, group)
     with kind.compiling(group):
-        agreement = kind.agree(graph, group)
+        agreement = kind.agree(source)
         target = agreement.target
         lowered = None if target is None else lower(graph, group, limit, arena, target)
 
         def plan_again() -> Plan:
             return lower(graph, group, limit, arena, target).plan
 
-        step = kind.load(graph, group, agreement, lowered, plan_again)
+        step = kind.load(source, agreement, lowered, plan_again)
     made(step)
     return step
 

@@ -10,10 +10,9 @@ from typing import Protocol, TypeVar
 
 from .. import _core
 from ..comm import Group
-from ..graph.graph import Graph
 from ..passes import Plan, Target
 from .collective_sequence import CollectiveSequence
-from .executable import Executable
+from .executable import Executable, StepGraph
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,13 @@ class Device(Protocol[AgreementType]):
         """Return a block in which a step is compiled."""
         ...
 
-    def agree(self, graph: Graph, group: Group) -> AgreementType:
+    def agree(self, source: StepGraph) -> AgreementType:
         """Communicate: settle which variables the ranks share, and how."""
         ...
 
     def load(
         self,
-        graph: Graph,
-        group: Group,
+        source: StepGraph,
         agreement: AgreementType,
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],

@@ -169,6 +169,21 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+class StepGraph:
+    """A graph to compile, the group that it is compiled for, and its next values of variables.
+
+    Warns of next values that may differ between ranks. That is before the ranks communicate: if the
+    warning is an error, they have not asked each other anything.
+    """
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        self.graph, self.group = graph, group
+        self.next_values = next_values(graph, group)
+        """The next values that the ranks compare after the first call."""
+        if self.next_values:
+            warn_of_varying(self.next_values, group, call_site())
+
+
 class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
@@ -176,8 +191,9 @@ class CompiledStep(BoundToProcess):
     device: ClassVar[str]
     ordering: CollectiveSequence
 
-    def __init__(self, graph: Graph, group: Group) -> None:
-        self.graph, self.group = graph, group
+    def __init__(self, source: StepGraph) -> None:
+        graph = source.graph
+        self.graph, self.group = graph, source.group
         self.input_types = [n.type for n in graph.inputs]
         self.output_types = [n.type for n in graph.outputs]
         self.variables = [v for v in graph.variables if isinstance(v, Variable)]
@@ -188,11 +204,8 @@ class CompiledStep(BoundToProcess):
             [v.cell for v in self.written],
             self.device,
         )
-        self.next_values = next_values(graph, group)
-        """The next values that the ranks compare after the first call."""
+        self.next_values = source.next_values
         states = {id(v.owner): v.owner for v in self.written if v.owner is not None}
-        if self.next_values:
-            warn_of_varying(self.next_values, group, call_site())
         if self.next_values or states:
             self.hold = FirstCall(self, self.hold, [*states.values()])
 

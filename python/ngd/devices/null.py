@@ -11,14 +11,13 @@ from ..comm import Group
 from ..dtypes import Array
 from ..errors import CompileError
 from ..graph.cost import Cost
-from ..graph.graph import Graph
 from ..graph.node import Node
 from ..passes import Plan
 from ..profiling import Report, report_of
 from .cpu.sharing import shared_by
 from .cpu.target import CpuTarget
 from .device import Lowered
-from .executable import CompiledStep
+from .executable import CompiledStep, StepGraph
 from .explanation import Explanation
 
 
@@ -37,14 +36,14 @@ class NullDevice:
         """Return a block without an effect."""
         return nullcontext()
 
-    def agree(self, graph: Graph, group: Group) -> NullAgreement:
+    def agree(self, source: StepGraph) -> NullAgreement:
         """Return the target; no variable has a value here."""
-        return NullAgreement(CpuTarget(group, shared_by(graph, group, {})))
+        shares = shared_by(source.graph, source.group, {})
+        return NullAgreement(CpuTarget(source.group, shares))
 
     def load(
         self,
-        graph: Graph,
-        group: Group,
+        source: StepGraph,
         agreement: NullAgreement,
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
@@ -52,7 +51,7 @@ class NullDevice:
         """Return a step that has a program and no memory."""
         assert lowered is not None
         explanation = Explanation(plan_again, agreement.target)
-        return NullExecutable(graph, group, lowered, explanation)
+        return NullExecutable(source, lowered, explanation)
 
 
 class NullExecutable(CompiledStep):
@@ -60,10 +59,8 @@ class NullExecutable(CompiledStep):
 
     device = "NULL"
 
-    def __init__(
-        self, graph: Graph, group: Group, lowered: Lowered, explanation: Explanation
-    ) -> None:
-        super().__init__(graph, group)
+    def __init__(self, source: StepGraph, lowered: Lowered, explanation: Explanation) -> None:
+        super().__init__(source)
         self.explanation = explanation
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)

@@ -11,7 +11,6 @@ from typing import Any
 from ... import _core
 from ...comm import Group
 from ...graph.cost import Cost
-from ...graph.graph import Graph
 from ...graph.node import Node
 from ...graph.variable import Variable
 from ...passes import Plan
@@ -19,7 +18,7 @@ from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened
 from ..device import Lowered
-from ..executable import CompiledStep
+from ..executable import CompiledStep, StepGraph
 from ..explanation import Explanation
 from .peaks import peak
 from .sharing import are_alike, asked_once, expect_private, share, share_frozen, shared_by
@@ -49,8 +48,9 @@ class CpuDevice:
         """Return a block in which the ranks compare a step only once."""
         return asked_once(group)
 
-    def agree(self, graph: Graph, group: Group) -> CpuAgreement:
+    def agree(self, source: StepGraph) -> CpuAgreement:
         """Communicate: settle which variables the ranks of a host share."""
+        graph, group = source.graph, source.group
         storages: dict[Node, CpuStorage] = {}
         for variable in graph.variables:
             if isinstance(variable, Variable):
@@ -63,16 +63,15 @@ class CpuDevice:
 
     def load(
         self,
-        graph: Graph,
-        group: Group,
+        source: StepGraph,
         agreement: CpuAgreement,
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> CpuExecutable:
         """Construct the kernels, and move shared variables to shared memory."""
         assert lowered is not None
-        step = CpuExecutable(graph, group, agreement, lowered, plan_again)
-        step.share_variables(graph, group, agreement)
+        step = CpuExecutable(source, agreement, lowered, plan_again)
+        step.share_variables(agreement)
         return step
 
 
@@ -83,13 +82,12 @@ class CpuExecutable(CompiledStep):
 
     def __init__(
         self,
-        graph: Graph,
-        group: Group,
+        source: StepGraph,
         agreement: CpuAgreement,
         lowered: Lowered,
         plan_again: Callable[[], Plan],
     ) -> None:
-        super().__init__(graph, group)
+        super().__init__(source)
         storages = agreement.storages
         self.explanation = Explanation(plan_again, agreement.target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
@@ -115,13 +113,13 @@ class CpuExecutable(CompiledStep):
         self.apart: set[Node] = set()
         """The variables of which all hosts together keep one copy."""
 
-    def share_variables(self, graph: Graph, group: Group, agreement: CpuAgreement) -> None:
+    def share_variables(self, agreement: CpuAgreement) -> None:
         """Move the variables to memory that the ranks of a host share; all ranks call this."""
         shares, site = agreement.shares, self.ordering.site
         if shares.variables:
-            share(self.plan.shared, shares, self.storages, group, site)
+            share(self.plan.shared, shares, self.storages, self.group, site)
         if agreement.alike:
-            share_frozen(graph, shares.places, self.storages, group, site)
+            share_frozen(self.graph, shares.places, self.storages, self.group, site)
         self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:

@@ -20,7 +20,7 @@ from ...passes import Plan, in_two_bytes
 from ...passes.collective_order import check_root, in_order, is_message
 from ..collective_sequence import CollectiveSequence, opened
 from ..device import Lowered
-from ..executable import CompiledStep
+from ..executable import CompiledStep, StepGraph
 from ..explanation import explain_reference
 from . import evaluate as reference
 
@@ -148,20 +148,19 @@ class InterpreterDevice:
         """Return a block without an effect."""
         return nullcontext()
 
-    def agree(self, graph: Graph, group: Group) -> InterpreterAgreement:
+    def agree(self, source: StepGraph) -> InterpreterAgreement:
         """Return at once: the ranks have nothing to agree on."""
         return InterpreterAgreement()
 
     def load(
         self,
-        graph: Graph,
-        group: Group,
+        source: StepGraph,
         agreement: InterpreterAgreement,
         lowered: Lowered | None,
         plan_again: Callable[[], Plan],
     ) -> InterpreterExecutable:
         """Return a step that evaluates the graph."""
-        return InterpreterExecutable(graph, group)
+        return InterpreterExecutable(source)
 
 
 class InterpreterExecutable(CompiledStep):
@@ -169,8 +168,9 @@ class InterpreterExecutable(CompiledStep):
 
     device = "INTERPRETER"
 
-    def __init__(self, graph: Graph, group: Group) -> None:
-        super().__init__(graph, group)
+    def __init__(self, source: StepGraph) -> None:
+        super().__init__(source)
+        graph, group = source.graph, source.group
         graph.verify()
         if graph.precision != float32:
             graph = in_two_bytes(graph, None)

@@ -58,7 +58,7 @@ def takes_residual(match: Match) -> bool:
     """Whether the heavy op's kernel can add what the op behind adds, once.
 
     A broadcast it would have to be given in full; elementwise kernels read that by strides. A
-    gradient that these kernels take from where it is computed is left to them (products.py).
+    gradient that these kernels take from where it is computed is left to them (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):

@@ -6,7 +6,7 @@ layer and few samples, A and B have far fewer elements than their product. Where
 rows of the sum over the ranks alone (updates.py), it is cheaper to gather all ranks' B, and those
 columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
 before; but no gradient is written or reduced, and the update takes the products where they are
-computed (products.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
+computed (fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
 "Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
 within a host.
 
