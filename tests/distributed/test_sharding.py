@@ -438,7 +438,7 @@ def test_an_interrupted_assignment() -> None:
 
 
 def warned_before_the_ranks_agree() -> None:
-    """A warning that is an error comes before ranks ask each other: they may go on differently."""
+    """A warning that is an error is raised before the ranks communicate."""
     rank = ngd.init().rank
     weights = ngd.variable("weights", np.ones((128, 128), np.float32))
     mean_input = ngd.variable("mean_input", np.float32(0))
