@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def test_type_checkers_are_told_of_every_family() -> None:
     tree = ast.parse(Path(ops.__file__).read_text())
     told = {f"ngd.ops.{n.module}" for n in ast.walk(tree) if is_star(n)}  # type: ignore[attr-defined]
     assert told == {function.__module__ for function in PUBLIC.values()}
+
+
+def test_every_module_of_ops_is_imported() -> None:
+    folder = Path(ops.__file__).parent
+    files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")]
+    modules = {".".join(("ngd.ops", *file.parts)).removesuffix(".__init__") for file in files}
+    assert modules <= set(sys.modules)
 
 
 def is_star(node: ast.AST) -> bool:

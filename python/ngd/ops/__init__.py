@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops, one block each: what it means, its gradient, its slow reference, its samples.
+"""The ops: one class per op, with its shape rule, gradient, NumPy reference and samples.
 
-The names that stand here are those that the families' files make public: by `register` those of the
-ops, by `public` those of functions that are made of ops. For programs that only read this, the
-families are named once more.
+The names of this package are those in the registry: ops that call `register`, and functions that
+call `public`. Type checkers read the list of imports, because they do not run programs.
 """
 
 from importlib import import_module as _import
-from pkgutil import walk_packages as _files
 from typing import TYPE_CHECKING
 
 from .._util.unknown_names import attribute_errors as _attribute_errors
@@ -68,8 +66,86 @@ if TYPE_CHECKING:
     from .control.loops import *
     from .control.tracing import *
 
-for _file in _files(__path__, f"{__name__}."):
-    _import(_file.name)
+_MODULES = (
+    "_activation",
+    "_activation_functions",
+    "_adjoints",
+    "_along_axis",
+    "_arithmetic",
+    "_attention",
+    "_casting",
+    "_channels_last",
+    "_compare",
+    "_composite",
+    "_concatenation",
+    "_contraction",
+    "_convolution",
+    "_creation",
+    "_ctc",
+    "_cumulative",
+    "_custom",
+    "_differences",
+    "_elementwise",
+    "_exponentials",
+    "_gathering",
+    "_grids",
+    "_grouped_rows",
+    "_host",
+    "_host_calls",
+    "_indexing",
+    "_joining",
+    "_linear_algebra",
+    "_losses",
+    "_matmul",
+    "_nan_reductions",
+    "_normalization",
+    "_numeric",
+    "_numpy_compositions",
+    "_numpy_functions",
+    "_operands",
+    "_pooling",
+    "_precision",
+    "_random",
+    "_random_draws",
+    "_rearrangement",
+    "_recurrent",
+    "_reductions",
+    "_resizing",
+    "_rows",
+    "_searching",
+    "_selection",
+    "_shape",
+    "_slicing",
+    "_softmax",
+    "_sorting",
+    "_special",
+    "_statistics",
+    "_transcendental",
+    "_trigonometric",
+    "_windows",
+    "batching.axes",
+    "batching.control_flow",
+    "batching.gathering",
+    "batching.products",
+    "batching.random_draws",
+    "batching.rewrite",
+    "batching.user_functions",
+    "collectives.compression",
+    "collectives.exchanges",
+    "collectives.groups",
+    "collectives.point_to_point",
+    "collectives.reductions",
+    "control.bodies",
+    "control.body_analysis",
+    "control.branches",
+    "control.iteration",
+    "control.loops",
+    "control.tracing",
+)
+"""The modules that fill the registry when they are imported."""
+
+for _module in _MODULES:
+    _import(f"{__name__}.{_module}")
 
 globals().update(_PUBLIC)
 __all__ = sorted(_PUBLIC)
