@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._util.numpy_io import destination, view
-from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths, whole
-from ..errors import ShapeError
+from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths
 from .kinds import Kind
 
 
@@ -118,28 +117,3 @@ def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Arr
         )
     wanted = as_dtype(dtype, where)
     return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
-
-
-def normal_axis(axis: int, shape: Shape, where: str) -> int:
-    """Count an axis from the front."""
-    axis = whole(axis, where, "axis")
-    if not shape:
-        raise ShapeError(
-            f"{where}: expected an array of at least one axis; got a scalar. Reshape it to (1,)."
-        )
-    if not -len(shape) <= axis < len(shape):
-        raise ShapeError(
-            f"{where}: axis: expected an axis in [{-len(shape)}, {len(shape)}) of an array of "
-            f"shape {shape}; got {axis}. Reshape the array."
-        )
-    return axis % len(shape)
-
-
-def block_rows(shape: Shape, size: int, where: str) -> int:
-    """The rows of a rank's block where the first axis is shared out evenly."""
-    if not shape or shape[0] % size:
-        raise ShapeError(
-            f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
-            f"of shape {shape}. Reshape or pad it."
-        )
-    return shape[0] // size

@@ -19,9 +19,10 @@ from .._util.numpy_io import expect_rows
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
 from ..dtypes import Array, Shape, whole
-from ..errors import GroupClosedError, NotMemberError, ShapeError
+from ..errors import GroupClosedError, NotMemberError
 from . import reduction
 from .buffers import operand, receive_buffer
+from .checks import check_other_rank, check_row_counts, check_sum_of_rows
 from .plans import (
     plan_all_gather_v,
     plan_all_to_all_v,
@@ -30,7 +31,6 @@ from .plans import (
     plan_one,
     plan_scatter,
 )
-from .rank_arguments import check_other_rank, check_row_counts
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -344,11 +344,7 @@ class Group(BoundToProcess):
         where, site = "all_to_all_v", site or call_site()
         source = np.atleast_1d(operand(x, where))
         sent = check_row_counts(send_counts, self.size, where, "send_counts")
-        if sent.sum() != len(source):
-            raise ShapeError(
-                f"{where}: send_counts: expected numbers that add up to the {len(source)} rows of "
-                f"the array; got {sent.tolist()}. Give one number per rank."
-            )
+        check_sum_of_rows(sent, len(source), where, "send_counts")
         if receive_counts is not None:
             received = check_row_counts(receive_counts, self.size, where, "receive_counts")
             plan = plan_all_to_all_v(self, source, sent, received, out, site)

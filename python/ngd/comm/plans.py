@@ -15,22 +15,18 @@ from .. import _core
 from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from ..dtypes import Array, Shape, whole
-from ..errors import ShapeError
 from .buffers import (
-    block_rows,
     check_apart,
     check_blocks_apart,
     check_disjoint,
     destination_along,
     destinations,
     is_list,
-    normal_axis,
     operand,
     receive_buffer,
 )
+from .checks import block_rows, check_op, check_own_rows, check_root, element_counts, normal_axis
 from .kinds import KINDS, Kind
-from .rank_arguments import check_root, element_counts
-from .reduction import check_op
 from .work import Plan, RankGroup
 
 
@@ -134,11 +130,7 @@ def block_destination(
 def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
     """Prepare an all_gather_v of numbers of rows that all ranks know."""
     where, rank = "all_gather_v", group.rank
-    if rows[rank] != len(source):
-        raise ShapeError(
-            f"{where}: counts: expected {len(source)}, the rows of this rank's array, at place "
-            f"{rank}; got {rows[rank]}. Give the rows of each rank."
-        )
+    check_own_rows(rows, rank, len(source), where)
     buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
     begin = int(rows[:rank].sum())
     check_apart(source, buffer, where, buffer[begin : begin + len(source)])

@@ -18,8 +18,9 @@ import numpy as np
 from .. import _core
 from ..dtypes import Array, bfloat16, float16, float32, is_float
 from .buffers import destinations, is_list, operand
+from .checks import check_op
 from .compression import TOP_K, TopK
-from .kinds import ALGORITHMS, REDUCTIONS
+from .kinds import ALGORITHMS
 from .summation import sum_in_order
 from .work import Plan, RankGroup
 
@@ -35,12 +36,6 @@ class Call:
     op: str
     algorithm: str
     site: str
-
-
-def check_op(op: str, where: str) -> None:
-    """Refuse what is no reduction."""
-    if op not in REDUCTIONS:
-        raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
 
 
 def check_algorithm(algorithm: str, compression: Any) -> None:

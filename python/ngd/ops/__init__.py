@@ -130,6 +130,7 @@ _MODULES = (
     "batching.random_draws",
     "batching.rewrite",
     "batching.user_functions",
+    "collectives.checks",
     "collectives.compression",
     "collectives.exchanges",
     "collectives.groups",

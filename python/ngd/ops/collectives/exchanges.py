@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...comm.kinds import KINDS, Kind
+from ...comm.kinds import KINDS
 from ...comm.world import alone
 from ...dtypes import Type, whole
 from ...errors import ShapeError
@@ -21,18 +21,22 @@ from ...graph.registry import register
 from ...graph.samples import Operand, Sample
 from .._operands import Value, as_axis, as_node
 from .._shape import reshape, transpose
+from .checks import (
+    as_counts,
+    expect_counts,
+    expect_reduction,
+    expect_root,
+    expect_rows,
+    of_equal_blocks,
+    with_rows,
+)
 from .groups import Ranks, ranks_of
-from .reductions import Collective, expect_reduction, expect_root, no_gradient, reductions_to_test
+from .reductions import Collective, no_gradient, reductions_to_test
 
 
 def row_elements(x: Type) -> int:
     """How many elements a row has."""
     return Type(x.dtype, x.shape[1:]).count
-
-
-def with_rows(x: Type, rows: int) -> Type:
-    """The type of that many rows."""
-    return Type(x.dtype, (rows, *x.shape[1:]))
 
 
 def moved_axis(x: Node, source: int, destination: int) -> Node:
@@ -58,35 +62,6 @@ def joined(parts: Node, axis: int) -> Node:
     size, *rest = parts.shape
     merged = (*rest[:axis], size * rest[axis], *rest[axis + 1 :])
     return reshape(moved_axis(parts, 0, axis), merged)
-
-
-def expect_rows(where: str, x: Type) -> None:
-    """Refuse scalars."""
-    if not x.shape:
-        raise ShapeError(f"{where}: expected at least one axis; got {x}")
-
-
-def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """The type of the result, where all blocks have one length."""
-    expect_rows(kind.name, x)
-    if kind.gives == "blocks" and x.shape[0] % size:
-        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
-    return with_rows(x, kind.rows(x.shape[0], size))
-
-
-def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
-    """Refuse numbers of rows that do not fit the ranks or the operand."""
-    given = tuple(counts)
-    if len(given) != size or any(n < 0 for n in given) or rows < 0:
-        raise ShapeError(f"{where}: expected a number of rows >= 0 a rank of {size}; got {given}")
-    expected = sum(given) if what == "all" else given[int(what)]
-    if rows != expected:
-        raise ShapeError(f"{where}: expected {expected} rows by the counts {given}; got {rows}")
-
-
-def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """Counts as an attribute."""
-    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 
 class ReduceScatter(Collective):

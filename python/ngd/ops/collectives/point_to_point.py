@@ -16,8 +16,9 @@ from ...graph.registry import register
 from ...graph.samples import Operand, Sample
 from .._casting import cast
 from .._operands import Value, as_node, scalar
+from .checks import expect_other
 from .groups import Ranks, with_group
-from .reductions import Collective, expect_root
+from .reductions import Collective
 
 
 class Send(Collective):
@@ -57,17 +58,6 @@ class Send(Collective):
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((2, 3)),), {"root": 1, "tag": 0})
-
-
-def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
-    """Refuse a rank that is this one, or nobody; return the operand's type."""
-    expect_root(where, other, group, x)
-    if group is not None and other == group.rank:
-        raise ValueError(
-            f"{where}: expected another rank; got {other}, this one. Send to a rank other than "
-            "this one."
-        )
-    return x
 
 
 send: Final[Send] = register(Send())

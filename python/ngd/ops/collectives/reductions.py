@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ...comm.kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
+from ...comm.kinds import ALGORITHMS, KINDS, Kind
 from ...dtypes import (
     ALL,
     NUMBERS,
@@ -44,9 +44,10 @@ from ...graph.samples import Operand, Sample
 from .._arithmetic import abs, floor, maximum, minimum
 from .._casting import cast
 from .._compare import equal, where
-from .._operands import HALVES, Value, as_node, expect_dtype, scalar
+from .._operands import HALVES, Value, as_node, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
+from .checks import expect_reduction, expect_root
 from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
 
 SUM: Final = "sum"
@@ -89,13 +90,6 @@ class Collective(Op):
 
     def reference(self, x: Array, **attrs: Any) -> Array:
         return x
-
-
-def expect_reduction(where: str, op: str, x: Type) -> None:
-    """Refuse a reduction that does not exist, or not of this dtype."""
-    if op not in REDUCTIONS:
-        raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
-    expect_dtype(f'{where}(op="{op}")', (x,), REDUCTIONS[op])
 
 
 def no_gradient(node: Node) -> GradientError:
@@ -255,17 +249,6 @@ class Broadcast(Collective):
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((2, 3)),), {"root": 0})
         yield Sample((Operand((0,)),), {"root": 0})
-
-
-def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
-    """Refuse a root that no group has, or not this one; return the operand's type."""
-    if root < 0 or (group is not None and root >= group.size):
-        wanted = ">= 0" if group is None else f"in [0, {group.size})"
-        raise ValueError(
-            f"{where}: expected a root {wanted}; got {root}. Give the number of a rank of the "
-            "group."
-        )
-    return x
 
 
 broadcast: Final[Broadcast] = register(Broadcast())

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules for the arguments of collectives on arrays: reductions, ranks, axes, rows of blocks.
+
+ops/collectives/checks.py has the rules for collectives in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ..dtypes import Array, Shape, whole
+from ..errors import ShapeError
+from .kinds import REDUCTIONS
+
+MOST_ROWS: Final = 2**48
+"""The largest number of rows that a rank may give: the sum over ranks does not overflow."""
+
+ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
+"""The advice of an error for a message in a group of one rank."""
+
+
+def check_op(op: str, where: str) -> None:
+    """Raise ValueError for a reduction that does not exist."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
+
+
+def check_root(root: int, size: int, where: str) -> int:
+    """Return the root as an int; ValueError if it is not a rank of the group."""
+    root = whole(root, where, "root")
+    if not 0 <= root < size:
+        raise ValueError(f"{where}: expected root to be in [0, {size}); got {root}")
+    return root
+
+
+def check_other_rank(other: int, rank: int, size: int, where: str, name: str) -> int:
+    """Return the number of another rank as an int; ValueError if it is `rank` or not in a group."""
+    other = whole(other, where, name)
+    if not 0 <= other < size or other == rank:
+        raise ValueError(
+            f"{where}: {name}: expected another rank in [0, {size}); got {other} on rank "
+            f"{rank}.{ALONE if size == 1 else ''}"
+        )
+    return other
+
+
+def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
+    """Return the numbers of rows as an array; ValueError unless there is one for each rank."""
+    numbers = np.asarray(counts)
+    good = numbers.shape == (size,) and numbers.dtype.kind in "iu"
+    if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
+        raise ValueError(
+            f"{where}: {name}: expected a number of rows for each of {size} ranks; got "
+            f"{counts!r}. Give one per rank."
+        )
+    return numbers.astype(np.int64)
+
+
+def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
+    """Raise ShapeError unless `counts` has the rows of this rank's array."""
+    if counts[rank] != rows:
+        raise ShapeError(
+            f"{where}: counts: expected {rows}, the rows of this rank's array, at place "
+            f"{rank}; got {counts[rank]}. Give the rows of each rank."
+        )
+
+
+def check_sum_of_rows(counts: Array, rows: int, where: str, name: str) -> None:
+    """Raise ShapeError unless the numbers add up to the rows of the array."""
+    if counts.sum() != rows:
+        raise ShapeError(
+            f"{where}: {name}: expected numbers that add up to the {rows} rows of "
+            f"the array; got {counts.tolist()}. Give one number per rank."
+        )
+
+
+def normal_axis(axis: int, shape: Shape, where: str) -> int:
+    """Return an axis counted from the front; ShapeError if the array does not have it."""
+    axis = whole(axis, where, "axis")
+    if not shape:
+        raise ShapeError(
+            f"{where}: expected an array of at least one axis; got a scalar. Reshape it to (1,)."
+        )
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeError(
+            f"{where}: axis: expected an axis in [{-len(shape)}, {len(shape)}) of an array of "
+            f"shape {shape}; got {axis}. Reshape the array."
+        )
+    return axis % len(shape)
+
+
+def block_rows(shape: Shape, size: int, where: str) -> int:
+    """Return the rows of a block; ShapeError unless the ranks get blocks of one length."""
+    if not shape or shape[0] % size:
+        raise ShapeError(
+            f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
+            f"of shape {shape}. Reshape or pad it."
+        )
+    return shape[0] // size
+
+
+def element_counts(rows: Array, source: Array) -> list[int]:
+    """Return numbers of elements for numbers of rows of an array."""
+    row = int(np.prod(source.shape[1:], dtype=np.int64))
+    return [int(n) * row for n in rows]

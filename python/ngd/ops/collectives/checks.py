@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules for collectives in a graph: reductions, ranks, shapes of operands and results.
+
+comm/checks.py has the rules for collectives on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...comm.checks import check_op
+from ...comm.kinds import REDUCTIONS, Kind
+from ...dtypes import Type, whole
+from ...errors import ShapeError
+from .._operands import expect_dtype
+from .groups import Ranks
+
+
+def expect_reduction(where: str, op: str, x: Type) -> None:
+    """Raise an error for a reduction that does not exist, or that does not take this dtype."""
+    check_op(op, where)
+    expect_dtype(f'{where}(op="{op}")', (x,), REDUCTIONS[op])
+
+
+def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
+    """Return the operand's type; ValueError for a root that is not a rank of the group."""
+    if root < 0 or (group is not None and root >= group.size):
+        wanted = ">= 0" if group is None else f"in [0, {group.size})"
+        raise ValueError(
+            f"{where}: expected a root {wanted}; got {root}. Give the number of a rank of the "
+            "group."
+        )
+    return x
+
+
+def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
+    """Return the operand's type; ValueError unless `other` is another rank of the group."""
+    expect_root(where, other, group, x)
+    if group is not None and other == group.rank:
+        raise ValueError(
+            f"{where}: expected another rank; got {other}, this one. Send to a rank other than "
+            "this one."
+        )
+    return x
+
+
+def expect_rows(where: str, x: Type) -> None:
+    """Raise ShapeError for a scalar."""
+    if not x.shape:
+        raise ShapeError(f"{where}: expected at least one axis; got {x}")
+
+
+def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
+    """Return the type of the result of a collective whose blocks have one length."""
+    expect_rows(kind.name, x)
+    if kind.gives == "blocks" and x.shape[0] % size:
+        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
+    return with_rows(x, kind.rows(x.shape[0], size))
+
+
+def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
+    """Raise ShapeError for numbers of rows that do not fit the ranks or the operand.
+
+    `what` is "all" if the operand has all rows, or the number of the rank whose rows it has.
+    """
+    given = tuple(counts)
+    if len(given) != size or any(n < 0 for n in given) or rows < 0:
+        raise ShapeError(f"{where}: expected a number of rows >= 0 a rank of {size}; got {given}")
+    expected = sum(given) if what == "all" else given[int(what)]
+    if rows != expected:
+        raise ShapeError(f"{where}: expected {expected} rows by the counts {given}; got {rows}")
+
+
+def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers of rows as an attribute."""
+    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
+
+
+def with_rows(x: Type, rows: int) -> Type:
+    """Return the type with another number of rows."""
+    return Type(x.dtype, (rows, *x.shape[1:]))
