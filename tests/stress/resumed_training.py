@@ -304,10 +304,10 @@ def die_in_a_save(number: int, where: str) -> None:
         return
     call = getattr(os, where.removeprefix("after "))
 
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: Any, **named: Any) -> Any:
         if not where.startswith("after"):
             die()
-        result = call(*args)
+        result = call(*args, **named)
         if where.startswith("after"):
             die()
         return result

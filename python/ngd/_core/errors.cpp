@@ -37,6 +37,8 @@ const char* class_name(ngd::ErrorKind kind) {
       return "BusyError";
     case ngd::ErrorKind::NotFinite:
       return "NotFiniteError";
+    case ngd::ErrorKind::DType:
+      return "DTypeError";
     default:
       return nullptr;
   }

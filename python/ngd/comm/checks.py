@@ -48,11 +48,11 @@ def check_other_rank(other: int, rank: int, size: int, where: str, name: str) ->
 
 
 def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
-    """Return the numbers of rows as an array; ValueError unless there is one for each rank."""
+    """Return the numbers of rows as an array; ShapeError unless there is one for each rank."""
     numbers = np.asarray(counts)
     good = numbers.shape == (size,) and numbers.dtype.kind in "iu"
     if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
-        raise ValueError(
+        raise ShapeError(
             f"{where}: {name}: expected a number of rows for each of {size} ranks; got "
             f"{counts!r}. Give one per rank."
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import _core
 from ..dtypes import Array, bfloat16, float16, float32, is_float
+from ..errors import DTypeError
 from .buffers import destinations, is_list, operand
 from .checks import check_op
 from .compression import TOP_K, TopK
@@ -121,7 +122,8 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
     """
     for source in sources:
         if call.op != "mean" or not is_float(source.dtype):
-            raise ValueError(
+            wrong = ValueError if call.op != "mean" else DTypeError
+            raise wrong(
                 f"all_reduce: expected op='mean' and floats with weight; got op={call.op!r} and "
                 f"{source.dtype}. Cast the array, or leave weight out."
             )
@@ -167,7 +169,7 @@ def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
     """float32 as bfloat16 on the wire. The engine accumulates that in float32 and rounds once."""
     for source in sources:
         if source.dtype != float32:
-            raise ValueError(
+            raise DTypeError(
                 f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}. "
                 "Cast the array, or leave compression out."
             )

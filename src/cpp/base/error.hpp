@@ -26,6 +26,7 @@ enum class ErrorKind {
   Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt
   NotFinite,    // ngd.errors.NotFiniteError: a NaN, or an infinity, where one begins
+  DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
 };
 
 // Whether a failure is the group's, which every rank raises alike; any other is one rank's own, and

@@ -166,7 +166,8 @@ class AllReduce(Collective):
 
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         if weight.shape or not is_float(x.dtype):
-            raise ShapeError(
+            wrong = ShapeError if weight.shape else DTypeError
+            raise wrong(
                 f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}. "
                 "Cast x, and give one number."
             )
