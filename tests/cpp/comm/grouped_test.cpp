@@ -105,7 +105,7 @@ TEST_P(GroupedTest, RefusesBeforeAnythingIsStarted) {
                                       {DType::Bool, 4, memory.data(), memory.data()}};
     const Outcome outcome =
         outcome_of([&] { Grouped grouped(communicator, pattern_of(Kind::AllReduce, 0), tensors); });
-    EXPECT_EQ(outcome.kind, ErrorKind::InvalidArgument);
+    EXPECT_EQ(outcome.kind, ErrorKind::DType);
     EXPECT_NE(outcome.message.find("bool"), std::string::npos) << outcome.message;
     Grouped none(communicator, pattern_of(Kind::AllReduce, 0), {});
     none.wait(kSeconds);
