@@ -317,6 +317,7 @@ def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._cgroup_memory() == doctor.UNLIMITED
 
 
+@needs_ranks
 def test_the_self_test_makes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     found = doctor._self_test()
