@@ -5,7 +5,7 @@
 
 A line `a.b -> a.c` renames the module, the function or the class `a.b`. If it is a module whose
 file exists, the file moves. Import statements, dotted names and paths of files are rewritten in
-programs (also in those inside strings), documents and golden files. Sections of table.txt are
+programs (including those inside strings), documents and golden files. Sections of table.txt are
 applied in their order; a name that is in no line keeps its parent's new name.
 """
 

@@ -125,7 +125,7 @@ def assigned_elsewhere(source: str) -> list[str]:
 
 
 def run_at_import(tree: ast.Module) -> list[ast.AST]:
-    """Return the nodes of a file that run when it is imported: all but the bodies of functions."""
+    """Return the nodes of a file that run at its import: all except the bodies of functions."""
     found: list[ast.AST] = []
     left: list[ast.AST] = list(tree.body)
     while left:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd run`: the command line, its help texts and its checks.
 
-job.py supervises the ranks: it says what `ngd run` does at a failure and at a signal. elastic.py
+job.py supervises the ranks and describes the reaction to a failure and to a signal. elastic.py
 has the job that continues without lost ranks (--min-ranks).
 """
 

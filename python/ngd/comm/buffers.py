@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collective reads and writes."""
+"""The memory of collectives: operands, destinations, and checks that they do not overlap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_list(array: Any) -> bool:
 
 
 def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:
-    """One for each source, like it."""
+    """Return a destination for each source, of its shape and dtype."""
     if not many:
         out = [out]
     elif out is None:
@@ -52,7 +52,7 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
 
 
 def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
-    """Refuse memory that is read and written; `part` may be in the place of `own`, or of all."""
+    """Raise ValueError for overlapping memory; `part` may be exactly `own`, or all of `whole`."""
     if not np.may_share_memory(part, whole):
         return
     place = whole if own is None else own
@@ -65,7 +65,7 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
 
 
 def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
-    """Refuse memory that is given and got, but where a block lies in its own place."""
+    """Raise ValueError for overlapping memory, unless a block overlaps itself exactly."""
     if kind.gives == kind.gets:
         check_apart(source, buffer, kind.name)
     elif kind.gets == "blocks":
@@ -77,7 +77,7 @@ def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> N
 
 
 def check_disjoint(source: Array, buffer: Array, where: str) -> None:
-    """Refuse memory that is read and written."""
+    """Raise ValueError for overlapping memory."""
     if np.may_share_memory(source, buffer):
         raise ValueError(
             f"{where}: out: expected memory apart from the array's; got overlapping memory. "
@@ -88,7 +88,7 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """A buffer of that shape, whose first axis is the caller's `axis`."""
+    """Return a buffer whose first axis is the caller's `axis`, and a function that gives `out`."""
     if axis == 0:
         buffer = destination(out, dtype, shape, where)
         given = buffer if out is None else out
@@ -107,7 +107,7 @@ def destination_along(
 
 
 def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
-    """What is received, as `out` or as shape and dtype say."""
+    """Return the array for received data: `out`, or a new one of the given shape and dtype."""
     if out is not None and shape is None and dtype is None:
         seen = operand(out, f"{where}: out")
         return destination(out, seen.dtype, seen.shape, where)

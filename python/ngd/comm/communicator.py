@@ -14,7 +14,7 @@ from .launchers.base import Launch
 from .launchers.registry import mpi_of
 
 Transport: TypeAlias = Literal["self", "shm", "mpi"]
-"""What the messages of a communicator go through; "self" is a communicator of one rank."""
+"""The transport of a communicator; "self" is a communicator of one rank."""
 
 
 def timeout_seconds() -> float:
@@ -105,7 +105,7 @@ def open_communicator(transport: Transport, launch: Launch, timeout: float) -> _
 
 
 def expect_size_of_mpi(size: int, launch: Launch) -> None:
-    """Raise an InitError if MPI does not have as many ranks as the launcher started."""
+    """Raise an InitError if MPI and the launcher differ in the number of ranks."""
     if size == launch.size:
         return
     reason = (

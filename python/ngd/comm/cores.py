@@ -15,7 +15,7 @@ logger = logging.getLogger("ngd")
 
 
 def share_cores(world: Group) -> None:
-    """Settle how many threads this rank's kernels use, and say so once at debug level.
+    """Set the number of threads of this rank's kernels, and log it once at debug level.
 
     A core that k ranks may run on counts 1/k for each of them, so ranks that a launcher bound to
     cores of their own keep them whole. Between hosts, where the numbers of cores repeat, ranks are

@@ -20,7 +20,7 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
     "max": ALL,
     "prod": ALL,
 }
-"""What each of them takes."""
+"""The dtypes that each reduction accepts."""
 
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
 """What stands in an array of one rank.

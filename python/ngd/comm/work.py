@@ -14,7 +14,7 @@ from ..errors import BusyError
 
 
 class RankGroup(Protocol):
-    """What plans and handles use of an ngd.Group."""
+    """The part of an ngd.Group that plans and handles use."""
 
     communicator: _core.Communicator
     rank: int

@@ -33,12 +33,12 @@ current: Group | None = None
 """The world that this process joined last; it may be closed. Collectives on arrays read it."""
 _alone: Group | None = None
 _hooked_in: int | None = None
-"""The process that has the hooks: a child that it forks inherits them, and is no rank."""
+"""The process that has the hooks. A forked child inherits them, but is not a rank."""
 _place: _core.Mark | None = None
 """Shows to children of this process that its place in the job is taken."""
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
-"""What to call when this process has joined a group of ranks that it did not split."""
+"""The functions to call when this process has joined a group that it did not split."""
 
 MOST_BYTES: Final = 4096
 """The bytes of an exception's text that the other ranks get."""
@@ -108,7 +108,7 @@ def init(*, comm: Any = None) -> Group:
 
 
 def _join(comm: Any) -> Group:
-    """Make the world, unless another thread has made it meanwhile."""
+    """Join the world, unless another thread has joined it in the meantime."""
     global current, _place
     if current is not None and not current.closed:
         if comm is None:
@@ -146,7 +146,7 @@ def _join(comm: Any) -> Group:
 
 @contextmanager
 def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
-    """The others have the group: where this rank does not get that far, they hear of it."""
+    """Abort the group if the block raises: the other ranks already have the group."""
     try:
         yield
     except BaseException as error:
@@ -156,18 +156,18 @@ def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
 
 
 class _Entrance:
-    """One thread at a time makes the world; who comes meanwhile waits for what becomes of it."""
+    """A lock for `init()`: one thread joins the world; other threads wait for its result."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.inside: int | None = None
         self.failed = 0
-        """How often it went wrong; then `failure` says what."""
+        """The number of failed attempts; `failure` has the last error."""
         self.failure = ""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Enter as the only one, or raise what has kept the one before from making the world."""
+        """Hold the lock; raise InitError if the thread that held it before has failed."""
         if self.inside == threading.get_ident():
             raise InitError(
                 "ngd.init: expected one call at a time; got another one from a signal handler. "
@@ -194,7 +194,7 @@ _entrance = _Entrance()
 
 
 def _after_fork() -> None:
-    """A thread that was inside is none of the child's."""
+    """Forget a thread of the parent that was inside `init`."""
     global _entrance
     _entrance = _Entrance()
 

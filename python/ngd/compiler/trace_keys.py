@@ -105,7 +105,7 @@ def hashable(leaf: Any, where: str) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether NumPy can read this as an array; texts and types are none."""
+    """Return whether NumPy can read this as an array; texts and types are excluded."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return not isinstance(leaf, (str, bytes))
     if isinstance(leaf, (memoryview, bytearray, buffer)):
@@ -114,7 +114,7 @@ def is_array(leaf: Any) -> bool:
 
 
 class Form:
-    """How the arguments of a call are nested: a structure for each parameter."""
+    """The structures of the arguments of a call, one per parameter."""
 
     def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
         self.parts = tuple(parts)

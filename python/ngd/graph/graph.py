@@ -151,7 +151,7 @@ class Graph:
 class Body:
     """A graph inside an op's attributes: what a loop repeats, or a branch computes.
 
-    It is closed: all that it reads comes by its inputs, but for constants.
+    It is closed: it reads only its inputs and constants.
     """
 
     graph: Graph
@@ -167,10 +167,10 @@ def bodies_of(node: Node) -> list[Graph]:
 
 
 def communicates(node: Node) -> bool:
-    """Whether the op applied here talks to other ranks, or a graph that it runs does."""
+    """Return whether the op of this node, or a graph that it runs, communicates."""
     return node.op.collective or any(communicates(n) for g in bodies_of(node) for n in g.nodes)
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
-    """What `Change` gives for several results: a tuple, or the first result of an op."""
+    """Return the results of a `Change` as a tuple."""
     return made if isinstance(made, tuple) else made.results

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops and nodes. An op says what it computes; a node is one result of an op applied to nodes.
+"""Ops and nodes. An op defines a computation; a node is one result of an op applied to nodes.
 
 A `Node` never changes. The class of an op (`ngd.ops`), a subclass of `Op`, defines its meaning.
 

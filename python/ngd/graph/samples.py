@@ -12,7 +12,7 @@ from ..dtypes import DType, Shape
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How to draw one input of a sample: uniform in [low, high], of the dtype under test.
+    """The random values of one input of a sample: uniform in [low, high], of the tested dtype.
 
     `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
     for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0;

@@ -140,7 +140,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
-    """Return the adjoint of a node, or a tuple for several results; None if there is none."""
+    """Return the adjoint of a node, or a tuple for several results; None without an adjoint."""
     if not node.several:
         return adjoints.get(node)
     parts = tuple(adjoints.get(result) for result in node.results)

@@ -5,7 +5,7 @@ from .fingerprint import computation
 from .memory.planner import Plan, Step, plan_memory
 from .op_costs import cost_of_graph
 from .pipeline import run
-from .precision import in_two_bytes
+from .precision import lower_precision
 from .scheduling import Schedule, schedule
 from .target import Target, Verdict
 
@@ -17,7 +17,7 @@ __all__ = [
     "Verdict",
     "computation",
     "cost_of_graph",
-    "in_two_bytes",
+    "lower_precision",
     "plan_memory",
     "run",
     "schedule",

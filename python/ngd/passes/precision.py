@@ -43,18 +43,16 @@ from .target import Target
 from .views import source_of
 
 
-def lower_precision(graph: Graph, target: Target) -> Graph:
-    """Multiply and store 16-bit floats; casts are nodes, which fuse_elementwise then fuses."""
-    return in_two_bytes(graph, target)
-
-
 def has_low_precision(graph: Graph, changed: bool) -> bool:
     """Return whether the step is one of a 16-bit precision."""
     return graph.precision != float32
 
 
-def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
-    """The graph with casts; without a target, any op takes two-byte floats."""
+def lower_precision(graph: Graph, target: Target | None) -> Graph:
+    """Return the graph that multiplies and stores 16-bit floats; casts are nodes of it.
+
+    Without a target, any op takes 16-bit floats.
+    """
     uses = Uses(graph, target)
     if uses.refused is not None and not uses.products:
         name, node = graph.precision.name, uses.refused
@@ -396,4 +394,4 @@ class NarrowKernel:
         return fused_node(operands, self.body, types, before.op.made_of(before))
 
 
-__all__ = ["drop_unread", "has_low_precision", "in_two_bytes", "lower_precision"]
+__all__ = ["drop_unread", "has_low_precision", "lower_precision"]

@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 
 def summary(report: Report) -> str:
-    """What holds of the whole step."""
+    """Return the line about the whole step."""
     cost, instructions = report.cost, sum(row.depth == 0 for row in report.rows)
     where = f"step compiled at {pages.short(report.site)} for {report.device}"
     step = f"{where}: {instructions} instructions, {cost.flops / 1e9:.3g} GFLOP"

@@ -102,21 +102,21 @@ class Row:
     """The attributes of the kernel or of the collective."""
     layout: str
     cost: Cost
-    """Of one call: FLOP, bytes."""
+    """The FLOP and bytes of one call."""
     calls: int
     seconds: float
-    """Of all calls together; a wait's is what this rank waited."""
+    """The seconds of all calls; for a wait, those that this rank waited."""
     least: float
     """The shortest call, in seconds."""
     share: float
-    """Of the time of the step, 0 to 1."""
+    """The share of the time of the step, 0 to 1."""
     of_peak: float
-    """What this machine's peaks allow, as a part of what a call took, 0 to 1.
+    """The time that this machine's peaks allow, divided by the time of a call, 0 to 1.
 
     Above 1 where caches are faster than memory.
     """
     flight: float = 0.0
-    """Of a wait: seconds from where the collective was started to where it was waited for."""
+    """For a wait: the seconds from the start of the collective to the wait."""
     last: Mapping[int, int] = field(default_factory=dict)
     """Per rank, how often it was the last one to arrive at any collective of this op and line."""
     variables: tuple[str, ...] = ()

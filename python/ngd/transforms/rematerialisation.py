@@ -87,7 +87,7 @@ def go_on_last(operands: Sequence[Node], parts: Sequence[Node | None]) -> list[N
 
 
 class ComputedAgain:
-    """The rule of `remat`: compute the results anew, then go back through that.
+    """The rule of `remat`: compute the results again, then differentiate this computation.
 
     What is between operands and results is found in the graph, which may be a copy by now: that of
     a loop's body. There, what the loop computes once comes from outside, so that a result may be
@@ -103,7 +103,7 @@ class ComputedAgain:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """The adjoints of what was read from outside."""
+        """Return the adjoints of the values that are read from outside."""
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):
             return [*dy, *(None for _ in operands)]

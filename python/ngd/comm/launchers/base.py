@@ -12,12 +12,12 @@ from ...errors import InitError
 Environ: TypeAlias = Mapping[str, str]
 
 MOST: Final = 2**31 - 1
-"""Of ranks, and of whatever else launchers count."""
+"""The largest number of ranks, hosts or tasks that a launcher may set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One rank's place in its job, as its launcher tells it."""
+    """The rank, size and job of this process, from its launcher's variables."""
 
     launcher: str
     """"ngd", "openmpi", "flux", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
@@ -31,7 +31,7 @@ class Launch:
 
     @property
     def one_host(self) -> bool:
-        """Whether all ranks are on this host, by the launcher's account."""
+        """True if all ranks are on this host, according to the launcher."""
         return self.local_size == self.size
 
 
@@ -107,7 +107,7 @@ def read_launch(
 
 
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
-    """Return the value of a variable; InitError if it is no whole number in the range."""
+    """Return the value of a variable; InitError if it is not a whole number in the range."""
     text = environ.get(name)
     if text is None:
         hint = f" although {because} is" if because in environ else ""

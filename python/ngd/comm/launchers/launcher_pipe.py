@@ -12,7 +12,7 @@ from .registry import surroundings
 
 
 def address_of_launcher(pipe: int) -> str:
-    """Where ranks say that they are about to end: a pipe of this process, for NGD_LAUNCHER.
+    """Return the value of NGD_LAUNCHER: the pipe to which ranks write before they end.
 
     A pipe has no name that others could take, and the kernel opens it to processes of its own user
     only. They open it when they have something to say; the inode shows that it is still the same.
@@ -28,7 +28,7 @@ def tell_launcher(environ: Environ | None = None) -> None:
 
 
 def say_to_launcher(word: str, environ: Environ) -> bool:
-    """Say a word to the `ngd run` that has started this process; False where nobody hears it."""
+    """Send a word to the `ngd run` that started this process; return whether it was sent."""
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
     of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     if not path or of_another:

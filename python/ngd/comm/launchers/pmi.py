@@ -45,7 +45,7 @@ def has_pmix(environ: Environ) -> bool:
 
 
 def read_pmix(environ: Environ) -> Launch:
-    """PMIx without Open MPI's variables: srun --mpi=pmix, whose step tells the size."""
+    """PMIx without Open MPI's variables: srun --mpi=pmix, whose step sets the size."""
     namespace = environ.get("PMIX_NAMESPACE")
     return read_launch(
         environ,

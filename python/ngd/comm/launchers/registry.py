@@ -19,7 +19,7 @@ OTHER_LAUNCHERS: Final[tuple[Launcher, ...]] = (OPENMPI, FLUX, PMI, PMIX, TORCHR
 
 
 def surroundings(environ: Environ) -> str:
-    """Which job other launchers say that this is. A launcher inside a rank changes it."""
+    """Return a hash of the variables of other launchers. A launcher inside a rank changes it."""
     names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
     found = {name: environ[name] for name in names if name in environ}
     return hashlib.sha256(repr(found).encode(errors="surrogateescape")).hexdigest()[:16]

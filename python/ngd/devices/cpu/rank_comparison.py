@@ -35,6 +35,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def digest_of(value: Array) -> bytes:
-    """Of the bits of an array, of whatever dtype."""
+    """Return a digest of the bits of an array of any dtype."""
     row = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return hashlib.blake2b(row.data, digest_size=8).digest()

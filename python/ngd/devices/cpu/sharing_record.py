@@ -18,7 +18,7 @@ from ...passes.sharding.equal_values import Equal
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who shares a variable, and since which step."""
+    """The ranks that share a variable, and the step since which they do."""
 
     group: Group
     places: Partition
@@ -27,12 +27,12 @@ class Sharing:
 
     @property
     def is_over(self) -> bool:
-        """Whether one of the groups is closed, or has failed."""
+        """Return whether one of the groups is closed or has failed."""
         groups = (self.group, self.places.here, self.places.there)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
-        """Where in the bytes of its host's copy of a variable this rank's slice begins and ends."""
+        """Return the bounds of this rank's shard in its host's copy of a variable, in bytes."""
         begin, end = self.places.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
@@ -70,11 +70,11 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Shares:
-    """What a step over the ranks of a group shares."""
+    """The variables that a step over the ranks of a group shares."""
 
     equal: Equal
-    """What is equal on all of them."""
+    """The values that are equal on all ranks."""
     places: Partition
     variables: frozenset[Node] = frozenset()
     once: frozenset[Node] = frozenset()
-    """Those of which each host has one copy, as an earlier step wanted."""
+    """The variables of which each host has one copy since an earlier step."""

@@ -20,15 +20,15 @@ from .target import DEVICE
 
 
 class CpuStorage:
-    """A variable's value in the CPU device's memory; sharing.py says who else may write there."""
+    """A variable's value in the CPU device's memory, which sharing.py may share between ranks."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.varies = ""
-        """Where a step was compiled that writes to it what is not equal on all ranks."""
+        """The call site of a step that writes different values on the ranks."""
         self.part: tuple[int, int] | None = None
-        """Where the bytes that this rank keeps begin and end, where others keep the rest."""
+        """The bounds of the bytes that this rank keeps, if other ranks keep the rest."""
         self.differs = False
         """True if it is only read, and was found to have other values on other ranks."""
         self._sharing: Sharing | None = None
@@ -44,7 +44,7 @@ class CpuStorage:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other ranks write a part of it."""
+        """True if other ranks write a part of it."""
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
 
@@ -79,7 +79,7 @@ class CpuStorage:
         return sharing.gathered(part, self.type)
 
     def held(self) -> Array:
-        """The same for who holds the variable."""
+        """Return a copy of the value. The caller holds the variable."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.copy_to(value)
         return value
@@ -108,7 +108,7 @@ class CpuStorage:
         return memory.reshape(self.type.shape)
 
     def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
-        """Be shared, and lie there, or be kept equal; for who holds the variable."""
+        """Move to shared memory, or mark the value as equal. The caller holds the variable."""
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
@@ -123,7 +123,7 @@ class CpuStorage:
         return _core.Buffer(DEVICE, end - begin)
 
     def keep(self, sharing: Sharing, part: tuple[int, int], room: _core.Buffer) -> None:
-        """Be kept by all ranks, a part each, and this one there; for who holds the variable."""
+        """Keep only this shard; the other ranks keep the rest. The caller holds the variable."""
         self.buffer.keep(room, part[0])
         self.part, self._sharing = part, sharing
 
@@ -148,7 +148,7 @@ class CpuStorage:
             self.expect_whole()
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Where it is shared, a call of several collectives."""
+        """Return the block for several collectives if the variable is shared."""
         sharing = self.sharing
         return nullcontext() if sharing is None else sharing.group.under_way()
 
@@ -177,7 +177,7 @@ class CpuStorage:
 
 
 def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
-    """The error of a step that would write all of a shared variable, or read what others have."""
+    """Return the error of a step that writes all of a shared variable or reads other shards."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
         return CompileError(
@@ -194,7 +194,7 @@ def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
 
 
 def lost(name: str) -> GroupClosedError:
-    """The error of who needs all of a variable whose other parts are gone."""
+    """Return the error raised when a full value is needed but the other shards are lost."""
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
         "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "

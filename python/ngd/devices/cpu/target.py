@@ -19,7 +19,7 @@ DEVICE: Final = _core.Device("CPU")
 
 
 class CpuTarget:
-    """What the passes may ask of the CPU device and the group."""
+    """The answers of the CPU device and the group to the questions of the passes."""
 
     def __init__(self, group: Group, shares: Shares | None = None, *, alike: bool = False) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
@@ -47,7 +47,7 @@ def ask(
     outputs: tuple[Type, ...],
     attrs: tuple[tuple[str, type, Any], ...],
 ) -> Verdict:
-    """What the kernel table says where kernels have so many threads.
+    """Return the answer of the kernel table for a number of threads.
 
     A step is made of the same layers again and again, and the one for evaluation of those of the
     one for training. 1, 1.0 and True are one key but several attributes; so types are keys too.

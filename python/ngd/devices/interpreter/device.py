@@ -16,7 +16,7 @@ from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node
 from ...graph.variable import Variable
 from ...ops.collectives.reductions import Collective
-from ...passes import Plan, in_two_bytes
+from ...passes import Plan, lower_precision
 from ...passes.collective_order import check_root, in_order, is_message
 from ..collective_sequence import CollectiveSequence, opened
 from ..device import Lowered
@@ -173,7 +173,7 @@ class InterpreterExecutable(CompiledStep):
         graph, group = source.graph, source.group
         graph.verify()
         if graph.precision != float32:
-            graph = in_two_bytes(graph, None)
+            graph = lower_precision(graph, None)
         self.evaluated = graph
         """The graph, with the casts of its precision."""
         self.ranks = Conversation(graph, group)

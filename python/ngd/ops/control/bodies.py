@@ -26,7 +26,7 @@ from .._creation import zeros
 from ..collectives.reductions import Collective
 
 SMALL: Final = 64
-"""Constants of so many elements go into the bodies that read them."""
+"""Constants of at most this number of elements go into the bodies that read them."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
@@ -163,7 +163,7 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return whether a node is an operand of the graph, or follows from the group alone."""
+    """Return whether a node is an operand of the graph, or follows from the group only."""
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.settled_by != ""
 
@@ -210,7 +210,7 @@ def read_captured(
 
 
 def sum_of(like: Node, parts: Sequence[Node | None]) -> Node:
-    """The sum of those that are there; zeros of that type where none is."""
+    """Return the sum of the nodes that are not None; zeros of that type if all are None."""
     there = [part for part in parts if part is not None]
     total = there[0] if there else zeros(like.shape, like.dtype)
     for part in there[1:]:

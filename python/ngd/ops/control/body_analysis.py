@@ -81,7 +81,7 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
 
 
 def has_rule(nodes: Iterable[Node]) -> bool:
-    """Whether a gradient of the user's stands among nodes, or in the bodies that they run."""
+    """Return whether nodes, or the bodies that they run, have a gradient of the user."""
     return any(
         isinstance(node.op, WithGradient) or any(has_rule(body.nodes) for body in bodies_of(node))
         for node in nodes
@@ -124,7 +124,7 @@ def before_reshapes(node: Node) -> Node:
 
 
 def replace_nodes(outputs: Sequence[Node], places: Mapping[Node, Node]) -> list[Node]:
-    """What outputs are where some nodes that they are made of are known."""
+    """Return outputs in which some of the nodes that they depend on are replaced."""
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         made = node.with_inputs(operands)

@@ -55,7 +55,7 @@ class Cond(Control):
         return self.name, {}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """That of the branch with more operations, whichever is taken."""
+        """Return the cost of the branch with more operations."""
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
@@ -63,7 +63,7 @@ class Cond(Control):
         return 1, 0
 
     def spare_bytes(self, **attrs: Any) -> int:
-        """One of each result, for those that nobody reads."""
+        """Return the bytes of one of each result, for results that are not read."""
         return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
     def expect_agreement(self, node: Node) -> None:

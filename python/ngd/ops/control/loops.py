@@ -90,7 +90,7 @@ class Scan(Control):
         return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """That of all rounds."""
+        """Return the cost of all iterations."""
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
 

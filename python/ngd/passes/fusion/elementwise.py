@@ -282,7 +282,7 @@ class BodyWriter:
         self.values: dict[Node, Value] = {}
         """The value of each node that has a statement."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
-        """By the id of an operand and its strides: the number of the input, and the operand."""
+        """The number and the node of each input, by the id of the operand and its strides."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a fused kernel: statements, and what becomes of their values.
+"""The body of a fused kernel: its statements, and the values that are stored or reduced.
 
 A statement applies an elementwise operation to inputs of the kernel, to values of earlier
 statements, or to literals. The body is data: passes change it by its methods. Its text, which the

@@ -121,5 +121,5 @@ def known() -> frozenset[str]:
 
 
 def has_composites(graph: Graph, changed: bool) -> bool:
-    """Return whether a graph has ops that a kernel applies, but that `expand` would replace."""
+    """Return whether a graph has ops that a kernel applies and that `expand` would replace."""
     return any(node.op.expands and post_of(node) in known() for node in graph.nodes)

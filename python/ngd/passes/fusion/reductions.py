@@ -158,7 +158,7 @@ class Joined(NamedTuple):
 
     @property
     def wide(self) -> tuple[bool, ...]:
-        """Which results stay float32; see FusedKernel."""
+        """True for the results that stay float32; see FusedKernel."""
         op = self.kernel.op
         assert isinstance(op, FusedKernel)
         return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
