@@ -191,13 +191,13 @@ def test_a_bad_value_is_an_error_that_names_the_variable(
 
 # Runs where ngd is not installed too: the package's own files, without its compiled part.
 PRINT_LAUNCH = """
-import dataclasses, importlib.util, json, sys, types
+import importlib.util, json, sys, types
 for name in "ngd", "ngd.comm":
     package = types.ModuleType(name)
     package.__path__ = [sys.argv[1] + name.removeprefix("ngd").replace(".", "/")]
     sys.modules[name] = package
 from ngd.comm.launchers.detect import detect
-line = json.dumps(dataclasses.asdict(detect())) + "\\n"
+line = json.dumps(detect()._asdict()) + "\\n"
 sys.stdout.write(line)
 sys.stdout.flush()
 """

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
 from ..errors import CompileError, EnvironmentVariableWarning, InitError
 from .callsite import warn
+from .unknown_names import similar_name
 
 LOOPBACK = "127.0.0.1"
 LOGS: Final = ("text", "json")
@@ -192,7 +192,9 @@ def misspelt_names() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in sorted(os.environ):
         short = name.removeprefix("NGD_")
-        close = get_close_matches(short, known, 1, SIMILARITY)
-        if name != short and short not in known and close:
-            found[name] = known[close[0]]
+        if name == short or short in known:
+            continue
+        close = similar_name(short, known, SIMILARITY)
+        if close is not None:
+            found[name] = known[close]
     return found

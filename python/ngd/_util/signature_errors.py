@@ -8,11 +8,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from ..errors import DTypeError, Error, ShapeError
 from .callsite import Owner, owner
+from .unknown_names import similar_name
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -109,7 +109,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     for synonym in SYNONYMS.get(name, ()):
         if synonym in names:
             return synonym
-    return next(iter(get_close_matches(name.lower(), names, 1)), None)
+    return similar_name(name.lower(), names)
 
 
 REDUCTIONS: Final = 'op="sum", "mean", "min", "max" or "prod"'

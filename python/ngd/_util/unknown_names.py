@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from .links import page_url
@@ -46,7 +45,14 @@ def advice(
     if name in other_names:
         return f"Use {prefix}.{other_names[name]}."
     by_small_letters = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), by_small_letters, 1)
-    if close:
-        return f"Did you mean {prefix}.{by_small_letters[close[0]]}?"
+    close = similar_name(name.lower(), by_small_letters)
+    if close is not None:
+        return f"Did you mean {prefix}.{by_small_letters[close]}?"
     return f"See the list at {page_url(page)}"
+
+
+def similar_name(name: str, known: Iterable[str], similarity: float = 0.6) -> str | None:
+    """Return the known name that is most similar; at 1.0 it must be equal."""
+    from difflib import get_close_matches  # here, because it is slow to import
+
+    return next(iter(get_close_matches(name, known, 1, similarity)), None)

@@ -7,8 +7,7 @@ the op in the graph. src/cpp/comm/collective.hpp has the same rows for the core.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..dtypes import ALL, FLOATS, NUMBERS, DType
 
@@ -30,8 +29,7 @@ end to end along the first axis. Strings, which are compared in every call: an E
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """A row of the table."""
 
     name: str

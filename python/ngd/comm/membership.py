@@ -20,9 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..errors import InitError
 from .launchers.base import Environ, Launch
@@ -45,8 +43,7 @@ LOOKS_EACH: Final = 0.01
 """Seconds between two looks at the file, which has changed when the answer is there."""
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """What the launcher says: the world of now, and who waits to get into the next one."""
 
     number: int = 0
@@ -62,7 +59,8 @@ class World:
 def read(folder: str) -> World:
     """What the launcher says now."""
     try:
-        found = json.loads(Path(folder, FILE).read_text())
+        with open(os.path.join(folder, FILE)) as file:
+            found = json.load(file)
     except FileNotFoundError:
         return World()
     found["members"], found["newcomers"] = tuple(found["members"]), tuple(found["newcomers"])
@@ -148,12 +146,13 @@ def hosts_wait() -> bool | None:
     """Whether new hosts wait for the ranks to end; None where nobody would start them again."""
     if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
         return None
-    return Path(os.environ["NGD_ELASTIC_DIR"], HOSTS_WAIT).exists()
+    return os.path.exists(os.path.join(os.environ["NGD_ELASTIC_DIR"], HOSTS_WAIT))
 
 
 def end_for_hosts() -> None:
     """Say that this host's ranks end for the next world. All have kept what they need."""
-    Path(os.environ["NGD_ELASTIC_DIR"], AGAIN).touch()
+    with open(os.path.join(os.environ["NGD_ELASTIC_DIR"], AGAIN), "a"):
+        pass
 
 
 class Board:
@@ -204,9 +203,10 @@ class Board:
 
     def _publish(self) -> None:
         """Replace the file as a whole; the folder is its owner's alone."""
-        path = Path(self.folder, FILE)
-        path.with_suffix(".part").write_text(json.dumps(asdict(self.world)))
-        path.with_suffix(".part").replace(path)
+        path = os.path.join(self.folder, FILE)
+        with open(f"{path}.part", "w") as file:
+            json.dump(self.world._asdict(), file)
+        os.replace(f"{path}.part", path)
 
 
 __all__ = ["newcomers"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,8 +28,7 @@ Filled = tuple[list[_core.Pending], Callable[[], None]]
 """What is to be started; what fills the results when it is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What a call says beside its arrays."""
 
     group: RankGroup
@@ -146,7 +144,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
         for s, d in zip(sources, wide, strict=True)
     ]
-    pending, _ = plain(replace(call, op="sum"), sent, sent)
+    pending, _ = plain(call._replace(op="sum"), sent, sent)
 
     def fill() -> None:
         for buffer, sums in zip(buffers, sent, strict=True):

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .. import _core
 from .._util.process_local import BoundToProcess
@@ -29,8 +28,7 @@ class RankGroup(Protocol):
         """Concatenate the arrays of the ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A collective that is prepared and not started."""
 
     pending: list[_core.Pending]

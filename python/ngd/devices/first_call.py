@@ -18,7 +18,6 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -201,6 +200,8 @@ def checksums_of(step: ComparedStep, variables: Sequence[Node]) -> Iterable[tupl
     threads = min(_core.thread_count(), len(variables))
     if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
         return [step.checksum(v) for v in variables]
+    from concurrent.futures import ThreadPoolExecutor  # here, because it is slow to import
+
     with ThreadPoolExecutor(threads) as pool:
         return [*pool.map(step.checksum, variables)]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
 from .._util.callsite import ExpansionSite
@@ -51,6 +50,8 @@ def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member
     Passes put copies and casts between the statements of a kernel's ops, and leave out what is not
     read. Such a copy or cast belongs to the op whose statement comes next.
     """
+    from difflib import SequenceMatcher  # here, because it is slow to import
+
     opcodes = [OPS[name].opcode or name for name in names]
     found = [line.split(":")[0] for line in attrs["program"].split(";")]
     matcher = SequenceMatcher(None, found, opcodes, autojunk=False)

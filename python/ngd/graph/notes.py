@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
-@dataclass(frozen=True)
-class ExpectedUpdate:
+class ExpectedUpdate(NamedTuple):
     """A step that computes the node should update a variable."""
 
     variable: Any
@@ -24,8 +22,7 @@ class ExpectedUpdate:
     """The layer that draws or has statistics."""
 
 
-@dataclass(frozen=True)
-class Promotion:
+class Promotion(NamedTuple):
     """The node casts a narrower float to float64, because its other operand asked for it."""
 
     op: str
@@ -34,8 +31,7 @@ class Promotion:
     site: str
 
 
-@dataclass(frozen=True)
-class Print:
+class Print(NamedTuple):
     """A step that computes the node calls a function with its value, which prints it."""
 
     function: Any

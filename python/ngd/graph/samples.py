@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ..dtypes import DType, Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """The random values of one input of a sample: uniform in [low, high], of the tested dtype.
 
     `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
@@ -28,9 +27,8 @@ class Operand:
     ascending: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """One case of an op: every generated test, on every device, runs all cases of all blocks."""
 
     operands: tuple[Operand, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = MappingProxyType({})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -215,6 +214,8 @@ def _erfinv(x: float) -> float:
     """The reference: a quantile of the normal distribution."""
     if not -1 < x < 1:
         return math.copysign(math.inf, x) if x in (-1, 1) else math.nan
+    from statistics import NormalDist  # here, because it is slow to import
+
     found = NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
     if not -0.9 < x < 0.9:
         return found

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..dtypes import Type
 from ..graph.node import Node
 from .partition import Partition
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A device's answer to "can you compute this op?"."""
 
     accepted: bool

@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -26,6 +24,9 @@ from ..errors import InitError
 from ..passes import Plan
 from .collectives import shown_names, variables_of
 from .recording import Noted, Recording, noted, plans, recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOST_EVENTS: Final = 1_000_000
 """An event takes 40 bytes of memory, and about 150 in the file."""
@@ -84,6 +85,8 @@ def timeline(
     """
     if most_events < 1:
         raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")
+    from pathlib import Path  # here, because it is slow to import
+
     with timeline_file(Path(path).absolute(), most_events) as recording:
         yield recording
 
@@ -178,7 +181,9 @@ def save(path: Path, parts: Iterable[bytes]) -> None:
 def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
     """The events of a rank as JSON objects: times plus `offset`, from `begin` on, in us."""
     dropped = _core.dropped_events()
-    name = f"rank {rank} on {platform.node()}" + (f", {dropped} events dropped" if dropped else "")
+    name = f"rank {rank} on {os.uname().nodename}" + (
+        f", {dropped} events dropped" if dropped else ""
+    )
     head = [
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
@@ -268,9 +273,10 @@ def collectives_of(plan: Plan) -> list[dict[str, str]]:
 def clock_name() -> str:
     """What processes with one CLOCK_MONOTONIC have in common: a kernel, and its time namespace."""
     try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            kernel = file.read()
     except OSError:
-        kernel = platform.node()
+        kernel = os.uname().nodename
     try:
         namespace = os.readlink("/proc/self/ns/time")
     except OSError:  # older than Linux 5.6

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ...errors import InitError
 
@@ -15,8 +14,7 @@ MOST: Final = 2**31 - 1
 """The largest number of ranks, hosts or tasks that a launcher may set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """The rank, size and job of this process, from its launcher's variables."""
 
     launcher: str
@@ -35,8 +33,7 @@ class Launch:
         return self.local_size == self.size
 
 
-@dataclass(frozen=True, slots=True)
-class Launcher:
+class Launcher(NamedTuple):
     """A launcher, and the functions that recognise it and read its variables."""
 
     name: str

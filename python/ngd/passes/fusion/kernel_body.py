@@ -12,44 +12,57 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 from ...dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ...graph.node import Node, Op
 from ...ops._casting import cast
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input of the kernel, by its number."""
+class Operand:
+    """A value that a statement reads. Two operands are equal if kind and number are."""
 
-    number: int
-
-    def __str__(self) -> str:
-        return f"i{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """The value of an earlier statement, by its number."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"t{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """A number that is the same for all elements."""
-
+    __slots__ = ("number",)
+    prefix: ClassVar[str]
     number: float
 
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.number == other.number
+
+    def __hash__(self) -> int:
+        return hash((self.prefix, self.number))
+
     def __str__(self) -> str:
-        return f"#{self.number!r}"
+        return f"{self.prefix}{self.number!r}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.number!r})"
 
 
-Operand: TypeAlias = Input | Value | Literal
+class Input(Operand):
+    """An input of the kernel, by its number."""
+
+    __slots__ = ()
+    prefix = "i"
+    number: int
+
+
+class Value(Operand):
+    """The value of an earlier statement, by its number."""
+
+    __slots__ = ()
+    prefix = "t"
+    number: int
+
+
+class Literal(Operand):
+    """A number that is the same for all elements."""
+
+    __slots__ = ()
+    prefix = "#"
 
 
 class Statement(NamedTuple):
@@ -69,8 +82,7 @@ def cast_statement(operand: Operand, source: DType, result: DType) -> Statement:
     return Statement(cast.name, f"{SHORT_NAMES[source]}>{SHORT_NAMES[result]}", (operand,))
 
 
-@dataclass(frozen=True)
-class Reductions:
+class Reductions(NamedTuple):
     """The reductions of a kernel, all over the same axes of its shape."""
 
     shape: Shape
@@ -81,8 +93,7 @@ class Reductions:
     """The operation of each reduction: "sum", "max", ..."""
 
 
-@dataclass(frozen=True)
-class Products:
+class Products(NamedTuple):
     """Matrix products that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
@@ -165,7 +176,7 @@ class KernelBody:
         reductions = self.reductions
         if reductions is not None:
             moved = tuple(numbers[number] for number in reductions.statements)
-            reductions = replace(reductions, statements=moved)
+            reductions = reductions._replace(statements=moved)
         stored = tuple(numbers[number] for number in self.stored)
         return replace(self, statements=statements, stored=stored, reductions=reductions)
 

@@ -10,7 +10,6 @@ groups of all nearest collectives of its next value (docs/adr/0047-variables-tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...comm.kinds import Kind
@@ -37,8 +36,7 @@ class Origin(NamedTuple):
 CONSTANT_ORIGIN = Origin()
 
 
-@dataclass(frozen=True)
-class NextValue:
+class NextValue(NamedTuple):
     """The next value of a variable that should be equal on some ranks."""
 
     variable: Node
