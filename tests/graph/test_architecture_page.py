@@ -37,8 +37,8 @@ def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: A
     texts: list[str] = []
 
     def recorded(change: Callable[..., Graph]) -> Callable[..., Graph]:
-        def run(graph: Graph, target: Any) -> Graph:
-            graph = change(graph, target)
+        def run(graph: Graph, *context: Any) -> Graph:
+            graph = change(graph, *context)
             texts.append(str(graph))
             return graph
 
@@ -53,7 +53,7 @@ def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: A
                 for entry in getattr(pipeline, name)
             ]
             patch.setattr(pipeline, name, tuple(entries))
-        patch.setattr(sharing, "places_of", lambda ranks, apart: Partition(ranks))
+        patch.setattr(sharing, "partition_of", lambda ranks, apart: Partition(ranks))
         group: Any = Ranks()
         arguments = [given["x"], given["y"]], [given["loss"]], given["updates"]
         step = ngd.compile(*arguments, device="NULL", group=group, **options)

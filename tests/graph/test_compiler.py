@@ -17,6 +17,7 @@ from ngd.dtypes import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node, Op
+from ngd.passes import CompileOptions
 from ngd.passes.fusion import elementwise
 from ngd.passes.memory.planner import Plan, Step, Storage
 from ngd.passes.simplification import simplify
@@ -85,7 +86,7 @@ def test_a_rewrite_of_another_type_is_an_error(method: str, rewrite: Any, made: 
             ngd.compile([x], [y + 1, ops.sum(y)])
     else:  # the pipeline expands this op before it would simplify it, because it has no kernel
         with pytest.raises(CompileError, match=message):
-            simplify(Graph((x,), (y + 1,)), None)  # type: ignore[arg-type]
+            simplify(Graph((x,), (y + 1,)), None, CompileOptions())  # type: ignore[arg-type]
 
 
 def test_one_node_twice_among_the_outputs(device: str) -> None:

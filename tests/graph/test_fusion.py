@@ -16,6 +16,7 @@ import ngd
 from ngd import ops
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node
+from ngd.passes import CompileOptions
 from ngd.passes.fusion import elementwise
 from ngd.passes.fusion.elementwise import MAX_INPUTS, MAX_INSTRUCTIONS, fuse_elementwise
 from ngd.passes.fusion.kernel_body import FusedKernel, body_of
@@ -321,8 +322,8 @@ def order_of(graph: Graph) -> list[Node]:
 def test_random_graphs_have_no_circles_and_lose_nothing() -> None:
     for seed in range(400):
         inputs, outputs, _ = random_graph(seed)
-        graph = simplify(Graph(tuple(inputs), tuple(outputs)), NO_TARGET)
-        fused = fuse_elementwise(graph, NO_TARGET)
+        graph = simplify(Graph(tuple(inputs), tuple(outputs)), NO_TARGET, CompileOptions())
+        fused = fuse_elementwise(graph, NO_TARGET, CompileOptions())
         fused.verify()
         assert len(order_of(fused)) == len(fused.nodes)
         assert not any(n.op.elementwise for n in fused.nodes)

@@ -21,7 +21,7 @@ from ngd.errors import CompileError, Error
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node, Op, Result, topological
 from ngd.ops._precision import expansion
-from ngd.passes import computation
+from ngd.passes import CompileOptions, computation
 from ngd.passes.simplification import simplify
 
 DEVICES = ("CPU", "INTERPRETER")
@@ -269,7 +269,7 @@ class TestPasses:
         first, second = ops.top_k(x, 2), ops.top_k(x, 2)
         third = ops.top_k(x, 1)
         outputs = (first[0] + second[0], first[1] + second[1], third[1])
-        simple = simplify(Graph((x,), outputs), None)  # type: ignore[arg-type]
+        simple = simplify(Graph((x,), outputs), None, CompileOptions())  # type: ignore[arg-type]
         assert sum(n.op.name == "top_k" for n in simple.nodes) == 2
         for output in simple.outputs[:2]:
             assert output.inputs[0] is output.inputs[1]

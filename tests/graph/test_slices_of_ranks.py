@@ -8,7 +8,7 @@ The passes run here for all ranks in one process; none of them communicates.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ import ngd
 from ngd import ops
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node
-from ngd.passes.collective_order import order_collectives
+from ngd.graph.order import Order
+from ngd.passes import CompileOptions, Sharing
+from ngd.passes.collective_order import order_collectives, order_of
 from ngd.passes.partition import Partition
 from ngd.passes.sharding import matmul_owners as owners
 from ngd.passes.sharding.equal_values import Equal
@@ -38,27 +40,23 @@ LAYOUTS = ((1, 2, False), (1, 3, False), (2, 2, False), (2, 2, True), (2, 1, Tru
 class Rank:
     """A passes.Target, as far as these passes ask."""
 
-    group: FakeGroup
-    places: Partition
-    alike: bool = False
-    once: frozenset[Node] = frozenset()
-    shared: frozenset[Node] = field(default_factory=frozenset)
+    sharing: Sharing
 
     @property
     def rank(self) -> int:
-        return self.group.rank
+        return self.sharing.group.rank
 
     @property
     def size(self) -> int:
-        return self.group.size
+        return self.sharing.group.size
 
 
 def rank_of(rank: int, hosts: int, per_host: int, apart: bool) -> Any:
     group = FakeGroup(rank, hosts * per_host)
     if hosts == 1:
-        return Rank(group, Partition(group))
+        return Rank(Sharing(group, Partition(group)))
     here, there = FakeGroup(rank % per_host, per_host), FakeGroup(rank // per_host, hosts)
-    return Rank(group, Partition(here, there, apart))
+    return Rank(Sharing(group, Partition(here, there, apart)))
 
 
 def random_step(seed: int) -> Graph:
@@ -99,20 +97,22 @@ def random_step(seed: int) -> Graph:
         if draw.random() < 0.7:
             value = w * 0.9 + value + draw.choice([0 * gradients[0], gradients[-1]])
         updates.append((w, value))
-    return Graph((x,), tuple(outputs), tuple(updates), shard="host")
+    return Graph((x,), tuple(outputs), tuple(updates))
 
 
 def cut(graph: Graph, target: Any) -> Graph:
     """What a rank makes of a step."""
-    equal = Equal(graph, target.group, lambda variable: False)
-    target.shared = frozenset(to_share(graph, equal, target.places.parts, set()))
-    graph = simplify(order_collectives(graph, target), target)
-    return update_in_slices(graph, target)
+    options, sharing = CompileOptions(shard="host"), target.sharing
+    equal = Equal(graph, sharing.group, lambda variable: False)
+    shared = to_share(graph, equal, sharing.partition.parts, set())
+    target.sharing = replace(sharing, variables=frozenset(shared))
+    graph = simplify(order_collectives(graph, target, options), target, options)
+    return update_in_slices(graph, target, options)
 
 
 def collectives(graph: Graph) -> list[tuple[Any, ...]]:
     """All of them, in their order, and what ranks compare of them."""
-    nodes = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
+    nodes = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     kept = ("root", "reduce_op", "counts")
     return [
         (n.op.order, n.op.name, *map(n.attrs.get, kept), n.inputs[0].dtype, n.inputs[0].type.count)
@@ -122,11 +122,12 @@ def collectives(graph: Graph) -> list[tuple[Any, ...]]:
 
 def expect_causal(graph: Graph) -> None:
     """Every collective comes after those that it depends on, and has a place of its own."""
-    latest: dict[Node, float] = {}
+    first = Order(-1)
+    latest: dict[Node, Order] = {}
     places = set()
     for node in graph.nodes:
-        before = max([latest[i] for i in node.inputs], default=-1.0)
-        if node.op.order >= 0:
+        before = max([latest[i] for i in node.inputs], default=first)
+        if node.op.order is not None:
             assert before < node.op.order not in places, node
             places.add(before := node.op.order)
         latest.update(dict.fromkeys(node.results, before))

@@ -30,9 +30,9 @@ from ..graph.variable import Variable
 from ..graph.variable_names import sort_key
 from ..ops._host import call_host
 from ..ops._operands import HALVES
-from ..ops.collectives.groups import Ranks, expect_member, settle_world
+from ..ops.collectives.groups import expect_member, settle_world
 from ..ops.control.bodies import expect_agreement
-from ..passes import Plan, Target
+from ..passes import CompileOptions, Plan, Target
 from ..passes.collective_order import talks
 from ..profiling.recording import made
 from ..trees import LEAF, Structure, flatten
@@ -42,19 +42,17 @@ SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
 
 
-def lower(
-    graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None, target: Target
-) -> Lowered:
+def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lowered:
     """Run the passes and write the program. This needs no other rank and no memory."""
-    plan = passes.run(graph, target, limit)
-    program, ordering = emit(plan, graph, group)
+    plan = passes.run(source.graph, target, source.options)
+    program, ordering = emit(plan, source)
     program.use_arena(arena)
     return Lowered(plan, program, ordering)
 
 
-def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, Ordering]:
-    """Write a plan down as a Program; the groups that it talks in by their numbers."""
-    ordering = Ordering(group, graph)
+def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Ordering]:
+    """Write a plan as a program, which refers to groups by their numbers."""
+    ordering = Ordering(source.group, source.graph, source.options.precision)
     builder = write(plan, ordering)
     for text, hash, computation in ordering.sequences():
         builder.add_group(text, hash, computation)
@@ -216,18 +214,19 @@ def compile_in(
     nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
-    values = tuple(placeholders), tuple(nodes), sorted_updates(updates)
-    graph = Graph(*values, as_precision("compile", precision), as_shard("compile", shard))
+    graph = Graph(tuple(placeholders), tuple(nodes), sorted_updates(updates))
+    dtype, shard = as_precision("compile", precision), as_shard("compile", shard)
     check_signature(graph, given, results)
     graph, num_prints = with_prints(graph)
     settle_world(graph)
-    group = group_of(graph, group)
+    group = group_of(graph, group, shard)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
-    key = (signature(graph), name, group, graph.precision, limit, graph.shard, arena)
+    options = CompileOptions(dtype, shard, limit)
+    key = (signature(graph), name, group, options, arena)
     executable: Executable | None = _cache.get(key)
     if executable is None:
         warn_of_graph(graph)
-        executable = _cache[key] = build(name, graph, group, limit, arena)
+        executable = _cache[key] = build(name, graph, group, options, arena)
     if is_flat(given) and is_flat(results) and not num_prints:
         return executable
     return StructuredStep(executable, given, results, num_prints)
@@ -251,7 +250,7 @@ def with_prints(graph: Graph) -> tuple[Graph, int]:
         call_host([nodes[id]], note.function) for id, note in found if note.function not in own
     )
     outputs = (*graph.outputs, *prints)
-    return Graph(graph.inputs, outputs, graph.updates, graph.precision, graph.shard), len(prints)
+    return Graph(graph.inputs, outputs, graph.updates), len(prints)
 
 
 def as_precision(where: str, precision: Any) -> DType:
@@ -274,11 +273,11 @@ def as_shard(where: str, shard: str) -> str:
     return shard
 
 
-def group_of(graph: Graph, group: Group | None) -> Group:
+def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
     """What its collectives run over; they are checked."""
     expect_agreement(graph)
     if group is None:
-        all_ranks = together(graph, graph.shard)
+        all_ranks = together(graph, shard)
         group = init() if all_ranks else alone()
     return group
 
@@ -305,17 +304,17 @@ def without_collector() -> Iterator[None]:
 
 @without_collector()
 def build(
-    device: str, graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None
+    device: str, graph: Graph, group: Group, options: CompileOptions, arena: _core.Arena | None
 ) -> Executable:
     """Make a graph executable on a device: agree with the other ranks, compile, load."""
-    kind, source = DEVICES[device], StepGraph(graph, group)
+    kind, source = DEVICES[device], StepGraph(graph, group, options)
     with kind.compiling(group):
         agreement = kind.agree(source)
         target = agreement.target
-        lowered = None if target is None else lower(graph, group, limit, arena, target)
+        lowered = None if target is None else lower(source, target, arena)
 
         def plan_again() -> Plan:
-            return lower(graph, group, limit, arena, target).plan
+            return lower(source, target, arena).plan
 
         step = kind.load(source, agreement, lowered, plan_again)
     made(step)

@@ -11,7 +11,7 @@ from .. import passes
 from .._util.callsite import call_site
 from ..comm import Group
 from ..comm.kinds import KINDS
-from ..dtypes import Type
+from ..dtypes import DType, Type
 from ..graph.graph import Graph
 from ..ops.collectives.groups import Ranks
 
@@ -29,8 +29,8 @@ class CollectiveSequence:
     which step it is and what that computes: others may call the same collectives.
     """
 
-    def __init__(self, group: Ranks, graph: Graph) -> None:
-        self.graph, self.site = graph, call_site()
+    def __init__(self, group: Ranks, graph: Graph, precision: DType) -> None:
+        self.graph, self.precision, self.site = graph, precision, call_site()
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # of the graphs that are noted now, inside others
@@ -90,7 +90,7 @@ class CollectiveSequence:
 
     def sequences(self) -> list[tuple[str, int, int]]:
         """Of each group the text, its hash, and the number of what the step computes."""
-        computes = passes.computation(self.graph) if any(self.lines) else 0
+        computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
         which = f"\n\n{described(self.graph)}, compiled at {self.site}"
         digests = map(digest, self.lines)
         return [(text + which, hash, computes) if hash else ("", 0, 0) for text, hash in digests]

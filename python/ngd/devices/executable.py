@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -14,13 +15,13 @@ from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
 from ..comm import Group, compare_ranks
-from ..dtypes import Array
+from ..dtypes import Array, DType, float32
 from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
 from ..graph.node import Node
 from ..graph.variable import Variable
-from ..passes import Plan, cost_of_graph
+from ..passes import CompileOptions, Plan, cost_of_graph
 from ..passes.sharding.uniform import next_values
 from ..profiling import Report
 from . import arguments
@@ -170,18 +171,35 @@ def format_bytes(count: float) -> str:
 
 
 class StepGraph:
-    """A graph to compile, the group that it is compiled for, and its next values of variables.
+    """A graph to compile, its group and options, and its next values of variables.
 
     Warns of next values that may differ between ranks. That is before the ranks communicate: if the
     warning is an error, they have not asked each other anything.
     """
 
-    def __init__(self, graph: Graph, group: Group) -> None:
-        self.graph, self.group = graph, group
+    def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
+        self.graph, self.group, self.options = graph, group, options
         self.next_values = next_values(graph, group)
         """The next values that the ranks compare after the first call."""
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())
+
+    def printed_graph(self) -> Graph:
+        """Return the graph that `Executable.graph` shows, whose text names the precision."""
+        graph, options = self.graph, self.options
+        if not options.has_low_precision:
+            return graph
+        return PrintedGraph(graph.inputs, graph.outputs, graph.updates, options.precision)
+
+
+@dataclass(frozen=True, eq=False)
+class PrintedGraph(Graph):
+    """The graph of a step of 16-bit precision."""
+
+    precision: DType = float32
+
+    def __str__(self) -> str:
+        return self.text(self.precision)
 
 
 class CompiledStep(BoundToProcess):
@@ -193,7 +211,7 @@ class CompiledStep(BoundToProcess):
 
     def __init__(self, source: StepGraph) -> None:
         graph = source.graph
-        self.graph, self.group = graph, source.group
+        self.graph, self.group = source.printed_graph(), source.group
         self.input_types = [n.type for n in graph.inputs]
         self.output_types = [n.type for n in graph.outputs]
         self.variables = [v for v in graph.variables if isinstance(v, Variable)]

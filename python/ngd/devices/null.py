@@ -14,7 +14,7 @@ from ..graph.cost import Cost
 from ..graph.node import Node
 from ..passes import Plan
 from ..profiling import Report, report_of
-from .cpu.sharing import shared_by
+from .cpu.sharing import agree_on_sharing
 from .cpu.target import CpuTarget
 from .device import Lowered
 from .executable import CompiledStep, StepGraph
@@ -38,8 +38,8 @@ class NullDevice:
 
     def agree(self, source: StepGraph) -> NullAgreement:
         """Return the target; no variable has a value here."""
-        shares = shared_by(source.graph, source.group, {})
-        return NullAgreement(CpuTarget(source.group, shares))
+        _, sharing = agree_on_sharing(source, {})
+        return NullAgreement(CpuTarget(source.group, sharing))
 
     def load(
         self,

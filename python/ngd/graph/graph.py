@@ -32,8 +32,6 @@ class Graph:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Node, Node], ...] = ()
-    precision: DType = float32  # as which the step may store others (passes/precision.py)
-    shard: str = "none"  # "host": one copy of the variables a host (passes/sharding/updates.py)
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -125,10 +123,14 @@ class Graph:
                 )
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, precision: DType = float32) -> str:
+        """Return the printed graph; its first line names a precision other than float32."""
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
         given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
-        width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
+        width = "" if precision == float32 else f" in {SHORT_NAMES[precision]}"
         lines = [f"graph({given}){width}"]
         for node in self.nodes:
             made = ", ".join(numbers[r] for r in node.results)

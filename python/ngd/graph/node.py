@@ -24,6 +24,7 @@ from ..dtypes import NUMBERS, Array, DType, Shape, Type
 from ..errors import GradientError
 from .array_methods import ArrayMethods
 from .cost import Cost
+from .order import Order
 from .precision_marks import WIDE, wide
 from .registry import OPS, op_named, public_function
 from .samples import Sample
@@ -45,8 +46,8 @@ class Op:
     """Its result may lie in the bytes of its first input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
-    order: float = -1
-    """Which one in that order, once the compiler has numbered what `communicates`."""
+    order: Order | None = None
+    """The position in that order, once the compiler has numbered what `communicates`."""
     broadcasts: ClassVar[bool] = False
     """Repeats elements of its input: a reader of the result may read that instead, by strides."""
     converts: ClassVar[bool] = False

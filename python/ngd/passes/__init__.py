@@ -4,14 +4,17 @@
 from .fingerprint import computation
 from .memory.planner import Plan, Step, plan_memory
 from .op_costs import cost_of_graph
+from .options import CompileOptions
 from .pipeline import run
 from .precision import lower_precision
 from .scheduling import Schedule, schedule
-from .target import Target, Verdict
+from .target import Sharing, Target, Verdict
 
 __all__ = [
+    "CompileOptions",
     "Plan",
     "Schedule",
+    "Sharing",
     "Step",
     "Target",
     "Verdict",

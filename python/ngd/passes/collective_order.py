@@ -11,8 +11,10 @@ from ..errors import CompileError
 from ..graph.graph import Graph, communicates
 from ..graph.leaves import constant_node
 from ..graph.node import Node, Op
+from ..graph.order import Order
 from ..ops.collectives.reductions import Collective
 from ..ops.control.bodies import Control
+from .options import CompileOptions
 from .target import Target
 
 
@@ -58,7 +60,7 @@ def is_message(node: Node) -> bool:
     return isinstance(node.op, Collective) and node.op.kind.between_two
 
 
-def order_collectives(graph: Graph, target: Target) -> Graph:
+def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Number what communicates (`Op.order`), and settle what depends on the group alone.
 
     In a group of one a collective is its input. Equal collectives of one operand are merged here
@@ -69,20 +71,20 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
     """
     if not talks(graph):
         return graph
-    number = {node: i for i, node in enumerate(in_order(graph))}
+    orders = {node: Order(number) for number, node in enumerate(in_order(graph))}
     merged = Merged()
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         group = node.attrs.get("group") or target
         if node.op.settled_by == "group":
             return constant_node(node.op.settle(group, **node.attrs))
-        if isinstance(node.op, Control) and node in number:
-            return node.op.numbered(number[node]).node(inputs, node.attrs)
+        if isinstance(node.op, Control) and node in orders:
+            return node.op.numbered(orders[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group.rank, group.size)
         alone = group.size == 1
-        new = inputs[0] if alone else Ordered(node.op, number[node]).node(inputs, node.attrs)
+        new = inputs[0] if alone else Ordered(node.op, orders[node]).node(inputs, node.attrs)
         return new if is_message(node) else merged.first(node, new)
 
     return graph.rewrite(change)
@@ -121,11 +123,12 @@ def check_root(node: Node, rank: int, size: int) -> None:
 
 
 class Ordered(Op):
-    """A collective that knows its place in the sequence."""
+    """A collective that knows its position in the order of all."""
 
     collective = True
+    order: Order
 
-    def __init__(self, block: Collective, order: float) -> None:
+    def __init__(self, block: Collective, order: Order) -> None:
         self.name = block.name  # type: ignore[misc]
         self.block = block
         self.order = order
@@ -137,6 +140,13 @@ class Ordered(Op):
     def uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
         """As the collective."""
         return self.block.uniform(inputs, attrs)
+
+
+def order_of(node: Node) -> Order:
+    """Return the order of a node that `order_collectives` has numbered."""
+    order = node.op.order
+    assert order is not None
+    return order
 
 
 class Start(Op):
@@ -166,7 +176,7 @@ class Wait(Op):
 WAIT: Final = Wait()
 
 
-def split_collectives(graph: Graph, target: Target) -> Graph:
+def split_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Replace each collective by a start and a wait joined by an edge."""
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:

@@ -10,6 +10,7 @@ from ..graph.graph import Graph
 from ..graph.leaves import Leaf
 from ..graph.node import Node, offset_of, topological
 from ..ops._precision import expansion
+from .options import CompileOptions
 from .target import Target, query_node
 
 
@@ -29,7 +30,7 @@ def expanded(node: Node) -> tuple[Node, ...]:
         return expansion(node)
 
 
-def expand(graph: Graph, target: Target) -> Graph:
+def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Expand until the device accepts everything; an op that it cannot do is a CompileError."""
 
     def settle(node: Node) -> Node | tuple[Node, ...]:

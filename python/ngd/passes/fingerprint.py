@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..dtypes import float32
+from ..dtypes import DType, float32
 from ..graph.graph import Body, Graph
 from ..graph.leaves import CONSTANT
 from ..graph.node import Node
@@ -54,8 +54,8 @@ def compiling(family: Family) -> Iterator[None]:
         _family.reset(before)
 
 
-def computation(graph: Graph) -> int:
-    """Return the number of a step.
+def computation(graph: Graph, precision: DType = float32) -> int:
+    """Return the number of a step of a precision.
 
     It covers the operands of all collectives, and the next values of the variables. In a step
     without updates it covers the outputs instead. So a step that also returns a metric has the same
@@ -63,12 +63,12 @@ def computation(graph: Graph) -> int:
     """
     family = _family.get()
     if family is None:
-        return number_of(graph, {})
-    family.number = family.number or number_of(graph, {})
+        return number_of(graph, {}, precision)
+    family.number = family.number or number_of(graph, {}, precision)
     return family.number
 
 
-def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
+def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float32) -> int:
     """Return the number of a graph; `digests` has those of the nodes that are known."""
     for node in graph.nodes:
         if node.id in digests:
@@ -78,8 +78,8 @@ def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
         for other in node.results[1:]:
             digests[other.id] = combined([whole, str(other.number).encode()])
     sent = [digests[node.id] for node in in_order(graph)]
-    if graph.precision != float32:
-        sent.append(graph.precision.name.encode())
+    if precision != float32:
+        sent.append(precision.name.encode())
     if graph.updates:
         made = [encoded(graph.names[v]) + digests[value.id] for v, value in graph.updates]
     else:

@@ -20,6 +20,7 @@ from ..graph.graph import Graph
 from ..graph.node import Node, Op
 from ..graph.registry import OPS
 from ..ops._shape import inverse, moved, reshape
+from .options import CompileOptions
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
@@ -34,7 +35,7 @@ def variants() -> Mapping[Op, Op]:
     return {op.plain: op for op in OPS.values() if op.plain is not None}
 
 
-def assign_layouts(graph: Graph, target: Target) -> Graph:
+def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Put heavy ops into the layouts that they have kernels for, and move transpositions on."""
     if not any(node.op in variants() for node in graph.nodes):
         return graph

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline: every pass that runs, in order, from the user's graph to the memory plan.
 
-A pass is a function from a graph and a target to a graph. A pass that runs twice is listed twice.
+A pass is a function from a graph, a target and the options to a graph. A pass that runs twice is
+listed twice.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .fusion.post_operations import fuse_post_operations, has_composites
 from .fusion.reductions import fuse_reductions, share_sums
 from .layouts import assign_layouts
 from .memory.planner import Plan, plan_memory
+from .options import CompileOptions
 from .precision import drop_unread, has_low_precision, lower_precision
 from .recompute import within
 from .scheduling import schedule
@@ -28,10 +30,10 @@ from .sharding.updates import update_in_slices
 from .simplification import simplify
 from .target import Target
 
-Pass: TypeAlias = Callable[[Graph, Target], Graph]
+Pass: TypeAlias = Callable[[Graph, Target, CompileOptions], Graph]
 
 
-def was_changed(graph: Graph, changed: bool) -> bool:
+def was_changed(graph: Graph, options: CompileOptions, changed: bool) -> bool:
     """Return whether the pass before has changed the graph."""
     return changed
 
@@ -39,8 +41,8 @@ def was_changed(graph: Graph, changed: bool) -> bool:
 class When(NamedTuple):
     """Passes that run only if a condition holds."""
 
-    condition: Callable[[Graph, bool], bool]
-    """Asked with the graph, and whether the pass before has changed it."""
+    condition: Callable[[Graph, CompileOptions, bool], bool]
+    """A function of the graph, the options, and whether the pass before has changed the graph."""
     passes: tuple[Pass, ...]
 
 
@@ -71,52 +73,61 @@ FUSION: Final[tuple[Entry, ...]] = (
 HIDING: Final = (fuse_post_operations, fuse_products)
 """The passes that put several ops into one kernel that cannot be run op by op."""
 
+BODY_OPTIONS: Final = CompileOptions()
+"""The options of the bodies of loops and branches: they compute in float32 (mixed_precision.md)."""
 
-def run(graph: Graph, target: Target, memory_limit: int | None = None) -> Plan:
+
+def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
     """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass.
 
     With a limit, the values of a step take at most that many bytes, or CompileError is raised.
     """
     graph.verify() if config.check() else graph.verify_leaves()
-    graph = run_passes(graph, target, PER_OP)
-    if memory_limit is None:
-        return fuse_and_plan(graph, target)
-    return within(graph, target, memory_limit, partial(fuse_and_plan, target=target))
+    graph = run_passes(graph, target, options, PER_OP)
+    plan_of = partial(fuse_and_plan, target=target, options=options)
+    if options.memory_limit is None:
+        return plan_of(graph)
+    return within(graph, target, options, options.memory_limit, plan_of)
 
 
-def fuse_and_plan(graph: Graph, target: Target) -> Plan:
+def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan:
     """Run the second half of the pipeline, order the instructions, and plan the memory."""
-    graph = run_passes(graph, target, FUSION)
-    plan = plan_memory(schedule(graph, target), target, partial(run, target=target))
+    graph = run_passes(graph, target, options, FUSION)
+    plan_body = partial(run, target=target, options=BODY_OPTIONS)
+    plan = plan_memory(schedule(graph, target), target, plan_body)
     if config.check():
         plan.verify()
     return plan
 
 
-def run_passes(graph: Graph, target: Target, entries: tuple[Entry, ...]) -> Graph:
+def run_passes(
+    graph: Graph, target: Target, options: CompileOptions, entries: tuple[Entry, ...]
+) -> Graph:
     """Run a part of the pipeline."""
     changed = False
     for entry in entries:
         before = graph
-        for each in passes_of(entry, graph, changed):
-            graph = run_pass(each, graph, target)
+        for each in passes_of(entry, graph, options, changed):
+            graph = run_pass(each, graph, target, options)
         changed = graph is not before
     return graph
 
 
-def passes_of(entry: Entry, graph: Graph, changed: bool) -> tuple[Pass, ...]:
+def passes_of(
+    entry: Entry, graph: Graph, options: CompileOptions, changed: bool
+) -> tuple[Pass, ...]:
     """Return the passes of an entry that run on this graph."""
     passes = entry.passes if isinstance(entry, When) else (entry,)
     if config.check_finite() and not set(HIDING).isdisjoint(passes):
         return ()
-    if isinstance(entry, When) and not entry.condition(graph, changed):
+    if isinstance(entry, When) and not entry.condition(graph, options, changed):
         return ()
     return passes
 
 
-def run_pass(each: Pass, graph: Graph, target: Target) -> Graph:
+def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Run one pass; with NGD_CHECK=1, verify what it returns."""
-    after = each(graph, target)
+    after = each(graph, target, options)
     if config.check():
         after.verify()
         expect_equal_types(graph, after)

@@ -39,23 +39,24 @@ from .fusion.kernel_body import (
     fused_node,
     shape_of,
 )
+from .options import CompileOptions
 from .target import Target
 from .views import source_of
 
 
-def has_low_precision(graph: Graph, changed: bool) -> bool:
+def has_low_precision(graph: Graph, options: CompileOptions, changed: bool) -> bool:
     """Return whether the step is one of a 16-bit precision."""
-    return graph.precision != float32
+    return options.has_low_precision
 
 
-def lower_precision(graph: Graph, target: Target | None) -> Graph:
+def lower_precision(graph: Graph, target: Target | None, options: CompileOptions) -> Graph:
     """Return the graph that multiplies and stores 16-bit floats; casts are nodes of it.
 
     Without a target, any op takes 16-bit floats.
     """
-    uses = Uses(graph, target)
+    uses = Uses(graph, target, options.precision)
     if uses.refused is not None and not uses.products:
-        name, node = graph.precision.name, uses.refused
+        name, node = options.precision.name, uses.refused
         warn(
             f"compile: precision: expected a {name} kernel for the matmuls and convolutions of "
             f"this step; got a CPU without one, for example for {node.op.name} {node.type} (made "
@@ -68,8 +69,8 @@ def lower_precision(graph: Graph, target: Target | None) -> Graph:
 class Uses:
     """Who reads each float32 value, and what is decided by that."""
 
-    def __init__(self, graph: Graph, target: Target | None) -> None:
-        self.dtype, self.target = graph.precision, target
+    def __init__(self, graph: Graph, target: Target | None, dtype: DType) -> None:
+        self.dtype, self.target = dtype, target
         self.wanted: set[Node] = set()
         self.exact: set[Node] = {value for _, value in graph.updates}
         self.of_variables = made_of_variables(graph)
@@ -326,7 +327,7 @@ def stored_results(node: Node) -> tuple[Node, ...]:
     return node.results[: len(body_of(node).stored)]
 
 
-def drop_unread(graph: Graph, target: Target) -> Graph:
+def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Remove results of kernels that nothing reads, such as one of two copies of a result."""
     read = {operand for node in graph.nodes for operand in node.inputs} | {*graph.roots}
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from .._util.callsite import at_site
-from ..dtypes import float32
 from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
@@ -29,6 +28,7 @@ from ..graph.precision_marks import wide
 from ..ops._custom import after
 from .memory.planner import Plan
 from .op_costs import cost_of_graph
+from .options import CompileOptions
 from .precision import chooses
 from .scheduling import schedule
 from .target import Target
@@ -41,7 +41,13 @@ LONGEST: Final = 16
 """How many ops make a value again at most."""
 
 
-def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], Plan]) -> Plan:
+def within(
+    graph: Graph,
+    target: Target,
+    options: CompileOptions,
+    limit: int,
+    plan_of: Callable[[Graph], Plan],
+) -> Plan:
     """The plan of the graph, or of one that computes some values again, of so many bytes at most.
 
     Raises
@@ -64,7 +70,7 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
             if bytes_of(plan) >= before_this:
                 break
             before_this = bytes_of(plan)
-            smaller = Waiting(now, target).copied(math.inf if all_at_once else excess)
+            smaller = Waiting(now, target, options).copied(math.inf if all_at_once else excess)
             if smaller is now:
                 break
             now = smaller
@@ -95,12 +101,12 @@ class Copy(NamedTuple):
 class Waiting:
     """The values of a graph that wait where it needs most memory."""
 
-    def __init__(self, graph: Graph, target: Target) -> None:
+    def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
         self.order = schedule(graph, target).order
         self.place = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
-        rounds = graph.precision != float32
+        rounds = options.has_low_precision
         ordered = (n for n in self.order if rounds and n.op.reduces in chooses())
         self.compared = {source_of(node.inputs[0]) for node in ordered}
         """What is compared with its own maximum: a copy may be rounded otherwise."""

@@ -19,7 +19,7 @@ from ..errors import CompileError
 from ..graph.graph import Graph
 from ..graph.leaves import Leaf
 from ..graph.node import Node, topological
-from .collective_order import Wait
+from .collective_order import Wait, order_of
 from .fusion.elementwise import depths
 from .target import Target, query_node
 from .views import is_view, parts_written, source_of, span_of
@@ -43,7 +43,7 @@ class Schedule:
 
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
-    starts = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
+    starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
         raise CompileError("two collectives have one place in the order of all")
     deep = depths(graph)
@@ -56,7 +56,9 @@ def schedule(graph: Graph, target: Target) -> Schedule:
         if node in writing or any(i in tail for i in node.inputs):
             tail.update(node.results if node.several else (node,))
     shared = parts_written(graph)
-    if any(n.op.order >= 0 or isinstance(n.op, Wait) or reads_others(n, shared) for n in tail):
+    if any(
+        n.op.order is not None or isinstance(n.op, Wait) or reads_others(n, shared) for n in tail
+    ):
         candidates, tail = {}, set()
     order = [n for n in order if n not in tail] + [n for n in order if n in tail]
     direct = keep_safe(candidates, order, graph, target)

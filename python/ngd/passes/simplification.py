@@ -15,13 +15,14 @@ from ..graph.graph import Graph
 from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, Leaf, constant_node
 from ..graph.node import Node
 from ..ops._precision import expect_types
+from .options import CompileOptions
 from .target import Target
 
 FOLD_LIMIT: Final = 64
 """Constants of at most so many elements are folded and merged."""
 
 
-def simplify(graph: Graph, target: Target) -> Graph:
+def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Rewrite until each node is as simple as its inputs allow, then merge equal ones."""
     unique: dict[Any, Node] = {}
 

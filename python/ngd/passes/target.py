@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the passes may ask about the device that they compile for."""
+"""The device and the ranks that the passes compile for."""
 
 from __future__ import annotations
 
@@ -25,21 +25,30 @@ class Verdict(NamedTuple):
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The ranks of a step, and the variables that they share."""
+
+    group: Any
+    """The ranks that collectives without a group of their own communicate with."""
+    partition: Partition
+    """The ranks among which the variables are divided."""
+    variables: frozenset[Node] = frozenset()
+    """The shared variables that the step updates."""
+    once: frozenset[Node] = frozenset()
+    """The variables of which each host has one copy since an earlier step."""
+    has_uniform_types: bool = False
+    """True if the step is known to have the same types on all ranks."""
+
+
 class Target(Protocol):
     """A device and a group, as far as compilation depends on them."""
 
     rank: int
+    """The rank that runs the step, in its group."""
     size: int
-    group: Any
-    """The ranks that collectives without a group of their own talk to."""
-    shared: frozenset[Node]
-    """The variables that they share, where the step updates them."""
-    once: frozenset[Node]
-    """Those of which each host has one copy already."""
-    places: Partition
-    """Where the ranks are that share them."""
-    alike: bool
-    """Whether the step is known to have the same types on all of them."""
+    """The number of ranks in the group."""
+    sharing: Sharing
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import _core
@@ -14,6 +14,7 @@ from ...graph.cost import Cost
 from ...graph.node import Node
 from ...graph.variable import Variable
 from ...passes import Plan
+from ...passes.sharding.equal_values import Equal
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened
@@ -21,8 +22,14 @@ from ..device import Lowered
 from ..executable import CompiledStep, StepGraph
 from ..explanation import Explanation
 from .peaks import peak
-from .sharing import are_alike, asked_once, expect_private, share, share_frozen, shared_by
-from .sharing_record import Shares
+from .sharing import (
+    agree_on_sharing,
+    are_alike,
+    asked_once,
+    expect_private,
+    share,
+    share_frozen,
+)
 from .storage import CpuStorage
 from .target import DEVICE, CpuTarget
 
@@ -33,9 +40,8 @@ class CpuAgreement:
 
     storages: dict[Node, CpuStorage]
     """The storage of each variable of the step on this rank."""
-    shares: Shares
-    alike: bool
-    """True if the step has the same types on all ranks."""
+    equal: Equal
+    """The values that are equal on all ranks."""
     target: CpuTarget
 
 
@@ -57,9 +63,10 @@ class CpuDevice:
                 storage = variable.storage(self.name, CpuStorage)
                 assert isinstance(storage, CpuStorage)
                 storages[variable] = storage
-        shares = shared_by(graph, group, storages)
-        alike = bool(shares.variables) and are_alike(graph, group)
-        return CpuAgreement(storages, shares, alike, CpuTarget(group, shares, alike=alike))
+        equal, sharing = agree_on_sharing(source, storages)
+        if sharing.variables:
+            sharing = replace(sharing, has_uniform_types=are_alike(graph, group))
+        return CpuAgreement(storages, equal, CpuTarget(group, sharing))
 
     def load(
         self,
@@ -97,7 +104,7 @@ class CpuExecutable(CompiledStep):
             storages[node].expect_part(span)
         for storage in read:
             storage.expect_whole()
-        expect_private(whole, agreement.shares.equal, self.ordering.site)
+        expect_private(whole, agreement.equal, self.ordering.site)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
@@ -115,11 +122,11 @@ class CpuExecutable(CompiledStep):
 
     def share_variables(self, agreement: CpuAgreement) -> None:
         """Move the variables to memory that the ranks of a host share; all ranks call this."""
-        shares, site = agreement.shares, self.ordering.site
-        if shares.variables:
-            share(self.plan.shared, shares, self.storages, self.group, site)
-        if agreement.alike:
-            share_frozen(self.graph, shares.places, self.storages, self.group, site)
+        equal, sharing, site = agreement.equal, agreement.target.sharing, self.ordering.site
+        if sharing.variables:
+            share(self.plan.shared, equal, sharing, self.storages, site)
+        if sharing.has_uniform_types:
+            share_frozen(equal.graph, sharing, self.storages, site)
         self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:

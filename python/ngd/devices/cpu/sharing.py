@@ -42,12 +42,14 @@ from ...dtypes import Array, aligned
 from ...errors import BusyError, CompileError, PoisonedVariableError, VariableMismatchError
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...passes import Sharing
 from ...passes.partition import Partition, is_divided
 from ...passes.sharding.equal_values import Equal
 from ...passes.sharding.uniform import is_per_rank
 from ...passes.sharding.updates import to_share
+from ..executable import StepGraph
 from .rank_comparison import agree, differing_ranks, digest_of, ranks_text
-from .sharing_record import Shares, Sharing
+from .sharing_record import SharingRecord
 from .storage import CpuStorage, refused
 
 NO_MEMORY = 2**64 - 1
@@ -56,30 +58,36 @@ UNABLE: Final = -1
 """The value that a rank sends in place of flags if it cannot move variables now."""
 
 
-def shared_by(graph: Graph, group: Any, storages: Mapping[Node, CpuStorage]) -> Shares:
-    """The variables that a step shares. All ranks call this where it says `shard`."""
+def agree_on_sharing(
+    source: StepGraph, storages: Mapping[Node, CpuStorage]
+) -> tuple[Equal, Sharing]:
+    """Return the values that are equal on all ranks, and the variables that a step shares.
+
+    All ranks call this if the step has a `shard`.
+    """
+    graph, group, shard = source.graph, source.group, source.options.shard
 
     def varies(variable: Node) -> bool:
         return variable in storages and storages[variable].varies != ""
 
     equal = Equal(graph, group, varies)
-    places = None if graph.shard == "none" else places_of(group, graph.shard == "world")
-    if places is None:
-        return Shares(equal, Partition(group))
+    partition = None if shard == "none" else partition_of(group, shard == "world")
+    if partition is None:
+        return equal, Sharing(group, Partition(group))
     shared = {v for v, s in storages.items() if s.is_shared}
     once = {v for v, s in storages.items() if s.sharing is not None and s.part is None}
-    variables = to_share(graph, equal, places.parts, shared)
-    return Shares(equal, places, frozenset(variables), frozenset(once))
+    variables = to_share(graph, equal, partition.parts, shared)
+    return equal, Sharing(group, partition, frozenset(variables), frozenset(once))
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
 """By a group over several hosts: the ranks of my host, and my counterparts."""
 
 
-def places_of(group: Any, apart: bool) -> Partition | None:
-    """Where the ranks of a group are; None: they do not share. All of them call this.
+def partition_of(group: Any, apart: bool) -> Partition | None:
+    """Return how the ranks of a group divide variables, or None if they cannot share memory.
 
-    They must be real ones, that map memory of their hosts' other ranks, where there are any.
+    All ranks call this.
     """
     if not isinstance(group, Group):
         return None
@@ -140,9 +148,9 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
 
 def share(
     shared: Mapping[Node, tuple[int, int]],
-    shares: Shares,
+    equal: Equal,
+    sharing: Sharing,
     storages: Mapping[Node, CpuStorage],
-    group: Group,
     site: str,
 ) -> None:
     """Share variables among the ranks of a group, which all call this.
@@ -161,16 +169,16 @@ def share(
     MemoryError
         A rank has no memory for them; on all ranks.
     """
-    equal = shares.equal
-    values = [value for v, value in equal.graph.updates if v in shares.variables]
-    below = {*equal.below(values), *shares.variables}
+    group: Group = sharing.group
+    values = [value for v, value in equal.graph.updates if v in sharing.variables]
+    below = {*equal.below(values), *sharing.variables}
     read = [v for v in equal.graph.variables if v in below and v not in shared]
     for variable in (*shared, *read):
-        sharing = storages[variable].sharing
-        if sharing is not None and sharing.group is not group:
+        record = storages[variable].sharing
+        if record is not None and record.group is not group:
             raise CompileError(
-                f"compile: shard: expected a step over {sharing.group!r}, whose ranks share "
-                f"variable {storages[variable].name!r} since the step compiled at {sharing.site}; "
+                f"compile: shard: expected a step over {record.group!r}, whose ranks share "
+                f"variable {storages[variable].name!r} since the step compiled at {record.site}; "
                 f"got one over {group!r}. Compile both steps with one group."
             )
     moving = {storages[v]: span for v, span in shared.items() if not storages[v].is_shared}
@@ -181,9 +189,9 @@ def share(
     steps = equal.digest(values)
     with group.under_way():
         cells = [storage.cell for storage in (*moving, *staying)]
-        sharing = Sharing(group, shares.places, site)
+        record = SharingRecord(group, sharing.partition, site)
         _core.while_held(
-            cells, lambda: found.append(share_if_equal(moving, staying, sharing, steps))
+            cells, lambda: found.append(share_if_equal(moving, staying, record, steps))
         )
     expect_agreement(found[0], [*moving, *staying])
 
@@ -191,36 +199,36 @@ def share(
 def share_if_equal(
     moving: Mapping[CpuStorage, tuple[int, int]],
     staying: list[CpuStorage],
-    sharing: Sharing,
+    record: SharingRecord,
     steps: bytes,
 ) -> Agreement:
     """Share variables, which the caller holds, if the ranks agree; return how they compare."""
-    group, site = sharing.group, sharing.site
+    group, site = record.group, record.site
     values = [storage.held() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
     if odd_steps or any(odd_values):
         return Agreement(odd_steps, odd_values)
     held = dict(zip(moving, values, strict=False))
-    apart = {s: span for s, span in moving.items() if span != sharing.span(s.type)}
+    apart = {s: span for s, span in moving.items() if span != record.span(s.type)}
     once = {s: value for s, value in held.items() if s not in apart}
-    allocated = allocate(once, apart, sharing)
+    allocated = allocate(once, apart, record)
     if not group.all_gather(np.array([allocated is not None]), site=site).all():
         return Agreement(has_memory=False)
     assert allocated is not None
     memory, parts = allocated
-    offsets = write_slices(memory, once, sharing)
+    offsets = write_slices(memory, once, record)
     group.barrier(site=site)  # all is written: from here on nothing fails
     for storage, offset in offsets.items():
-        storage.join(sharing, memory, offset)
+        storage.join(record, memory, offset)
     for (storage, span), part in zip(apart.items(), parts, strict=True):
-        storage.keep(sharing, span, part)
+        storage.keep(record, span, part)
     for storage in staying:
-        storage.join(sharing, None, 0)
+        storage.join(record, None, 0)
     return Agreement()
 
 
 def allocate(
-    once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], sharing: Sharing
+    once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], record: SharingRecord
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
     """Allocate memory of the host, and for this rank's parts; None if there is too little.
 
@@ -231,51 +239,48 @@ def allocate(
         parts = [storage.room(*span) for storage, span in apart.items()]
     sizes = [aligned(storage.type.bytes) for storage in once]
     if sizes:
-        memory = common_memory(sharing.places.here, sum(sizes), sharing.site)
+        memory = common_memory(record.partition.here, sum(sizes), record.site)
     is_complete = len(parts) == len(apart) and (memory is not None or not sizes)
     return (memory, parts) if is_complete else None
 
 
 def write_slices(
-    memory: _core.CommonMemory | None, values: Mapping[CpuStorage, Array], sharing: Sharing
+    memory: _core.CommonMemory | None, values: Mapping[CpuStorage, Array], record: SharingRecord
 ) -> dict[CpuStorage, int]:
     """Write this rank's slices of values to memory of the host. Return where each value begins."""
     offset, offsets = 0, {}
     for storage, value in values.items():
         assert memory is not None
-        memory.write(offset, value, *sharing.span(storage.type))
+        memory.write(offset, value, *record.span(storage.type))
         offsets[storage] = offset
         offset += aligned(storage.type.bytes)
     return offsets
 
 
 def share_frozen(
-    graph: Graph,
-    places: Partition,
-    storages: Mapping[Node, CpuStorage],
-    group: Group,
-    site: str,
+    graph: Graph, sharing: Sharing, storages: Mapping[Node, CpuStorage], site: str
 ) -> None:
     """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
 
     All ranks call this, if their steps have the same types. If a thread uses one of the variables,
     or a rank has no memory for them, they stay where they are.
     """
-    host = places.here
+    group: Group = sharing.group
+    partition = sharing.partition
     updated = {variable for variable, _ in graph.updates}
     frozen = [
         storages[v]
         for v in graph.variables
-        if v not in updated and not is_per_rank(v) and is_divided(v.type, places.parts)
+        if v not in updated and not is_per_rank(v) and is_divided(v.type, partition.parts)
     ]
     frozen = [each for each in frozen if each.sharing is None]
-    if host.size == 1 or not frozen:
+    if partition.here.size == 1 or not frozen:
         return
     begun = []
 
     def compare() -> None:
         begun.append(True)
-        share_equal(frozen, Sharing(group, places, site))
+        share_equal(frozen, SharingRecord(group, partition, site))
 
     with group.under_way():
         try:
@@ -286,9 +291,9 @@ def share_frozen(
             group.all_gather(np.full((1, len(frozen)), UNABLE, np.int8), site=site)
 
 
-def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
+def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     """Move variables that are held, and equal on all ranks, to memory of the host."""
-    group, site = sharing.group, sharing.site
+    group, site = record.group, record.site
     is_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
     everywhere = group.all_gather(is_there, site=site)
     if (everywhere == UNABLE).any():
@@ -305,13 +310,13 @@ def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
     if not equal:
         return
     size = sum(aligned(storage.type.bytes) for storage in equal)
-    memory = common_memory(sharing.places.here, size, site)
+    memory = common_memory(record.partition.here, size, site)
     if not group.all_gather(np.array([memory is not None]), site=site).all():
         return
-    offsets = write_slices(memory, equal, sharing)
+    offsets = write_slices(memory, equal, record)
     group.barrier(site=site)
     for storage, offset in offsets.items():
-        storage.keep_frozen(sharing, memory, offset)
+        storage.keep_frozen(record, memory, offset)
 
 
 @dataclass(frozen=True)

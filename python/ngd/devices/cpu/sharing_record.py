@@ -11,29 +11,27 @@ from ..._util.callsite import call_site
 from ...comm import Group
 from ...dtypes import Array, Type
 from ...errors import GroupClosedError
-from ...graph.node import Node
 from ...passes.partition import Partition, shard_bounds, shard_lengths
-from ...passes.sharding.equal_values import Equal
 
 
 @dataclass(frozen=True)
-class Sharing:
+class SharingRecord:
     """The ranks that share a variable, and the step since which they do."""
 
     group: Group
-    places: Partition
+    partition: Partition
     site: str
     process: int = field(default_factory=os.getpid)
 
     @property
     def is_over(self) -> bool:
         """Return whether one of the groups is closed or has failed."""
-        groups = (self.group, self.places.here, self.places.there)
+        groups = (self.group, self.partition.here, self.partition.there)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
         """Return the bounds of this rank's shard in its host's copy of a variable, in bytes."""
-        begin, end = self.places.slice(of.count)
+        begin, end = self.partition.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
     def gathered(self, part: Array, typed: Type) -> Array:
@@ -42,19 +40,19 @@ class Sharing:
         Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
         fails in it tells all ranks: some wait for it in other groups.
         """
-        site, groups = call_site(), (self.places.there, self.places.here)
-        begin, end = self.places.slice(typed.count)
+        site, groups = call_site(), (self.partition.there, self.partition.here)
+        begin, end = self.partition.slice(typed.count)
         talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
         with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
             for ranks in talking:
-                count = end - begin if ranks is self.places.there else typed.count
+                count = end - begin if ranks is self.partition.there else typed.count
                 counts = shard_lengths(shard_bounds(count, ranks.size))
                 part = ranks.all_gather_v(part, counts=counts, site=site)
         return part.reshape(typed.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
         """Map the memory that the ranks of the host share once more, copy on write."""
-        host = self.places.here
+        host = self.partition.here
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 
@@ -66,15 +64,3 @@ class Sharing:
                 f"the step compiled at {self.site}; got one by a forked child. Read it before the "
                 "fork, or start a new program (spawn)."
             )
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The variables that a step over the ranks of a group shares."""
-
-    equal: Equal
-    """The values that are equal on all ranks."""
-    places: Partition
-    variables: frozenset[Node] = frozenset()
-    once: frozenset[Node] = frozenset()
-    """The variables of which each host has one copy since an earlier step."""

@@ -15,7 +15,7 @@ from ...dtypes import Array
 from ...errors import CompileError, GroupClosedError
 from ...graph.variable import Variable
 from .rank_comparison import agree, digest_of
-from .sharing_record import Sharing
+from .sharing_record import SharingRecord
 from .target import DEVICE
 
 
@@ -31,14 +31,14 @@ class CpuStorage:
         """The bounds of the bytes that this rank keeps, if other ranks keep the rest."""
         self.differs = False
         """True if it is only read, and was found to have other values on other ranks."""
-        self._sharing: Sharing | None = None
-        self._readers: Sharing | None = None
+        self._sharing: SharingRecord | None = None
+        self._readers: SharingRecord | None = None
         """The ranks of the host that keep one copy of it, which all of them only read."""
         if self.type.bytes:
             self.memory()[...] = initial
 
     @property
-    def sharing(self) -> Sharing | None:
+    def sharing(self) -> SharingRecord | None:
         """The ranks that share it, or keep it equal on all of them; None: it is this rank's."""
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
@@ -107,13 +107,15 @@ class CpuStorage:
         memory: Array = np.frombuffer(self.buffer.private_view(), self.type.dtype)
         return memory.reshape(self.type.shape)
 
-    def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+    def join(self, sharing: SharingRecord, memory: _core.CommonMemory | None, offset: int) -> None:
         """Move to shared memory, or mark the value as equal. The caller holds the variable."""
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
 
-    def keep_frozen(self, readers: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+    def keep_frozen(
+        self, readers: SharingRecord, memory: _core.CommonMemory | None, offset: int
+    ) -> None:
         """Be in memory of the host that its ranks only read. The caller holds the variable."""
         self.buffer.lie_in(memory, offset)
         self._readers = readers
@@ -122,7 +124,7 @@ class CpuStorage:
         """Memory for a part of it."""
         return _core.Buffer(DEVICE, end - begin)
 
-    def keep(self, sharing: Sharing, part: tuple[int, int], room: _core.Buffer) -> None:
+    def keep(self, sharing: SharingRecord, part: tuple[int, int], room: _core.Buffer) -> None:
         """Keep only this shard; the other ranks keep the rest. The caller holds the variable."""
         self.buffer.keep(room, part[0])
         self.part, self._sharing = part, sharing
@@ -176,7 +178,7 @@ class CpuStorage:
         sharing.group.barrier(site=call_site())
 
 
-def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
+def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
     """Return the error of a step that writes all of a shared variable or reads other shards."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:

@@ -10,10 +10,9 @@ from typing import Any, Final
 from ... import _core
 from ...comm import Group
 from ...dtypes import Type
-from ...passes import Verdict
+from ...passes import Sharing, Verdict
 from ...passes.partition import Partition
 from ..native import native_attrs, spec
-from .sharing_record import Shares
 
 DEVICE: Final = _core.Device("CPU")
 
@@ -21,10 +20,9 @@ DEVICE: Final = _core.Device("CPU")
 class CpuTarget:
     """The answers of the CPU device and the group to the questions of the passes."""
 
-    def __init__(self, group: Group, shares: Shares | None = None, *, alike: bool = False) -> None:
-        self.group, self.rank, self.size = group, group.rank, group.size
-        self.shared, self.once = (shares.variables, shares.once) if shares else (frozenset(),) * 2
-        self.places, self.alike = shares.places if shares else Partition(group), alike
+    def __init__(self, group: Group, sharing: Sharing | None = None) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.sharing = sharing or Sharing(group, Partition(group))
         self.threads = _core.thread_count()
 
     def query(

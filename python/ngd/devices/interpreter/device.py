@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import _core
 from ...comm import Group
-from ...dtypes import Array, float32
+from ...dtypes import Array, DType
 from ...graph.graph import Graph, bodies_of
 from ...graph.node import Node
 from ...graph.variable import Variable
@@ -59,9 +59,9 @@ class HostStorage:
 class Conversation:
     """A step's collectives on arrays: the INTERPRETER's."""
 
-    def __init__(self, graph: Graph, group: Group) -> None:
+    def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
         self.rank, self.size = group.rank, group.size
-        self.ordering = CollectiveSequence(group, graph)
+        self.ordering = CollectiveSequence(group, graph, precision)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
         """The branch that a collective stands in."""
@@ -170,13 +170,14 @@ class InterpreterExecutable(CompiledStep):
 
     def __init__(self, source: StepGraph) -> None:
         super().__init__(source)
-        graph, group = source.graph, source.group
+        graph, options = source.graph, source.options
         graph.verify()
-        if graph.precision != float32:
-            graph = lower_precision(graph, None)
+        if options.has_low_precision:
+            graph = lower_precision(graph, None, options)
         self.evaluated = graph
         """The graph, with the casts of its precision."""
-        self.ranks = Conversation(graph, group)
+        self.precision = options.precision
+        self.ranks = Conversation(graph, source.group, self.precision)
         self.ordering = self.ranks.ordering
         self.variables_touched = False
         self.storages: dict[Variable, HostStorage] = {}
@@ -210,7 +211,7 @@ class InterpreterExecutable(CompiledStep):
         return _core.checksum(self.storages[variable].value)
 
     def __str__(self) -> str:
-        return str(self.evaluated)
+        return self.evaluated.text(self.precision)
 
     def explain(self, node: Node) -> str:
         """See Executable."""

@@ -20,6 +20,7 @@ from ...errors import CompileError, ShapeError
 from ...graph.graph import Body, Graph, bodies_of, communicates
 from ...graph.leaves import CONSTANT, PLACEHOLDER, Leaf
 from ...graph.node import Node, Op, topological
+from ...graph.order import Order
 from ...graph.samples import Operand, Sample
 from .._arithmetic import add
 from .._creation import zeros
@@ -45,7 +46,7 @@ class Control(Op):
         made = chain.from_iterable(graph.outputs for graph in bodies)
         return all(node.uniform for node in chain(inputs, made))
 
-    def numbered(self, order: int) -> Control:
+    def numbered(self, order: Order) -> Control:
         """The op where it is known which one of those that talk to other ranks it is."""
         op = type(self)()
         op.order = order

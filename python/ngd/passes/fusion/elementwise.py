@@ -32,6 +32,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
+from sys import maxsize
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -39,16 +40,18 @@ import numpy as np
 from ...dtypes import SHORT_NAMES, Shape
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...graph.order import Order
 from ...ops._operands import scalar_value
+from ..options import CompileOptions
 from ..target import Target
 from .kernel_body import Input, KernelBody, Literal, Operand, Statement, Value, body_of, fused_node
 
 MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
 
-Need: TypeAlias = tuple[float, float]
-"""The number of a collective, and a depth; the smaller one waits first."""
-LAST: Final = (inf, inf)
+Need: TypeAlias = tuple[Order, float]
+"""The order of a collective, and a depth; the smaller one waits first."""
+LAST: Final[Need] = (Order(maxsize), inf)
 """The need of what only leaves the step."""
 
 
@@ -88,7 +91,7 @@ class Kernel:
             self.outside[source] = None
 
 
-def fuse_elementwise(graph: Graph, target: Target) -> Graph:
+def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Replace the elementwise ops by kernels that compute many: see the head of this file."""
     kernels = Grouping(graph).kernels
     new: dict[Node, Node] = {}
@@ -241,7 +244,7 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
         if not is_elementwise(node):
             first = min([found[result][0] for result in node.results]) if node.several else need[0]
             order = node.op.order
-            need = min(first, order) if order >= 0 else first, depths[node]
+            need = first if order is None else min(first, order), depths[node]
         for operand in node.inputs:
             if need < found[operand]:
                 found[operand] = need

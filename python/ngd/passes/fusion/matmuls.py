@@ -24,6 +24,7 @@ from ...graph.graph import Graph
 from ...graph.leaves import PLACEHOLDER, Leaf
 from ...graph.node import Node
 from ...ops._arithmetic import add
+from ..options import CompileOptions
 from ..target import Target, query_node
 from ..views import source_of
 from .elementwise import dense_operands, fuse_elementwise
@@ -35,7 +36,7 @@ MOST_DEPTH: Final = 256
 """What a kernel takes (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
-def fuse_products(graph: Graph, target: Target) -> Graph:
+def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Let elementwise kernels take products: see the head of this file."""
     counts = uses(graph)
 
@@ -103,7 +104,7 @@ def taking(kernel: Node, numbers: Sequence[int]) -> Node:
     )
 
 
-def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
+def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
     """Whether one kernel adds a product a rank, each of a part of these rows."""
     factors = product.op.factors(product)
     if factors is None:
@@ -113,8 +114,8 @@ def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
     for rank in range(ranks):
         part = Type(b.dtype, (depth, rows // ranks))
         terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
-    graph = fuse_elementwise(Graph((), (sum_in_order(terms, add),)), target)
-    fused = fuse_products(graph, target).outputs[0]
+    graph = fuse_elementwise(Graph((), (sum_in_order(terms, add),)), target, options)
+    fused = fuse_products(graph, target, options).outputs[0]
     return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
 
 

@@ -24,6 +24,7 @@ from ...graph.node import Node
 from ...graph.registry import OPS
 from ...ops._activation import ADDED
 from ...ops._shape import reshape
+from ..options import CompileOptions
 from ..target import Target
 from .matmuls import has_small_factors
 from .patterns import Match, Pattern, Rule, apply_rules
@@ -109,7 +110,7 @@ RULES: Final = (
 )
 
 
-def fuse_post_operations(graph: Graph, target: Target) -> Graph:
+def fuse_post_operations(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Apply the rules."""
     return apply_rules(graph, RULES, target)
 
@@ -120,6 +121,6 @@ def known() -> frozenset[str]:
     return frozenset(post for op in OPS.values() for post in op.posts)
 
 
-def has_composites(graph: Graph, changed: bool) -> bool:
+def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
     """Return whether a graph has ops that a kernel applies and that `expand` would replace."""
     return any(node.op.expands and post_of(node) in known() for node in graph.nodes)

@@ -23,7 +23,9 @@ from typing import Final, NamedTuple, TypeAlias
 from ...dtypes import SHORT_NAMES, Shape, Type, float32, float64
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ...graph.order import Order
 from ...ops._shape import reshape
+from ..options import CompileOptions
 from ..target import Target
 from .elementwise import dense_operands, depths, in_turn, needs, see_through
 from .kernel_body import (
@@ -54,7 +56,7 @@ class Turn(NamedTuple):
     outside: Sequence[Node]
 
 
-def share_sums(graph: Graph, target: Target) -> Graph:
+def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Take factors out of sums whose other factors are summed anyway: see the head of this file."""
     taken = dict(reducible(graph))
     if not taken:
@@ -169,7 +171,7 @@ class Joined(NamedTuple):
         return tuple(node.type for node in (*self.stored, *self.reductions))
 
 
-def fuse_reductions(graph: Graph, target: Target) -> Graph:
+def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Let elementwise kernels take reductions: see the head of this file."""
     joined: dict[Node, Joined] = {}
     for whole in joinable(graph):
@@ -221,7 +223,7 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
     reading = kernels_by_dense_operand(graph)
     found: dict[Node, list[Node]] = {}
 
-    def first_collective(node: Node) -> float:
+    def first_collective(node: Node) -> Order:
         return min([needed[result][0] for result in node.results])
 
     for node in reductions:

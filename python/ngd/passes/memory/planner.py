@@ -344,8 +344,9 @@ class Planner:
         if not self.plan.shared:
             return
         first, updates = next(iter(self.plan.shared)), self.schedule.graph.updates
-        here = self.target.places.here
-        one_host = here is self.target.group
+        sharing = self.target.sharing
+        here = sharing.partition.here
+        one_host = here is sharing.group
         groups: list[Ranks | None] = [None] if writes or one_host else []
         groups += [here] if here.size > 1 and not one_host else []
         site = next(value.site for v, value in updates if v.op is not VARIABLE)

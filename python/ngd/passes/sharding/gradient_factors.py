@@ -12,7 +12,7 @@ within a host.
 
 The bits are those of the sum of the products: each is computed by itself, and the products are
 added in the order of ADR 6. All ranks must decide alike. So it is done only where the step has the
-same types on all of them (Target.alike): a rank with fewer samples has other shapes.
+same types on all of them (Sharing.has_uniform_types): a rank with fewer samples has other shapes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...comm.summation import sum_in_order
-from ...dtypes import float32
-from ...graph.graph import Graph
 from ...graph.node import Node
+from ...graph.order import Order, Stage
 from ...ops._arithmetic import add
 from ...ops._shape import reshape
 from ...ops._slicing import slice as slice_rows
@@ -31,6 +30,7 @@ from ...ops.collectives.exchanges import all_gather, all_to_all, blocks_of
 from ...ops.collectives.reductions import MEAN, SUM
 from ..collective_order import Ordered
 from ..fusion.matmuls import MOST_PRODUCTS, accepts_sum
+from ..options import CompileOptions
 from ..target import Target
 
 
@@ -43,15 +43,20 @@ class Factors(NamedTuple):
 
 
 def factors_of(
-    old: Node, operand: Node, reads: int, at: Sequence[int], graph: Graph, target: Target
+    old: Node,
+    operand: Node,
+    reads: int,
+    at: Sequence[int],
+    target: Target,
+    options: CompileOptions,
 ) -> Factors | None:
     """The factors to exchange for a sum over the ranks; None: reduce it.
 
     `operand` is the new operand of the old sum, whose own operand is read so many times. `at` says
     where the ranks' parts of the sum begin, and where the last one ends.
     """
-    ranks, one_host = target.size, target.places.there.size == 1
-    if not (target.alike and one_host and graph.precision == float32):
+    ranks, one_host = target.size, target.sharing.partition.there.size == 1
+    if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
         return None
     if reads != 1 or ranks > MOST_PRODUCTS:
         return None
@@ -62,7 +67,7 @@ def factors_of(
     (depth, rows), columns = a.shape, b.shape[1]
     by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(at))
     few = ranks * depth * (rows + ranks * columns) <= rows * columns  # has_small_factors of a part
-    if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target):
+    if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target, options):
         return None
     return Factors(operand, a, b)
 
@@ -70,12 +75,11 @@ def factors_of(
 def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
     """My rows of a sum over the ranks, as a row of elements."""
     assert isinstance(old.op, Ordered)
-    order, ranks, (product, a, b) = old.op.order, target.size, found
-    group = {"group": target.group}
-    everyones_b = Ordered(all_gather, order).node((b,), group)
-    mine = Ordered(all_to_all, order + 1 / 8).node(
-        (blocks_of(all_to_all.name, a, 1, ranks),), group
-    )
+    number, ranks, (product, a, b) = old.op.order.number, target.size, found
+    group = {"group": target.sharing.group}
+    everyones_b = Ordered(all_gather, Order(number)).node((b,), group)
+    exchange = Ordered(all_to_all, Order(number, Stage.OTHER_FACTOR))
+    mine = exchange.node((blocks_of(all_to_all.name, a, 1, ranks),), group)
     parts = []
     for rank in range(ranks):
         a_of_rank = reshape(slice_rows(mine, rank), (a.shape[0], a.shape[1] // ranks))

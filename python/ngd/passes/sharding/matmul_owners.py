@@ -19,6 +19,7 @@ from typing import Final
 
 from ...graph.graph import Graph
 from ...graph.node import Node
+from ..collective_order import order_of
 from ..op_costs import cost_of
 
 LEAST: Final = 4_000_000
@@ -51,7 +52,7 @@ class Chain:
 def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
     """The chains that have owners, by their ends; all ranks find them in the same order."""
     worth: dict[Node, Chain] = {}
-    for chain in sorted(found, key=lambda c: c.total.op.order) if ranks > 1 else ():
+    for chain in sorted(found, key=lambda c: order_of(c.total)) if ranks > 1 else ():
         end = ends.of(chain)
         if end is not None and chain.is_worth_it:
             worth[end] = chain
@@ -102,7 +103,7 @@ class Ends:
         """What the values are made of, down to what collectives give."""
         self.kept = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
-            if not self.wanted.isdisjoint(node.results) and node.op.order < 0:
+            if not self.wanted.isdisjoint(node.results) and node.op.order is None:
                 self.wanted.update(node.inputs)
             for operand in node.inputs:
                 self.readers.setdefault(operand, []).append(node)
@@ -125,13 +126,13 @@ class Ends:
         """Whether all ranks may be sent this, in memory like the sum's, after all collectives."""
         total = chain.total.type
         alike = node.type.count == total.count and node.dtype == total.dtype
-        plain = node.op.order < 0 and not node.several
+        plain = node.op.order is None and not node.several
         return alike and plain and node in self.wanted and not self.is_told(chain, node)
 
     def is_reduced(self, chain: Chain, node: Node) -> bool:
         """Whether the ranks talk for a node: not for a total that is made of the chain's sum."""
         totals = self.totals.get(node, ())
-        return node.op.order >= 0 or any(each is not chain.total for each in totals)
+        return node.op.order is not None or any(each is not chain.total for each in totals)
 
     def is_told(self, chain: Chain, node: Node) -> bool:
         """Whether a node leads to one for which the ranks talk."""
@@ -152,7 +153,7 @@ class Ends:
             if not below.isdisjoint(node.results):
                 if self.is_reduced(chain, node) and alive.isdisjoint(node.results):
                     return False
-                below.update(() if node.op.order >= 0 else node.inputs)
+                below.update(() if node.op.order is not None else node.inputs)
             if not alive.isdisjoint(node.results):
                 alive.update((worth[node].total,) if node in worth else node.inputs)
         return True

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import floor
 from typing import Any, Final
 
 from ..._util.callsite import at_site
@@ -41,6 +40,7 @@ from ...dtypes import DType, Type
 from ...graph.graph import Graph
 from ...graph.leaves import CONSTANT, VARIABLE, constant_node
 from ...graph.node import Node, offset_of
+from ...graph.order import Order, Stage
 from ...graph.precision_marks import wide
 from ...ops import _concatenation as concatenation
 from ...ops import _shape as shape
@@ -51,15 +51,13 @@ from ...ops.collectives.groups import Ranks
 from ...ops.collectives.reductions import COMBINED, Collective, all_reduce, broadcast
 from ..collective_order import Ordered
 from ..fusion.patterns import uses
+from ..options import CompileOptions
 from ..partition import is_divided, shard_bounds, shard_lengths
 from ..target import Target
 from .equal_values import Equal
 from .gradient_factors import factors_of, slice_of_sum
 from .matmul_owners import Ends, chains, owned
 from .uniform import is_per_rank
-
-BETWEEN: Final = 0.25
-"""In the order of collectives: what goes between hosts comes behind what a host has reduced."""
 
 
 class ReduceSlice(Collective):
@@ -95,12 +93,12 @@ class ReduceSlice(Collective):
 REDUCE_SLICE: Final = ReduceSlice()
 
 
-def update_in_slices(graph: Graph, target: Target) -> Graph:
+def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Cut the updates of the variables that the ranks share."""
     mine = {v: value for v, value in graph.updates if is_shared(v, value, target)}
     if not mine:
         return graph
-    slicing = Slicing(Wanted(graph, mine, target), target)
+    slicing = Slicing(Wanted(graph, mine, target), target, options)
     new = graph.rewrite(slicing.change, slicing.order())
     updates = tuple(
         slicing.update(v, mine[v]) if v in mine else (v, value) for v, value in new.updates
@@ -110,7 +108,7 @@ def update_in_slices(graph: Graph, target: Target) -> Graph:
 
 def is_shared(variable: Node, value: Node, target: Target) -> bool:
     """Whether this rank writes a part of the variable alone."""
-    return variable in target.shared and value is not variable
+    return variable in target.sharing.variables and value is not variable
 
 
 def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
@@ -137,14 +135,15 @@ class Wanted:
     """What of a graph is wanted whole, and what in slices."""
 
     def __init__(self, graph: Graph, mine: Mapping[Node, Node], target: Target) -> None:
-        self.graph, self.values, self.target = graph, list(mine.values()), target
-        self.cut = target.places.parts
+        self.graph, self.values, self.sharing = graph, list(mine.values()), target.sharing
+        partition = self.sharing.partition
+        self.cut = partition.parts
         self.sums = self.sums_below()
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """Reductions to one element of what is computed in slices: each part, then all parts."""
         found = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, {t: self.sums[t.inputs[0]] for t in self.totals})
-        self.owned = owned(found, ends, target.places.here.size)
+        self.owned = owned(found, ends, partition.here.size)
         """What one rank of a host computes for all, by its end."""
         self.whole: set[Node] = set()
         self.sliced: set[Node] = set()
@@ -152,8 +151,8 @@ class Wanted:
             pass
         self.apart: set[Node] = set()
         """The variables of which each rank of all hosts keeps a part."""
-        if target.places.apart:
-            self.apart = set(mine) - self.whole - target.once
+        if partition.apart:
+            self.apart = set(mine) - self.whole - self.sharing.once
 
     def sums_below(self) -> dict[Node, set[Node]]:
         """Of what could be computed in slices, the sums over the ranks that it is made of."""
@@ -174,10 +173,10 @@ class Wanted:
         """
         if not isinstance(node.op, Ordered) or not is_divided(node.type, self.cut):
             return False
-        if self.target.places.there.size > 1 and node.dtype in HALVES:
+        if self.sharing.partition.there.size > 1 and node.dtype in HALVES:
             return False
         kind, attrs = node.op.block.kind, node.attrs
-        mine = attrs.get("group", self.target.group) == self.target.group
+        mine = attrs.get("group", self.sharing.group) == self.sharing.group
         return kind.reduces and kind.equal_results and mine and attrs["algorithm"] != "ring"
 
     def may_be_total(self, node: Node) -> bool:
@@ -216,8 +215,9 @@ class Wanted:
 class Slicing:
     """Makes the new graph, in one walk."""
 
-    def __init__(self, wanted: Wanted, target: Target) -> None:
-        self.wanted, self.target, self.places = wanted, target, target.places
+    def __init__(self, wanted: Wanted, target: Target, options: CompileOptions) -> None:
+        self.wanted, self.target, self.options = wanted, target, options
+        self.partition = target.sharing.partition
         self.reads = uses(wanted.graph)
         self.slices: dict[Node, Node] = {}
         """By the old node."""
@@ -225,28 +225,29 @@ class Slicing:
         """Of what is computed whole, by the new node."""
         self.level: dict[Node, int] = {}
         """How many totals, one behind the other, lead to a node; a total is counted, too."""
-        self.latest: dict[Node, float] = {}
-        """The last collective that leads to a node."""
+        self.latest: dict[Node, int] = {}
+        """The number of the last collective that leads to a node; -1 if there is none."""
         self.made: dict[Node, Node] = {}
         """The totals."""
         self.sums = {chain.total: chain.total for chain in wanted.owned.values()}
         """Those that what is owned is made of; the new ones."""
         self.reached = 0
         self.combined = 0
-        """How many collectives the totals have taken: no two have one number."""
-        self.last = max(node.op.order for node in wanted.graph.nodes)
-        """The last collective of all."""
-        self.turns = {end: self.last + i for i, end in enumerate(wanted.owned, 1)}
-        """Of the broadcasts of what is owned, which no collective waits for."""
-        self.last += len(self.turns)
+        """How many collectives the totals have taken."""
+        self.gathered = 0
+        """How many collectives gather the updated parts of variables."""
+        self.last = max(map(number_of, wanted.graph.nodes))
+        """The number of the last collective of all."""
+        self.turns = {end: i for i, end in enumerate(wanted.owned)}
+        """The index of the broadcast of each result of an owner, which no collective waits for."""
 
     def order(self) -> list[Node]:
         """The nodes by their level, each after what it reads: so totals can go together."""
         for node in self.wanted.graph.nodes:
             level = max((self.level[i] for i in node.inputs), default=0)
-            latest = max((self.latest[i] for i in node.inputs), default=-1.0)
+            latest = max((self.latest[i] for i in node.inputs), default=-1)
             level += node in self.wanted.totals
-            latest = max(latest, node.op.order)
+            latest = max(latest, number_of(node))
             self.level.update(dict.fromkeys(node.results, level))
             self.latest.update(dict.fromkeys(node.results, latest))
         return sorted(self.wanted.graph.nodes, key=self.level.__getitem__)
@@ -273,7 +274,7 @@ class Slicing:
         """My slice of a node, of which `whole` is the new one, with new inputs."""
         if self.wanted.is_sum(old) and old not in self.wanted.whole:
             reads, at = self.reads[old.inputs[0]], shard_bounds(old.type.count, self.target.size)
-            found = factors_of(old, inputs[0], reads, at, self.wanted.graph, self.target)
+            found = factors_of(old, inputs[0], reads, at, self.target, self.options)
             if found is not None:
                 return slice_of_sum(old, found, self.target)
             return self.reduced(old, inputs[0])
@@ -289,11 +290,12 @@ class Slicing:
 
         The others give the sum that it is made of, as the memory to receive it in.
         """
-        chain, here = self.wanted.owned[old], self.places.here
+        chain, here = self.wanted.owned[old], self.partition.here
         if chain.owner != here.rank:
             new = shape.reshape(self.sums[chain.total], old.shape)
         attrs = {"root": chain.owner, **self.over(here)}
-        return Ordered(broadcast, self.turns[old]).node((new,), attrs)
+        order = Order(self.last, Stage.OWNED_RESULTS, self.turns[old])
+        return Ordered(broadcast, order).node((new,), attrs)
 
     def fitting(self, operand: Node, new: Node, reader: Node) -> Node:
         """An operand as its reader in slices needs it: a slice, or one element."""
@@ -305,15 +307,16 @@ class Slicing:
 
     def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
         """What I write of a variable, and its new value, of which the old one is given."""
-        mine, (begin, end) = self.slices[value], self.places.part(value.type.count)
+        mine, (begin, end) = self.slices[value], self.partition.part(value.type.count)
         if mine.shape != (end - begin,):
             mine = shape.broadcast_to(mine, (end - begin,))
-        if not self.places.apart or variable in self.wanted.apart:
+        if not self.partition.apart or variable in self.wanted.apart:
             return self.part(variable), mine
-        begin, end = self.places.slice(value.type.count)
-        counts = shard_lengths(shard_bounds(end - begin, self.places.there.size))
-        self.last += 1
-        gather, attrs = Ordered(all_gather_v, self.last), {"group": self.places.there}
+        begin, end = self.partition.slice(value.type.count)
+        counts = shard_lengths(shard_bounds(end - begin, self.partition.there.size))
+        order = Order(self.last, Stage.UPDATED_PARTS, self.gathered)
+        self.gathered += 1
+        gather, attrs = Ordered(all_gather_v, order), {"group": self.partition.there}
         mine = gather.node((mine,), {**attrs, "counts": counts})
         if end - begin == variable.type.count:
             return variable, shape.reshape(mine, variable.shape)
@@ -322,7 +325,7 @@ class Slicing:
     def part(self, node: Node) -> Node:
         """My slice of what is computed whole."""
         if node not in self.parts:
-            self.parts[node] = part_of(node, *self.places.part(node.type.count))
+            self.parts[node] = part_of(node, *self.partition.part(node.type.count))
         return self.parts[node]
 
     def reduced(self, old: Node, operand: Node) -> Node:
@@ -330,19 +333,20 @@ class Slicing:
         assert isinstance(old.op, Ordered)
         row, here, there = (
             shape.reshape(operand, (old.type.count,)),
-            self.places.here,
-            self.places.there,
+            self.partition.here,
+            self.partition.there,
         )
-        order, reduce_op = old.op.order, old.attrs["reduce_op"]
-        mine = self.scattered(row, reduce_op, here, order)
-        if self.places.apart:
-            return self.scattered(mine, reduce_op, there, order + BETWEEN)
+        number, reduce_op = old.op.order.number, old.attrs["reduce_op"]
+        between = Order(number, Stage.BETWEEN_HOSTS)
+        mine = self.scattered(row, reduce_op, here, Order(number))
+        if self.partition.apart:
+            return self.scattered(mine, reduce_op, there, between)
         if there.size == 1:
             return mine
         attrs = {"reduce_op": reduce_op, "algorithm": "auto", "group": there}
-        return Ordered(all_reduce, order + BETWEEN).node((mine,), attrs)
+        return Ordered(all_reduce, between).node((mine,), attrs)
 
-    def scattered(self, row: Node, reduce_op: str, ranks: Ranks, order: float) -> Node:
+    def scattered(self, row: Node, reduce_op: str, ranks: Ranks, order: Order) -> Node:
         """My part of a row of elements, reduced over some ranks."""
         if ranks.size == 1:
             return row
@@ -352,7 +356,7 @@ class Slicing:
 
     def over(self, ranks: Ranks) -> dict[str, Any]:
         """The attributes of a collective over some ranks."""
-        return {} if ranks is self.target.group else {"group": ranks}
+        return {} if ranks is self.target.sharing.group else {"group": ranks}
 
     def combine(self, totals: list[Node]) -> None:
         """Make totals, all of one kind with one collective: of my slices, then of all ranks'.
@@ -368,16 +372,21 @@ class Slicing:
                 with at_site(total.site), wide(total.wide):
                     attrs = {**total.attrs, "axes": (0,), "keepdims": False}
                     parts.append(total.op.node((self.slices[total.inputs[0]],), attrs))
-            latest = floor(max(self.latest[total] for total in alike))
+            latest = max(self.latest[total] for total in alike)
+            order = Order(latest, Stage.TOTALS, self.combined)
             self.combined += 1
-            order = latest + 0.5 + 0.5 * self.combined / (len(self.wanted.totals) + 1)
             with at_site(alike[0].site), wide(alike[0].wide):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
-                attrs |= {} if self.places.apart else self.over(self.places.here)
+                attrs |= {} if self.partition.apart else self.over(self.partition.here)
                 ordered = Ordered(all_reduce, order)
                 row = ordered.node((concatenation.stack(parts),), attrs)
                 for i, total in enumerate(alike):
                     self.made[total] = shape.reshape(slicing.slice(row, i), total.shape)
+
+
+def number_of(node: Node) -> int:
+    """Return the number of a collective in the order of all; -1 for another node."""
+    return -1 if node.op.order is None else node.op.order.number
 
 
 def part_of(node: Node, begin: int, end: int) -> Node:

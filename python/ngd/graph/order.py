@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which all ranks start the collectives of a step."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Stage(IntEnum):
+    """The collectives that replace one collective of the graph, in the order of their starts."""
+
+    ITSELF = 0
+    """The collective, or its part inside each host."""
+    OTHER_FACTOR = 1
+    """The exchange of the second gradient factor; `ITSELF` exchanges the first one."""
+    BETWEEN_HOSTS = 2
+    """The part between counterparts, after `ITSELF` inside each host."""
+    TOTALS = 3
+    """The reduction of totals, such as norms, of what the stages before have summed."""
+    OWNED_RESULTS = 4
+    """The broadcast of a result that one rank of a host computes for all of its ranks."""
+    UPDATED_PARTS = 5
+    """The gathering of the updated parts of a variable."""
+
+
+class Order(NamedTuple):
+    """A sort key for the collectives of a step, which start in ascending order."""
+
+    number: int
+    """The number of the collective in the graph."""
+    stage: Stage = Stage.ITSELF
+    position: int = 0
+    """The position among the collectives of one number and stage."""

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a compilation, which `ngd.compile` hands to the device and to the passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..dtypes import DType, float32
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """The arguments of `ngd.compile` that say how a graph is compiled."""
+
+    precision: DType = float32
+    """The dtype of matrix multiplications and of stored activations."""
+    shard: str = "none"
+    """The sharded weight update: "none", "host" or "world"."""
+    memory_limit: int | None = None
+    """The largest number of bytes for the values of a call; None is no limit."""
+
+    @property
+    def has_low_precision(self) -> bool:
+        """Return whether the precision is a 16-bit one."""
+        return self.precision != float32
