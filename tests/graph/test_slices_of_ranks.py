@@ -27,7 +27,7 @@ from ngd.passes.collective_order import order_collectives, order_of
 from ngd.passes.partition import Partition
 from ngd.passes.sharding import matmul_owners as owners
 from ngd.passes.sharding.equal_values import Equal
-from ngd.passes.sharding.updates import to_share, update_in_slices
+from ngd.passes.sharding.updates import shareable_variables, update_in_slices
 from ngd.passes.simplification import simplify
 
 N = 32
@@ -104,7 +104,7 @@ def cut(graph: Graph, target: Any) -> Graph:
     """What a rank makes of a step."""
     options, sharing = CompileOptions(shard="host"), target.sharing
     equal = Equal(graph, sharing.group, lambda variable: False)
-    shared = to_share(graph, equal, sharing.partition.parts, set())
+    shared = shareable_variables(graph, equal, sharing.partition.parts, set())
     target.sharing = replace(sharing, variables=frozenset(shared))
     graph = simplify(order_collectives(graph, target, options), target, options)
     return update_in_slices(graph, target, options)

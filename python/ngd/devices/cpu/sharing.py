@@ -46,7 +46,7 @@ from ...passes import Sharing
 from ...passes.partition import Partition, is_divided
 from ...passes.sharding.equal_values import Equal
 from ...passes.sharding.uniform import is_per_rank
-from ...passes.sharding.updates import to_share
+from ...passes.sharding.updates import shareable_variables
 from ..executable import StepGraph
 from .rank_comparison import agree, differing_ranks, digest_of, ranks_text
 from .sharing_record import SharingRecord
@@ -76,7 +76,7 @@ def agree_on_sharing(
         return equal, Sharing(group, Partition(group))
     shared = {v for v, s in storages.items() if s.is_shared}
     once = {v for v, s in storages.items() if s.sharing is not None and s.part is None}
-    variables = to_share(graph, equal, partition.parts, shared)
+    variables = shareable_variables(graph, equal, partition.parts, shared)
     return equal, Sharing(group, partition, frozenset(variables), frozenset(once))
 
 

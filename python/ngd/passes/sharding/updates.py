@@ -1,54 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates in slices: each rank of a host updates a part of every variable, for all of them.
+"""Sharded weight updates: each rank of a host updates its shard of every variable.
 
-Automatic sharding of the weight update (Y. Xu et al. 2020, arXiv:2004.13336), in which the ranks of
-a host keep one copy of a variable (devices/cpu/sharing.py). If an update is proved equal on all
-ranks, this rank computes its own slice of the new value and writes only that; elementwise ops
-compute slices of slices, and a gradient that nobody else reads is not all-reduced: each rank
-reduces its own slice of it. No gather follows, since the others see what is written.
+This is the automatic sharding of weight updates by Y. Xu et al. 2020 (arXiv:2004.13336). The ranks
+of a host keep one copy of a variable (devices/cpu/sharing.py). If the next value of the variable is
+proved equal on all ranks, this rank computes only its shard of the next value, and writes only
+that. `shard_needs.py` finds which values are computed as shards. An all-reduce that is needed only
+as shards becomes a reduce-scatter. No all-gather follows, because the other ranks of the host read
+what this rank writes.
 
-A variable is cut as a row of elements, in nearly equal parts that begin on cache lines; so the
-slices of all variables of one size lie at the same place. What is small stays as it is: to reduce
-it on all ranks takes one message beside the flag, and the ranks keep a copy each.
+A variable is divided as a flat array of elements (partition.py), so the shards of all variables of
+one size have the same bounds. A small variable is not divided, because its all-reduce is a single
+message. Each rank keeps a copy of it.
 
-Over several hosts with as many ranks each, in consecutive blocks, a rank's slice is one of its
-host's copy: it reduces that over the ranks of its host, and then with its counterparts, the ranks
-in its place on the other hosts, who have the same slice there. Where what only updates read is to
-be kept once over all hosts (`apart`; ZeRO stage 1, S. Rajbhandari et al. 2020, arXiv:1910.02054),
-counterparts update a part of the slice each, and gather the parts of what a host keeps whole.
+Over several hosts with equal numbers of consecutive ranks, a rank has a shard of its host's copy. A
+gradient is reduced over the ranks of the host first, and then over the counterparts, which have the
+same shard on the other hosts. With `apart` (ZeRO stage 1, S. Rajbhandari et al. 2020,
+arXiv:1910.02054) each counterpart updates a part of the shard. They gather the parts of variables
+that a host keeps whole.
 
-A gradient that is a matrix product over few samples is not computed at all: the ranks of one host
-exchange the factors (gradient_factors.py). One rank of a host computes the matrix products
-that need a whole gradient, for all ranks (matmul_owners.py).
+If a gradient is a matrix product over few samples, the ranks of one host exchange its factors and
+not the gradient (gradient_factors.py). One rank of a host computes the matrix products that need a
+whole gradient, for all ranks of the host (matmul_owners.py).
 
-The bits stay: a sum's order does not depend on the slicing (ADR 6), and between hosts it is the one
-of an all-reduce (ADR 10), where a host has 2, 4, 8, ... ranks.
-
-Where such slices are reduced to one element, as for the norm of all gradients, each rank reduces
-its own, and one small collective for all such totals combines the ranks'. There the order of the
-sum, and so its last bits, are other ones.
+The bits do not change. The order of a sum does not depend on the division (ADR 6). Between hosts it
+is the order of an all-reduce (ADR 10) if a host has 2, 4, 8, ... ranks. Totals, such as the norm of
+all gradients, are the exception: each rank reduces its shard, and one small collective for all
+totals reduces the results. This is another order of summation, so the last bits may differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 from ..._util.callsite import at_site
 from ...dtypes import DType, Type
 from ...graph.graph import Graph
-from ...graph.leaves import CONSTANT, VARIABLE, constant_node
-from ...graph.node import Node, offset_of
+from ...graph.leaves import CONSTANT, constant_node
+from ...graph.node import Node
 from ...graph.order import Order, Stage
 from ...graph.precision_marks import wide
 from ...ops import _concatenation as concatenation
 from ...ops import _shape as shape
 from ...ops import _slicing as slicing
-from ...ops._operands import HALVES
 from ...ops.collectives.exchanges import ReduceScatter, all_gather_v
 from ...ops.collectives.groups import Ranks
-from ...ops.collectives.reductions import COMBINED, Collective, all_reduce, broadcast
+from ...ops.collectives.reductions import Collective, all_reduce, broadcast
 from ..collective_order import Ordered
 from ..fusion.patterns import uses
 from ..options import CompileOptions
@@ -56,12 +55,12 @@ from ..partition import is_divided, shard_bounds, shard_lengths
 from ..target import Target
 from .equal_values import Equal
 from .gradient_factors import factors_of, slice_of_sum
-from .matmul_owners import Ends, chains, owned
+from .shard_needs import ShardNeeds, has_shards
 from .uniform import is_per_rank
 
 
-class ReduceSlice(Collective):
-    """My part of a sum over the ranks; attrs: reduce_op, counts, rank, group."""
+class ReduceShard(Collective):
+    """The shard of a sum over the ranks; attrs: reduce_op, counts, rank, group."""
 
     kind = ReduceScatter.kind
 
@@ -74,48 +73,46 @@ class ReduceSlice(Collective):
         rank: int,
         group: Ranks | None = None,
     ) -> Type:
-        """The type of a part."""
+        """Return the type of the shard."""
         return Type(x.dtype, (counts[rank],))
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Each rank has another one."""
+        """Return False: each rank has another shard."""
         return False
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
-        """As for reduce_scatter."""
+        """Return the attributes of a reduce-scatter."""
         return {"reduce_op": attrs["reduce_op"], "counts": attrs["counts"]}
 
     def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """In the place of my own part."""
+        """Return the position of the shard in the operand."""
         return int(sum(attrs["counts"][: attrs["rank"]]))
 
 
-REDUCE_SLICE: Final = ReduceSlice()
+REDUCE_SHARD: Final = ReduceShard()
 
 
 def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Cut the updates of the variables that the ranks share."""
-    mine = {v: value for v, value in graph.updates if is_shared(v, value, target)}
-    if not mine:
+    """Shard the updates of the variables that the ranks share."""
+    shared = target.sharing.variables
+    updates = {v: value for v, value in graph.updates if v in shared and value is not v}
+    if not updates:
         return graph
-    slicing = Slicing(Wanted(graph, mine, target), target, options)
-    new = graph.rewrite(slicing.change, slicing.order())
-    updates = tuple(
-        slicing.update(v, mine[v]) if v in mine else (v, value) for v, value in new.updates
+    needs = ShardNeeds(graph, updates, target.sharing)
+    levels = levels_of(graph, needs.totals)
+    sharded = ShardedGraph(graph, needs, levels, target, options)
+    new = graph.rewrite(sharded.change, sorted(graph.nodes, key=levels.level.__getitem__))
+    pairs = tuple(
+        sharded.update(v, updates[v]) if v in updates else (v, value) for v, value in new.updates
     )
-    return replace(new, updates=updates)
+    return replace(new, updates=pairs)
 
 
-def is_shared(variable: Node, value: Node, target: Target) -> bool:
-    """Whether this rank writes a part of the variable alone."""
-    return variable in target.sharing.variables and value is not variable
+def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
+    """Return the variables that a step can share, if it shares some already.
 
-
-def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
-    """Which variables a step can share, where some are shared already.
-
-    Those that it updates by what is equal on all ranks, and comes from a collective or from a
-    variable that is shared: so not what it only sets back.
+    Their next values are equal on all ranks, and are computed from a collective or from a shared
+    variable. A variable that is only set back to a constant is not shared.
     """
     able = {
         v: value
@@ -131,266 +128,202 @@ def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[N
         found = more
 
 
-class Wanted:
-    """What of a graph is wanted whole, and what in slices."""
+class Levels(NamedTuple):
+    """The positions of nodes among the totals and the collectives of a graph."""
 
-    def __init__(self, graph: Graph, mine: Mapping[Node, Node], target: Target) -> None:
-        self.graph, self.values, self.sharing = graph, list(mine.values()), target.sharing
-        partition = self.sharing.partition
-        self.cut = partition.parts
-        self.sums = self.sums_below()
-        self.totals = {node for node in graph.nodes if self.may_be_total(node)}
-        """Reductions to one element of what is computed in slices: each part, then all parts."""
-        found = chains(graph, self.is_sum)
-        ends = Ends(graph, self.values, {t: self.sums[t.inputs[0]] for t in self.totals})
-        self.owned = owned(found, ends, partition.here.size)
-        """What one rank of a host computes for all, by its end."""
-        self.whole: set[Node] = set()
-        self.sliced: set[Node] = set()
-        while self.decide():
-            pass
-        self.apart: set[Node] = set()
-        """The variables of which each rank of all hosts keeps a part."""
-        if partition.apart:
-            self.apart = set(mine) - self.whole - self.sharing.once
-
-    def sums_below(self) -> dict[Node, set[Node]]:
-        """Of what could be computed in slices, the sums over the ranks that it is made of."""
-        sums: dict[Node, set[Node]] = {}
-        for node in self.graph.nodes:
-            if self.is_sum(node):
-                sums[node] = {node}
-            elif passes_slices(node):
-                below = [sums[i] for i in node.inputs if i in sums]
-                if below:
-                    sums[node] = below[0].union(*below[1:])
-        return sums
-
-    def is_sum(self, node: Node) -> bool:
-        """Whether a node is an all-reduce over the ranks that share, of what is cut.
-
-        Between hosts two bytes would be rounded twice: these are reduced as they were.
-        """
-        if not isinstance(node.op, Ordered) or not is_divided(node.type, self.cut):
-            return False
-        if self.sharing.partition.there.size > 1 and node.dtype in HALVES:
-            return False
-        kind, attrs = node.op.block.kind, node.attrs
-        mine = attrs.get("group", self.sharing.group) == self.sharing.group
-        return kind.reduces and kind.equal_results and mine and attrs["algorithm"] != "ring"
-
-    def may_be_total(self, node: Node) -> bool:
-        """Whether a node reduces what is computed in slices to one element."""
-        if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
-            return False
-        operand = node.inputs[0]
-        return operand in self.sums and is_divided(operand.type, self.cut)
-
-    def decide(self) -> bool:
-        """Walk from what is wanted to what it is made of; whether that must be done again."""
-        self.sliced = set(self.values)
-        cut = set(self.values)
-        self.whole = {*self.graph.outputs, *(v for _, v in self.graph.updates if v not in cut)}
-        for node in reversed(self.graph.nodes):
-            in_slices = not self.sliced.isdisjoint(node.results)
-            whole = not self.whole.isdisjoint(node.results)
-            if in_slices and passes_slices(node) and node not in self.owned:
-                for operand in node.inputs:
-                    same = operand.type.count == node.type.count
-                    (self.sliced if same else self.whole).add(operand)
-            elif in_slices:
-                whole = whole or node.op is not VARIABLE
-                if whole and not self.is_sum(node):
-                    self.whole.add(node)
-            if whole and node in self.totals:
-                self.sliced.add(node.inputs[0])
-            elif whole:
-                self.whole.update(node.inputs)
-        useful = {t for t in self.totals if self.sums[t.inputs[0]] - self.whole}
-        again = len(useful) < len(self.totals)
-        self.totals = useful
-        return again
+    level: dict[Node, int]
+    """The largest number of totals on a path that ends at a node, the node included."""
+    last_collective: dict[Node, int]
+    """The number of the last collective that a node is computed from; -1 if there is none."""
 
 
-class Slicing:
-    """Makes the new graph, in one walk."""
-
-    def __init__(self, wanted: Wanted, target: Target, options: CompileOptions) -> None:
-        self.wanted, self.target, self.options = wanted, target, options
-        self.partition = target.sharing.partition
-        self.reads = uses(wanted.graph)
-        self.slices: dict[Node, Node] = {}
-        """By the old node."""
-        self.parts: dict[Node, Node] = {}
-        """Of what is computed whole, by the new node."""
-        self.level: dict[Node, int] = {}
-        """How many totals, one behind the other, lead to a node; a total is counted, too."""
-        self.latest: dict[Node, int] = {}
-        """The number of the last collective that leads to a node; -1 if there is none."""
-        self.made: dict[Node, Node] = {}
-        """The totals."""
-        self.sums = {chain.total: chain.total for chain in wanted.owned.values()}
-        """Those that what is owned is made of; the new ones."""
-        self.reached = 0
-        self.combined = 0
-        """How many collectives the totals have taken."""
-        self.gathered = 0
-        """How many collectives gather the updated parts of variables."""
-        self.last = max(map(number_of, wanted.graph.nodes))
-        """The number of the last collective of all."""
-        self.turns = {end: i for i, end in enumerate(wanted.owned)}
-        """The index of the broadcast of each result of an owner, which no collective waits for."""
-
-    def order(self) -> list[Node]:
-        """The nodes by their level, each after what it reads: so totals can go together."""
-        for node in self.wanted.graph.nodes:
-            level = max((self.level[i] for i in node.inputs), default=0)
-            latest = max((self.latest[i] for i in node.inputs), default=-1)
-            level += node in self.wanted.totals
-            latest = max(latest, number_of(node))
-            self.level.update(dict.fromkeys(node.results, level))
-            self.latest.update(dict.fromkeys(node.results, latest))
-        return sorted(self.wanted.graph.nodes, key=self.level.__getitem__)
-
-    def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """The new node; its slice is kept, where that is wanted."""
-        if self.level[node] > self.reached:
-            self.reached = self.level[node]
-            totals = [n for n in self.wanted.graph.nodes if n in self.wanted.totals]
-            self.combine([t for t in totals if self.level[t] == self.reached])
-        if node in self.made:
-            return self.made[node]
-        new = node.with_inputs(inputs)
-        if node in self.sums:
-            self.sums[node] = new
-        if node in self.wanted.owned:
-            new = self.from_owner(node, new)
-        for old, whole in zip(node.results, new.results, strict=True):
-            if old in self.wanted.sliced:
-                self.slices[old] = self.slice_of(old, whole, inputs)
-        return new
-
-    def slice_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
-        """My slice of a node, of which `whole` is the new one, with new inputs."""
-        if self.wanted.is_sum(old) and old not in self.wanted.whole:
-            reads, at = self.reads[old.inputs[0]], shard_bounds(old.type.count, self.target.size)
-            found = factors_of(old, inputs[0], reads, at, self.target, self.options)
-            if found is not None:
-                return slice_of_sum(old, found, self.target)
-            return self.reduced(old, inputs[0])
-        if not passes_slices(old) or old in self.wanted.owned:
-            return self.part(whole)
-        pairs = list(zip(old.inputs, inputs, strict=True))
-        if not old.op.elementwise:  # a view of the same elements, or one that is repeated
-            return self.fitting(*pairs[0], old)
-        return old.op.node([self.fitting(i, new, old) for i, new in pairs], old.attrs)
-
-    def from_owner(self, old: Node, new: Node) -> Node:
-        """What its owner computes, on all ranks of a host.
-
-        The others give the sum that it is made of, as the memory to receive it in.
-        """
-        chain, here = self.wanted.owned[old], self.partition.here
-        if chain.owner != here.rank:
-            new = shape.reshape(self.sums[chain.total], old.shape)
-        attrs = {"root": chain.owner, **self.over(here)}
-        order = Order(self.last, Stage.OWNED_RESULTS, self.turns[old])
-        return Ordered(broadcast, order).node((new,), attrs)
-
-    def fitting(self, operand: Node, new: Node, reader: Node) -> Node:
-        """An operand as its reader in slices needs it: a slice, or one element."""
-        if operand.type.count == reader.type.count:
-            return self.slices[operand]
-        if operand.type.count == 1:
-            return shape.reshape(new, ())
-        return self.part(shape.broadcast_to(new, reader.shape))
-
-    def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
-        """What I write of a variable, and its new value, of which the old one is given."""
-        mine, (begin, end) = self.slices[value], self.partition.part(value.type.count)
-        if mine.shape != (end - begin,):
-            mine = shape.broadcast_to(mine, (end - begin,))
-        if not self.partition.apart or variable in self.wanted.apart:
-            return self.part(variable), mine
-        begin, end = self.partition.slice(value.type.count)
-        counts = shard_lengths(shard_bounds(end - begin, self.partition.there.size))
-        order = Order(self.last, Stage.UPDATED_PARTS, self.gathered)
-        self.gathered += 1
-        gather, attrs = Ordered(all_gather_v, order), {"group": self.partition.there}
-        mine = gather.node((mine,), {**attrs, "counts": counts})
-        if end - begin == variable.type.count:
-            return variable, shape.reshape(mine, variable.shape)
-        return part_of(variable, begin, end), mine
-
-    def part(self, node: Node) -> Node:
-        """My slice of what is computed whole."""
-        if node not in self.parts:
-            self.parts[node] = part_of(node, *self.partition.part(node.type.count))
-        return self.parts[node]
-
-    def reduced(self, old: Node, operand: Node) -> Node:
-        """My slice of a sum of which no rank needs all."""
-        assert isinstance(old.op, Ordered)
-        row, here, there = (
-            shape.reshape(operand, (old.type.count,)),
-            self.partition.here,
-            self.partition.there,
-        )
-        number, reduce_op = old.op.order.number, old.attrs["reduce_op"]
-        between = Order(number, Stage.BETWEEN_HOSTS)
-        mine = self.scattered(row, reduce_op, here, Order(number))
-        if self.partition.apart:
-            return self.scattered(mine, reduce_op, there, between)
-        if there.size == 1:
-            return mine
-        attrs = {"reduce_op": reduce_op, "algorithm": "auto", "group": there}
-        return Ordered(all_reduce, between).node((mine,), attrs)
-
-    def scattered(self, row: Node, reduce_op: str, ranks: Ranks, order: Order) -> Node:
-        """My part of a row of elements, reduced over some ranks."""
-        if ranks.size == 1:
-            return row
-        counts = shard_lengths(shard_bounds(row.type.count, ranks.size))
-        attrs = {"reduce_op": reduce_op, "counts": counts, "rank": ranks.rank}
-        return Ordered(REDUCE_SLICE, order).node((row,), attrs | self.over(ranks))
-
-    def over(self, ranks: Ranks) -> dict[str, Any]:
-        """The attributes of a collective over some ranks."""
-        return {} if ranks is self.target.sharing.group else {"group": ranks}
-
-    def combine(self, totals: list[Node]) -> None:
-        """Make totals, all of one kind with one collective: of my slices, then of all ranks'.
-
-        These are the ranks of my host, where each host has slices of all.
-        """
-        kinds: dict[tuple[DType, str], list[Node]] = {}
-        for total in totals:
-            kinds.setdefault((total.dtype, total.op.reduces), []).append(total)
-        for (_, reduce_op), alike in kinds.items():
-            parts = []
-            for total in alike:
-                with at_site(total.site), wide(total.wide):
-                    attrs = {**total.attrs, "axes": (0,), "keepdims": False}
-                    parts.append(total.op.node((self.slices[total.inputs[0]],), attrs))
-            latest = max(self.latest[total] for total in alike)
-            order = Order(latest, Stage.TOTALS, self.combined)
-            self.combined += 1
-            with at_site(alike[0].site), wide(alike[0].wide):
-                attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
-                attrs |= {} if self.partition.apart else self.over(self.partition.here)
-                ordered = Ordered(all_reduce, order)
-                row = ordered.node((concatenation.stack(parts),), attrs)
-                for i, total in enumerate(alike):
-                    self.made[total] = shape.reshape(slicing.slice(row, i), total.shape)
+def levels_of(graph: Graph, totals: set[Node]) -> Levels:
+    """Return the levels of all nodes. Totals of one level do not depend on one another."""
+    levels = Levels({}, {})
+    for node in graph.nodes:
+        level = max((levels.level[i] for i in node.inputs), default=0)
+        last = max((levels.last_collective[i] for i in node.inputs), default=-1)
+        level += node in totals
+        last = max(last, collective_number(node))
+        levels.level.update(dict.fromkeys(node.results, level))
+        levels.last_collective.update(dict.fromkeys(node.results, last))
+    return levels
 
 
-def number_of(node: Node) -> int:
+def collective_number(node: Node) -> int:
     """Return the number of a collective in the order of all; -1 for another node."""
     return -1 if node.op.order is None else node.op.order.number
 
 
-def part_of(node: Node, begin: int, end: int) -> Node:
-    """Some elements of what is computed whole."""
+class ShardedGraph:
+    """Rewrites a graph to one that computes this rank's shards.
+
+    `change` visits the nodes by their level, so that one collective can reduce all totals of a
+    level.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        needs: ShardNeeds,
+        levels: Levels,
+        target: Target,
+        options: CompileOptions,
+    ) -> None:
+        self.graph, self.needs, self.levels = graph, needs, levels
+        self.target, self.options = target, options
+        self.partition = target.sharing.partition
+        self.num_readers = uses(graph)
+        self.shards: dict[Node, Node] = {}
+        """The shard of each old node."""
+        self.taken: dict[Node, Node] = {}
+        """The shard of each new node that is computed whole."""
+        self.totals: dict[Node, Node] = {}
+        """The new node of each old total."""
+        self.owned_sums = {chain.total: chain.total for chain in needs.owned.values()}
+        """The new node of each old sum over the ranks that an owner computes a result from."""
+        self.level_reached = 0
+        self.last_number = max(map(collective_number, graph.nodes))
+        """The number of the last collective."""
+        self.broadcast_positions = {end: i for i, end in enumerate(needs.owned)}
+        self.total_positions = count()
+        self.gather_positions = count()
+
+    def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        """Return the new node, and keep its shard if that is needed."""
+        if self.levels.level[node] > self.level_reached:
+            self.level_reached = self.levels.level[node]
+            self.reduce_totals(self.level_reached)
+        if node in self.totals:
+            return self.totals[node]
+        new = node.with_inputs(inputs)
+        if node in self.owned_sums:
+            self.owned_sums[node] = new
+        if node in self.needs.owned:
+            new = self.broadcast_from_owner(node, new)
+        for old, whole in zip(node.results, new.results, strict=True):
+            if old in self.needs.sharded:
+                self.shards[old] = self.shard_of(old, whole, inputs)
+        return new
+
+    def shard_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
+        """Return the shard of an old node, which is replaced by `whole` with new inputs."""
+        if self.needs.is_sum(old) and old not in self.needs.whole:
+            return self.shard_of_sum(old, inputs[0])
+        if not has_shards(old) or old in self.needs.owned:
+            return self.take_shard(whole)
+        pairs = list(zip(old.inputs, inputs, strict=True))
+        if not old.op.elementwise:  # a view of the same elements, or one that is repeated
+            return self.operand_shard(*pairs[0], old)
+        return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
+
+    def shard_of_sum(self, old: Node, operand: Node) -> Node:
+        """Return the shard of a sum over the ranks that no rank needs whole."""
+        num_readers = self.num_readers[old.inputs[0]]
+        bounds = shard_bounds(old.type.count, self.target.size)
+        factors = factors_of(old, operand, num_readers, bounds, self.target, self.options)
+        if factors is not None:
+            return slice_of_sum(old, factors, self.target)
+        return self.reduce_shard(old, operand)
+
+    def broadcast_from_owner(self, old: Node, new: Node) -> Node:
+        """Return a result that its owner computes, on all ranks of a host.
+
+        The other ranks give the sum that it is computed from, as the memory to receive it in.
+        """
+        chain, here = self.needs.owned[old], self.partition.here
+        if chain.owner != here.rank:
+            new = shape.reshape(self.owned_sums[chain.total], old.shape)
+        attrs = {"root": chain.owner, **self.group_attrs(here)}
+        order = Order(self.last_number, Stage.OWNED_RESULTS, self.broadcast_positions[old])
+        return Ordered(broadcast, order).node((new,), attrs)
+
+    def operand_shard(self, operand: Node, new: Node, reader: Node) -> Node:
+        """Return an operand as the shard of its reader reads it: a shard, or one element."""
+        if operand.type.count == reader.type.count:
+            return self.shards[operand]
+        if operand.type.count == 1:
+            return shape.reshape(new, ())
+        return self.take_shard(shape.broadcast_to(new, reader.shape))
+
+    def take_shard(self, whole: Node) -> Node:
+        """Return the shard of a new node that is computed whole."""
+        if whole not in self.taken:
+            self.taken[whole] = elements_of(whole, *self.partition.part(whole.type.count))
+        return self.taken[whole]
+
+    def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
+        """Return the part of a variable that this rank writes, and the value to write.
+
+        `value` is the old node of the next value.
+        """
+        shard, (begin, end) = self.shards[value], self.partition.part(value.type.count)
+        if shard.shape != (end - begin,):
+            shard = shape.broadcast_to(shard, (end - begin,))
+        if not self.partition.apart or variable in self.needs.apart:
+            return self.take_shard(variable), shard
+        begin, end = self.partition.slice(value.type.count)
+        counts = shard_lengths(shard_bounds(end - begin, self.partition.there.size))
+        order = Order(self.last_number, Stage.UPDATED_PARTS, next(self.gather_positions))
+        attrs = {"group": self.partition.there, "counts": counts}
+        gathered = Ordered(all_gather_v, order).node((shard,), attrs)
+        if end - begin == variable.type.count:
+            return variable, shape.reshape(gathered, variable.shape)
+        return elements_of(variable, begin, end), gathered
+
+    def reduce_shard(self, old: Node, operand: Node) -> Node:
+        """Return the shard of a sum, reduced inside the host and then between counterparts."""
+        here, there = self.partition.here, self.partition.there
+        number, reduce_op = collective_number(old), old.attrs["reduce_op"]
+        between_hosts = Order(number, Stage.BETWEEN_HOSTS)
+        row = shape.reshape(operand, (old.type.count,))
+        shard = self.reduce_scatter(row, reduce_op, here, Order(number))
+        if self.partition.apart:
+            return self.reduce_scatter(shard, reduce_op, there, between_hosts)
+        if there.size == 1:
+            return shard
+        attrs = {"reduce_op": reduce_op, "algorithm": "auto", "group": there}
+        return Ordered(all_reduce, between_hosts).node((shard,), attrs)
+
+    def reduce_scatter(self, row: Node, reduce_op: str, ranks: Ranks, order: Order) -> Node:
+        """Return this rank's part of a flat array, reduced over some ranks."""
+        if ranks.size == 1:
+            return row
+        counts = shard_lengths(shard_bounds(row.type.count, ranks.size))
+        attrs = {"reduce_op": reduce_op, "counts": counts, "rank": ranks.rank}
+        return Ordered(REDUCE_SHARD, order).node((row,), attrs | self.group_attrs(ranks))
+
+    def group_attrs(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the attributes of a collective that give its group."""
+        return {} if ranks is self.target.sharing.group else {"group": ranks}
+
+    def reduce_totals(self, level: int) -> None:
+        """Compute the totals of a level, with one collective for each dtype and reduction."""
+        kinds: dict[tuple[DType, str], list[Node]] = {}
+        for node in self.graph.nodes:
+            if node in self.needs.totals and self.levels.level[node] == level:
+                kinds.setdefault((node.dtype, node.op.reduces), []).append(node)
+        for (_, reduce_op), totals in kinds.items():
+            parts = [self.reduce_own_shard(total) for total in totals]
+            number = max(self.levels.last_collective[total] for total in totals)
+            order = Order(number, Stage.TOTALS, next(self.total_positions))
+            with at_site(totals[0].site), wide(totals[0].wide):
+                attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
+                if not self.partition.apart:  # then each host has the shards of all elements
+                    attrs |= self.group_attrs(self.partition.here)
+                row = Ordered(all_reduce, order).node((concatenation.stack(parts),), attrs)
+                for i, total in enumerate(totals):
+                    self.totals[total] = shape.reshape(slicing.slice(row, i), total.shape)
+
+    def reduce_own_shard(self, total: Node) -> Node:
+        """Return the reduction of this rank's shard of the operand of a total."""
+        with at_site(total.site), wide(total.wide):
+            attrs = {**total.attrs, "axes": (0,), "keepdims": False}
+            return total.op.node((self.shards[total.inputs[0]],), attrs)
+
+
+def elements_of(node: Node, begin: int, end: int) -> Node:
+    """Return a range of the elements of a node that is computed whole."""
     if node.op is CONSTANT:
         part = constant_node(node.attrs["value"].reshape(-1)[begin:end])
     else:
@@ -399,13 +332,4 @@ def part_of(node: Node, begin: int, end: int) -> Node:
     return part
 
 
-def passes_slices(node: Node) -> bool:
-    """Whether a slice of a node is computed of slices of its operands."""
-    if node.several or node.type.count == 1 or not node.inputs:
-        return False
-    same = node.inputs[0].type.count == node.type.count and offset_of(node) == 0
-    repeated = node.op.broadcasts and node.inputs[0].type.count == 1
-    return node.op.elementwise or repeated or same
-
-
-__all__ = ["to_share", "update_in_slices"]
+__all__ = ["shareable_variables", "update_in_slices"]

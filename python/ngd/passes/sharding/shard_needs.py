@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Analysis for sharded weight updates: the values that a rank needs whole or needs its shard of.
+
+The needs start at the outputs and at the next values of variables, and are passed on to operands:
+
+- A node that computes element by element computes the shard of its result from the shards of its
+  operands. So do views and repetitions of one element (`has_shards`).
+- A sum over the ranks computes the shard of its result from its whole operand, by a reduce-scatter.
+- Another node computes its whole result, and the shard is taken from that.
+- A *total* reduces a value of which ranks compute shards to one element. Each rank reduces its
+  shard, and the ranks reduce their results. So a total needs only the shard of its operand.
+- A node whose whole result is needed needs its whole operands.
+
+A node may be needed in both ways. A total costs a collective. It is worth that only if a sum over
+the ranks that it is made of is not needed whole. Totals that are not worth it are dropped, which
+adds needs of whole values. So the walk is repeated until all remaining totals are worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...graph.graph import Graph
+from ...graph.leaves import VARIABLE
+from ...graph.node import Node, offset_of
+from ...ops._operands import HALVES
+from ...ops.collectives.reductions import COMBINED
+from ..collective_order import Ordered
+from ..partition import is_divided
+from ..target import Sharing
+from .matmul_owners import Ends, chains, owned
+
+
+class ShardNeeds:
+    """The nodes of a graph that a rank needs whole, and the nodes of which it needs its shard."""
+
+    def __init__(self, graph: Graph, updates: Mapping[Node, Node], sharing: Sharing) -> None:
+        self.graph, self.sharing = graph, sharing
+        self.values = list(updates.values())
+        """The next values of the shared variables."""
+        self.sums = self.find_sums()
+        """For each value that can have shards, the sums over the ranks that it is made of."""
+        self.totals = {node for node in graph.nodes if self.may_be_total(node)}
+        """The reductions to one element of values that have shards."""
+        sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
+        found = chains(graph, self.is_sum)
+        ends = Ends(graph, self.values, sums_of_totals)
+        self.owned = owned(found, ends, sharing.partition.here.size)
+        """The chains of matrix multiplications that one rank per host computes, by their ends."""
+        self.whole: set[Node] = set()
+        """The nodes that this rank needs whole."""
+        self.sharded: set[Node] = set()
+        """The nodes of which this rank needs its shard."""
+        self.find_needs()
+        self.apart = self.variables_apart(updates)
+        """The variables of which all hosts together keep one copy."""
+
+    def find_sums(self) -> dict[Node, set[Node]]:
+        """Return for each value that can have shards the sums that it is made of."""
+        sums: dict[Node, set[Node]] = {}
+        for node in self.graph.nodes:
+            if self.is_sum(node):
+                sums[node] = {node}
+            elif has_shards(node):
+                below = [sums[i] for i in node.inputs if i in sums]
+                if below:
+                    sums[node] = below[0].union(*below[1:])
+        return sums
+
+    def is_sum(self, node: Node) -> bool:
+        """Return whether a node is a divided all-reduce over the ranks of the step.
+
+        Between hosts, 16-bit floats would be rounded twice. Their all-reduce stays as it is.
+        """
+        partition, group = self.sharing.partition, self.sharing.group
+        if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
+            return False
+        if partition.there.size > 1 and node.dtype in HALVES:
+            return False
+        kind, attrs = node.op.block.kind, node.attrs
+        is_of_step = attrs.get("group", group) == group
+        return kind.reduces and kind.equal_results and is_of_step and attrs["algorithm"] != "ring"
+
+    def may_be_total(self, node: Node) -> bool:
+        """Return whether a node reduces a value that can have shards to one element."""
+        if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
+            return False
+        operand = node.inputs[0]
+        return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
+
+    def find_needs(self) -> None:
+        """Find the needs of all nodes, and drop the totals that are not worth a collective."""
+        while True:
+            self.pass_on_needs()
+            worth_it = {t for t in self.totals if self.sums[t.inputs[0]] - self.whole}
+            if worth_it == self.totals:
+                return
+            self.totals = worth_it
+
+    def pass_on_needs(self) -> None:
+        """Walk from the outputs and next values to the leaves; each node is after its readers."""
+        shared = set(self.values)
+        self.sharded = set(shared)
+        others = (value for _, value in self.graph.updates if value not in shared)
+        self.whole = {*self.graph.outputs, *others}
+        for node in reversed(self.graph.nodes):
+            is_whole = not self.whole.isdisjoint(node.results)
+            if not self.sharded.isdisjoint(node.results):
+                if has_shards(node) and node not in self.owned:
+                    self.need_operands_of_shard(node)
+                elif node.op is not VARIABLE:
+                    is_whole = True
+                    if not self.is_sum(node):
+                        self.whole.add(node)
+            if is_whole:
+                self.need_operands_of_whole(node)
+
+    def need_operands_of_shard(self, node: Node) -> None:
+        """Note what a node computes its shard from."""
+        for operand in node.inputs:
+            has_same_size = operand.type.count == node.type.count
+            (self.sharded if has_same_size else self.whole).add(operand)
+
+    def need_operands_of_whole(self, node: Node) -> None:
+        """Note what a node computes its whole result from."""
+        if node in self.totals:
+            self.sharded.add(node.inputs[0])
+        else:
+            self.whole.update(node.inputs)
+
+    def variables_apart(self, updates: Mapping[Node, Node]) -> set[Node]:
+        """Return the variables that only updates read, if these are kept once over all hosts."""
+        if not self.sharing.partition.apart:
+            return set()
+        return set(updates) - self.whole - self.sharing.once
+
+
+def has_shards(node: Node) -> bool:
+    """Return whether the shard of a node is computed from the shards of its operands."""
+    if node.several or node.type.count == 1 or not node.inputs:
+        return False
+    is_view = node.inputs[0].type.count == node.type.count and offset_of(node) == 0
+    is_repeated = node.op.broadcasts and node.inputs[0].type.count == 1
+    return node.op.elementwise or is_repeated or is_view
+
+
+__all__ = ["ShardNeeds", "has_shards"]
