@@ -8,7 +8,7 @@ The passes run here for all ranks in one process; none of them communicates.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ def cut(graph: Graph, target: Any) -> Graph:
     options, sharing = CompileOptions(shard="host"), target.sharing
     equal = Equal(graph, sharing.group, lambda variable: False)
     shared = shareable_variables(graph, equal, sharing.partition.parts, set())
-    target.sharing = replace(sharing, variables=frozenset(shared))
+    target.sharing = sharing._replace(variables=frozenset(shared))
     graph = simplify(order_collectives(graph, target, options), target, options)
     return update_in_slices(graph, target, options)
 

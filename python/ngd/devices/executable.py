@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +14,7 @@ from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
 from ..comm import Group, compare_ranks
-from ..dtypes import Array, DType, float32
+from ..dtypes import Array, DType
 from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.graph import Graph
@@ -186,17 +185,17 @@ class StepGraph:
 
     def printed_graph(self) -> Graph:
         """Return the graph that `Executable.graph` shows, whose text names the precision."""
-        graph, options = self.graph, self.options
-        if not options.has_low_precision:
-            return graph
-        return PrintedGraph(graph.inputs, graph.outputs, graph.updates, options.precision)
+        if not self.options.has_low_precision:
+            return self.graph
+        return PrintedGraph(self.graph, self.options.precision)
 
 
-@dataclass(frozen=True, eq=False)
 class PrintedGraph(Graph):
     """The graph of a step of 16-bit precision."""
 
-    precision: DType = float32
+    def __init__(self, graph: Graph, precision: DType) -> None:
+        super().__init__(graph.inputs, graph.outputs, graph.updates)
+        self.precision = precision
 
     def __str__(self) -> str:
         return self.text(self.precision)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -83,7 +83,7 @@ class Graph:
             record.append(new)
         inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
         updates = tuple((v, new.get(value, value)) for v, value in self.updates)
-        return replace(self, inputs=inputs, outputs=outputs, updates=updates)
+        return Graph(inputs, outputs, updates)
 
     def verify(self) -> None:
         """Check the invariants of all passes; raise CompileError with the node."""

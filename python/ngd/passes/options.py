@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..dtypes import DType, float32
 
 
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
+class CompileOptions(NamedTuple):
     """The arguments of `ngd.compile` that say how a graph is compiled."""
 
     precision: DType = float32

@@ -25,8 +25,7 @@ class Verdict(NamedTuple):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
+class Sharing(NamedTuple):
     """The ranks of a step, and the variables that they share."""
 
     group: Any

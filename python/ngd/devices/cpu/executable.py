@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ... import _core
@@ -65,7 +65,7 @@ class CpuDevice:
                 storages[variable] = storage
         equal, sharing = agree_on_sharing(source, storages)
         if sharing.variables:
-            sharing = replace(sharing, has_uniform_types=are_alike(graph, group))
+            sharing = sharing._replace(has_uniform_types=are_alike(graph, group))
         return CpuAgreement(storages, equal, CpuTarget(group, sharing))
 
     def load(

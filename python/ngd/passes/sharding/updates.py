@@ -31,7 +31,6 @@ totals reduces the results. This is another order of summation, so the last bits
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -105,7 +104,7 @@ def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> G
     pairs = tuple(
         sharded.update(v, updates[v]) if v in updates else (v, value) for v, value in new.updates
     )
-    return replace(new, updates=pairs)
+    return Graph(new.inputs, new.outputs, pairs)
 
 
 def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
