@@ -22,14 +22,7 @@ from ..device import Lowered
 from ..executable import CompiledStep, StepGraph
 from ..explanation import Explanation
 from .peaks import peak
-from .sharing import (
-    agree_on_sharing,
-    are_alike,
-    asked_once,
-    expect_private,
-    share,
-    share_frozen,
-)
+from .sharing import agree_on_sharing, are_alike, asked_once, expect_private, share, share_frozen
 from .storage import CpuStorage
 from .target import DEVICE, CpuTarget
 
