@@ -11,6 +11,7 @@ from ..errors import CompileError
 from ..graph.graph import Graph, communicates
 from ..graph.leaves import constant_node
 from ..graph.node import Node, Op
+from ..graph.traits import Comm, Kernel
 from ..ops.collectives.reductions import Collective
 from ..ops.control.bodies import Control
 from .target import Target
@@ -35,7 +36,7 @@ def in_order(graph: Graph) -> list[Node]:
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
-        own = node in talkers or node.op.heavy
+        own = node in talkers or node.op.is_heavy
         depth[node] = own + max([depth[i] for i in node.inputs], default=0)
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
@@ -50,7 +51,7 @@ def in_order(graph: Graph) -> list[Node]:
 
 def talks(graph: Graph) -> bool:
     """Whether what the graph computes depends on the group."""
-    return any(communicates(n) or n.op.settled_by == "group" for n in graph.nodes)
+    return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
@@ -74,8 +75,8 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         group = node.attrs.get("group") or target
-        if node.op.settled_by == "group":
-            return constant_node(node.op.settle(group, **node.attrs))
+        if node.op.comm.has_group_value:
+            return constant_node(node.op.group_value(group, **node.attrs))
         if isinstance(node.op, Control) and node in number:
             return node.op.numbered(number[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
@@ -123,7 +124,7 @@ def check_root(node: Node, rank: int, size: int) -> None:
 class Ordered(Op):
     """A collective that knows its place in the sequence."""
 
-    collective = True
+    comm = Comm(is_collective=True)
 
     def __init__(self, block: Collective, order: float) -> None:
         self.name = block.name  # type: ignore[misc]
@@ -134,9 +135,9 @@ class Ordered(Op):
         """As the collective."""
         return self.block.infer(*inputs, **attrs)
 
-    def uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
         """As the collective."""
-        return self.block.uniform(inputs, attrs)
+        return self.block.is_uniform(inputs, attrs)
 
 
 class Start(Op):
@@ -156,7 +157,7 @@ class Wait(Op):
     """Its one input is a start; the result is the collective's, in the same buffer."""
 
     name = "wait"
-    view = True
+    kernel = Kernel(is_view=True)
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """The type of the buffer in flight."""

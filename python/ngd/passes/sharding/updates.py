@@ -79,7 +79,7 @@ class ReduceSlice(Collective):
         """The type of a part."""
         return Type(x.dtype, (counts[rank],))
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Each rank has another one."""
         return False
 
@@ -182,7 +182,7 @@ class Wanted:
 
     def may_be_total(self, node: Node) -> bool:
         """Whether a node reduces what is computed in slices to one element."""
-        if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
+        if node.op.kernel.reduction not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
         return operand in self.sums and is_divided(operand.type, self.cut)
@@ -280,7 +280,7 @@ class Slicing:
         if not passes_slices(old) or old in self.wanted.owned:
             return self.part(whole)
         pairs = list(zip(old.inputs, inputs, strict=True))
-        if not old.op.elementwise:  # a view of the same elements, or one that is repeated
+        if not old.op.kernel.is_elementwise:  # a view of the same elements, or one that is repeated
             return self.fitting(*pairs[0], old)
         return old.op.node([self.fitting(i, new, old) for i, new in pairs], old.attrs)
 
@@ -361,7 +361,7 @@ class Slicing:
         """
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for total in totals:
-            kinds.setdefault((total.dtype, total.op.reduces), []).append(total)
+            kinds.setdefault((total.dtype, total.op.kernel.reduction), []).append(total)
         for (_, reduce_op), alike in kinds.items():
             parts = []
             for total in alike:
@@ -395,8 +395,9 @@ def passes_slices(node: Node) -> bool:
     if node.several or node.type.count == 1 or not node.inputs:
         return False
     same = node.inputs[0].type.count == node.type.count and offset_of(node) == 0
-    repeated = node.op.broadcasts and node.inputs[0].type.count == 1
-    return node.op.elementwise or repeated or same
+    kernel = node.op.kernel
+    repeated = kernel.is_broadcast and node.inputs[0].type.count == 1
+    return kernel.is_elementwise or repeated or same
 
 
 __all__ = ["to_share", "update_in_slices"]
