@@ -38,9 +38,9 @@ class Op:
     kernel of the same name, an opcode of the elementwise kernel, and `expand`. It may have both a
     kernel and `expand`, which tests then compare.
 
-    Every op has `infer`, `grad`, `reference` and `samples`. All others are optional, in records
-    (traits.py) and methods for each reader. An op that is made of other ops has `expand`, and
-    leaves all five records alone.
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. All others are optional:
+    records (traits.py) and methods for each reader. An op that is made of other ops has `expand`,
+    and leaves all five records alone.
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.

@@ -79,8 +79,8 @@ class Fusion(NamedTuple):
     is_linear_reduction: bool = False
     """True for a reduction of a * x that is a times the reduction of x if a is constant in it.
 
-    `share_sums` moves such factors out. Other reductions choose an element, for example a maximum;
-    mixed precision then keeps the operand and the result in the same bits.
+    `share_sums` moves such factors out. Mixed precision treats other reductions like a maximum,
+    whose result is one of the elements: the result and its operand keep the same bits.
     """
 
 

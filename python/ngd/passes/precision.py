@@ -77,7 +77,7 @@ class Uses:
         self.products: dict[Node, DType] = {}
         """What they are stored as."""
         self.others: set[Node] = set()
-        """What else takes two-byte floats: carries or widens them."""
+        """The other ops that read 16-bit floats: copies, pools and statistics."""
         self.refused: Node | None = None
         """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):

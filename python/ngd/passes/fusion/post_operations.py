@@ -2,10 +2,10 @@
 """What follows a heavy op, into its kernel: a bias, then post-operations, such as a residual sum.
 
 relu(a @ b + bias) becomes one matrix multiplication. The op of a kernel lists the post-operations
-that it takes (`Fusion.post_operations`). In 16-bit floats the separate ops would round each, so they
-stay apart. A post-operation leaves nothing of its operand, so it is fused only if nothing else reads
-the operand: gelu and silu are fused in a step without their gradients, which read it. The node keeps
-the call site of the heavy op, so that reports and errors name its line and layer.
+that it takes (`Fusion.post_operations`). In 16-bit floats the separate ops would round each, so
+they stay apart. A post-operation leaves nothing of its operand, so it is fused only if nothing else
+reads the operand: gelu and silu are fused in a step without their gradients, which read it. The
+node keeps the call site of the heavy op, so that reports and errors name its line and layer.
 
 The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
 (has_composites). Equal nodes are merged before, because one of two could lose what the other one is
