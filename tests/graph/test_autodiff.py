@@ -267,4 +267,4 @@ def test_variables_are_named_in_errors() -> None:
 
 def test_every_op_has_a_rule_an_expansion_or_nothing_to_differentiate() -> None:
     for op in OPS.values():
-        assert type(op).grad is not Op.grad or op.expands, op.name
+        assert type(op).grad is not Op.grad or op.has_expansion, op.name

@@ -262,8 +262,8 @@ def test_what_nobody_reads_has_no_bytes() -> None:
 
 def products(*outputs: Node) -> list[int]:
     """How many products the bodies of the loops have that make some values."""
-    loops = [node for node in Graph((), outputs).nodes if node.op.nested]
-    return [sum(n.op.heavy for n in body.nodes) for loop in loops for body in bodies_of(loop)]
+    loops = [node for node in Graph((), outputs).nodes if node.op.kernel.control_flow]
+    return [sum(n.op.is_heavy for n in body.nodes) for loop in loops for body in bodies_of(loop)]
 
 
 def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.Generator) -> None:
@@ -524,7 +524,8 @@ def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:
     def carried(wrt: Node) -> int:
         gradient = ngd.grad(loss, wrt)
         made = Graph((x, w, h), (gradient,)).nodes
-        return max(n.attrs["carries"] for n in made if n.op.nested and n.attrs["reverse"])
+        loops = [n for n in made if n.op.kernel.control_flow]
+        return max(n.attrs["carries"] for n in loops if n.attrs["reverse"])
 
     assert carried(w) == 2  # the adjoint of the first, and the sum for w
     assert carried(h) == 2  # the adjoints of both

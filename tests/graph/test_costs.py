@@ -48,7 +48,7 @@ def test_a_convolution_and_its_gradients(groups: int, device: str) -> None:
     assert y.shape == (2, 6, 5, 5)
     forward = 2 * (2 * 6 * 5 * 5) * (4 // groups * 3 * 3)
     assert cost([x, w], [y], device).flops >= forward
-    assert [cost_of(n) for n in (y, *ngd.grad(ops.sum(y), [x, w])) if n.op.heavy] == [
+    assert [cost_of(n) for n in (y, *ngd.grad(ops.sum(y), [x, w])) if n.op.is_heavy] == [
         Cost(forward, 4 * (x.type.count + w.type.count + y.type.count))
     ] * 3
 
@@ -124,7 +124,7 @@ def test_every_op_has_a_cost() -> None:
 
 
 def test_only_what_grows_faster_than_its_operands_is_heavy() -> None:
-    heavy = {name for name, op in OPS.items() if op.heavy}
+    heavy = {name for name, op in OPS.items() if op.is_heavy}
     assert {"matmul", "conv", "conv_data_grad", "conv_channels_last", "scan"} <= heavy
     assert not heavy & {"add", "sum", "softmax", "concat", "take", "all_reduce"}
 

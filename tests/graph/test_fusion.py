@@ -326,7 +326,7 @@ def test_random_graphs_have_no_circles_and_lose_nothing() -> None:
         fused = fuse_elementwise(graph, NO_TARGET, CompileOptions())
         fused.verify()
         assert len(order_of(fused)) == len(fused.nodes)
-        assert not any(n.op.elementwise for n in fused.nodes)
+        assert not any(n.op.kernel.is_elementwise for n in fused.nodes)
         others = [n.op.name for n in graph.nodes if not elementwise.is_elementwise(n)]
         constants = sum(name == "constant" for name in others)
         left = [n.op.name for n in fused.nodes if not isinstance(n.op, FusedKernel)]

@@ -26,15 +26,17 @@ def test_every_op_has_a_way_to_run() -> None:
     served = {op for op, _ in cpu.DEVICE.kernel_table()}
     for op in OPS.values():
         leaf = isinstance(op, Leaf)
-        fused = op.elementwise or op.broadcasts
+        fused = op.kernel.is_elementwise or op.kernel.is_broadcast
         kernels = set() if leaf else {op.lower(**sample.attrs)[0] for sample in op.samples()}
-        known = leaf or op.collective or op.view or op.settled_by or op.nested
-        assert known or fused or op.expands or kernels <= served, op.name
+        compiled = op.comm.is_collective or op.comm.has_group_value or op.kernel.control_flow
+        known = leaf or compiled or op.kernel.is_view
+        assert known or fused or op.has_expansion or kernels <= served, op.name
 
 
 def test_every_elementwise_op_is_an_opcode() -> None:
     opcodes = set(re.findall(r"^[A-Z_0-9]+\((\w+),", OPCODES.read_text(), re.MULTILINE))
     assert opcodes
-    fused = [op for op in OPS.values() if op.elementwise or op.broadcasts]
-    one_dtype = {op.opcode or op.name for op in fused if not op.converts}
+    kernels = {op.name: op.kernel for op in OPS.values()}
+    fused = {name: k for name, k in kernels.items() if k.is_elementwise or k.is_broadcast}
+    one_dtype = {k.opcode or name for name, k in fused.items() if not k.is_conversion}
     assert one_dtype == opcodes

@@ -278,15 +278,16 @@ def test_a_pattern_finds_operands_by_trait_and_name() -> None:
     a, b = made((2, 2), (2, 2))
     product, vector = a @ b, ops.sum(a, axis=0)
     total = vector + product
-    heavy = Pattern("heavy", lambda op: op.heavy)
-    assert found(Pattern("sum", lambda op: op.adds, (heavy,)), total) == []
-    either = Pattern("sum", lambda op: op.adds, (heavy, Pattern("other")), any_order=True)
+    heavy = Pattern("heavy", lambda op: op.is_heavy)
+    operands = (heavy, Pattern("other"))
+    assert found(Pattern("sum", lambda op: op.fusion.is_addition, (heavy,)), total) == []
+    either = Pattern("sum", lambda op: op.fusion.is_addition, operands, any_order=True)
     (match,) = found(either, total)
     assert match["heavy"] is product
     assert match["other"] is vector
     assert len(found(either, product + product @ b)) == 2
     assert found(either, ops.abs(a)) == []
-    once = Pattern("heavy", lambda op: op.heavy, read_once=True)
+    once = Pattern("heavy", lambda op: op.is_heavy, read_once=True)
     assert list(once.matches(product, {product: 2})) == []
     assert list(once.matches(product, {product: 1})) == [{"heavy": product}]
     assert list(heavy.matches(product, {})) == [{"heavy": product}]

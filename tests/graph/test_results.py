@@ -20,6 +20,7 @@ from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import CompileError, Error
 from ngd.graph.graph import Graph
 from ngd.graph.node import Node, Op, Result, topological
+from ngd.graph.traits import Numerics
 from ngd.ops._precision import expansion
 from ngd.passes import CompileOptions, computation
 from ngd.passes.simplification import simplify
@@ -234,7 +235,7 @@ class TestGradients:
 
     def test_in_two_bytes_they_are_computed_in_float32(self) -> None:
         class Rounds(WithRule):
-            gradient_rounds = True
+            numerics = Numerics(needs_float32_gradient=True)
 
             def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
                 assert {n.dtype for n in (*node.results, *dy) if n is not None} == {float32}

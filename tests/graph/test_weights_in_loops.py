@@ -51,7 +51,7 @@ def unrolled(body: Body, h: Node, x: Node, w: Node, reverse: bool) -> Node:
 
 def sums_of_weights(gradient: Node) -> int:
     """Return the number of weight gradients that loops carry."""
-    loops = [node for node in Graph((), (gradient,)).nodes if node.op.nested]
+    loops = [node for node in Graph((), (gradient,)).nodes if node.op.kernel.control_flow]
     shapes = [x.shape for loop in loops for x in loop.inputs[: loop.attrs["carries"]]]
     return shapes.count(gradient.shape)
 

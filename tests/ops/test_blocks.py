@@ -61,7 +61,7 @@ def has_gradient(case: Case) -> bool:
 def test_block_is_complete(op: Op) -> None:
     assert list(op.samples()), "an op without samples is never tested"
     assert (type(op).__doc__ or "").strip()
-    assert not (op.elementwise and op.expands)
+    assert not (op.kernel.is_elementwise and op.has_expansion)
 
 
 @named(CASES)
@@ -89,7 +89,7 @@ def test_results_that_nobody_reads(case: Case, run: Runner) -> None:
         assert_close(value, wanted)
 
 
-@named([c for c in CASES if c.op.expands])
+@named([c for c in CASES if c.op.has_expansion])
 def test_expansion_matches_reference(case: Case, coverage: Coverage) -> None:
     inputs, arrays = placeholders(case.types), case.arrays()
     values = run_reference(inputs, expansion(case.apply(inputs)[0]), arrays)

@@ -27,7 +27,7 @@ from ngd.dtypes import (
 from ngd.graph.node import Op
 from ngd.graph.registry import OPS
 
-ELEMENTWISE = [op for op in OPS.values() if op.elementwise]
+ELEMENTWISE = [op for op in OPS.values() if op.kernel.is_elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]
 EITHER_ZERO = ("maximum", "minimum")
 """Of 0 and -0 either may be the larger: IEEE 754-2008 leaves it open, and so does NumPy."""
@@ -89,7 +89,10 @@ def test_special_values(op: Op, dtype: DType, run: Runner) -> None:
 LONG_CASES = [
     case
     for case in all_cases()
-    if case.op.elementwise and case.dtype in FLOATS and case.number == 1 and case.sample.operands
+    if case.op.kernel.is_elementwise
+    and case.dtype in FLOATS
+    and case.number == 1
+    and case.sample.operands
 ]
 
 

@@ -103,7 +103,7 @@ def without_instruction(node: Node) -> str:
     if is_view(node):
         source = source_of(node)
         return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"
-    if node.op.broadcasts:
+    if node.op.kernel.is_broadcast:
         return "no instruction: kernels that read the result repeat the elements of its operand"
     return LEAVES.get(node.op, "no instruction: nothing in the compiled step needs the value")
 

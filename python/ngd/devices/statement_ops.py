@@ -52,7 +52,7 @@ def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 
-    opcodes = [OPS[name].opcode or name for name in names]
+    opcodes = [OPS[name].kernel.opcode or name for name in names]
     found = [line.split(":")[0] for line in attrs["program"].split(";")]
     matcher = SequenceMatcher(None, found, opcodes, autojunk=False)
     members: list[Member | None] = [None] * len(found)

@@ -164,13 +164,15 @@ class Body:
 
 def bodies_of(node: Node) -> list[Graph]:
     """The graphs that the op applied here runs, in the order of their attributes' names."""
-    held = sorted(node.attrs.items()) if node.op.nested else []
+    held = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
     return [value.graph for _, value in held if isinstance(value, Body)]
 
 
 def communicates(node: Node) -> bool:
     """Return whether the op of this node, or a graph that it runs, communicates."""
-    return node.op.collective or any(communicates(n) for g in bodies_of(node) for n in g.nodes)
+    if node.op.comm.is_collective:
+        return True
+    return any(communicates(n) for g in bodies_of(node) for n in g.nodes)
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:

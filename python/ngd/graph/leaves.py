@@ -34,7 +34,7 @@ class Placeholder(Leaf):
 
     name = "placeholder"
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Each rank is given its own value, unless the caller promised otherwise."""
         return bool(attrs["uniform"])
 

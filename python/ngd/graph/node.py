@@ -14,7 +14,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -28,72 +28,43 @@ from .order import Order
 from .precision_marks import WIDE, wide
 from .registry import OPS, op_named, public_function
 from .samples import Sample
+from .traits import Comm, Fusion, Kernel, Layout, Numerics
 
 
 class Op:
-    """One op: what it means, in one block. A subclass has one instance, which `register` returns.
+    """The definition of an op. A subclass has one instance, which `register` returns.
 
-    The instance is the public function: `__call__` normalizes what the user gives and calls
-    `self.node(inputs, attrs)`. Attributes are hashable. Exactly one of a native kernel of the same
-    name, `elementwise`, and `expand` must exist; where `expand` stands beside a kernel, tests hold
-    the two together.
+    The instance is the public function: `__call__` normalizes the arguments of the caller and
+    returns `self.node(inputs, attrs)`. Attributes are hashable. An op needs exactly one of a native
+    kernel of the same name, an opcode of the elementwise kernel, and `expand`. It may have both a
+    kernel and `expand`, which tests then compare.
+
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. All others are optional:
+    records (traits.py) and methods for each reader. An op that is made of other ops has `expand`,
+    and leaves all five records alone.
+
+    - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
+      `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
+    - `fusion`, for the passes in passes/fusion. Methods: `with_bias`, `gradient_factors`,
+      `fused_ops`.
+    - `numerics`, for mixed precision and gradients. Methods: `grad_of`.
+    - `layout`, for passes/layouts.py. Methods: `replace_row_major`, `move_transpose`.
+    - `comm`, for collectives and sharding. Methods: `is_uniform`, `group_value`.
     """
 
     name: ClassVar[str]
-    elementwise: ClassVar[bool] = False
-    """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
-    view: ClassVar[bool] = False
-    """Its result may lie in the bytes of its first input: `offset` says where."""
-    collective: ClassVar[bool] = False
-    """Talks to other ranks: run by all of them, in one order."""
+    kernel: ClassVar[Kernel] = Kernel()
+    """How the op is computed."""
+    fusion: ClassVar[Fusion] = Fusion()
+    """The part of the op in the fusion with other ops."""
+    numerics: ClassVar[Numerics] = Numerics()
+    """The use of 16-bit floats in the op and its gradient."""
+    layout: ClassVar[Layout] = Layout()
+    """The order of axes that the op computes in."""
+    comm: ClassVar[Comm] = Comm()
+    """The dependence of the op on other ranks."""
     order: Order | None = None
-    """The position in that order, once the compiler has numbered what `communicates`."""
-    broadcasts: ClassVar[bool] = False
-    """Repeats elements of its input: a reader of the result may read that instead, by strides."""
-    converts: ClassVar[bool] = False
-    """The result has a dtype of its own, which the opcode names beside the operand's."""
-    opcode: ClassVar[str] = ""
-    """What the elementwise kernel calls it, where not by its name."""
-    nested: ClassVar[str] = ""
-    """Runs graphs, which its attributes hold as a Body each: how, in the executor's words.
-
-    It has several results. The compiler plans the graphs; no kernel is asked for. The attribute
-    `length`, where there is one, is how often they run.
-    """
-    settled_by: ClassVar[Literal["", "group"]] = ""
-    """What the value is known from before a step runs; `settle` says which it is."""
-    permutes: ClassVar[bool] = False
-    """Its result is its input with the axes in another order: transpose(x, attrs["axes"])."""
-    layout: ClassVar[str] = "row-major"
-    """How the elements of what it computes on lie, for reports."""
-    plain: ClassVar[Op | None] = None
-    """The op that this one is in a layout of its own; see `in_place_of`."""
-    moves: ClassVar[bool] = False
-    """Computes nothing: it puts elements elsewhere, as many as its results have."""
-    adds: ClassVar[bool] = False
-    """The sum of its two operands: behind a heavy op, one may be a bias."""
-    multiplies: ClassVar[bool] = False
-    """The product of its two operands, elementwise."""
-    reduces: ClassVar[str] = ""
-    """The `op` of the kernel "reduce" by which it reduces its operand along attrs["axes"]."""
-    linear: ClassVar[bool] = False
-    """A reduction that a factor leaves which does not change along the axes."""
-    posts: ClassVar[tuple[str, ...]] = ()
-    """Of a heavy op: what its kernel applies to the result, by the names that `lower` gives.
-
-    It takes some of these in its attribute `post`, a tuple, applied in turn.
-    """
-    accumulates: ClassVar[bool] = False
-    """Multiplies two operands: of two-byte floats as the attribute `dtype`; others may be wide."""
-    carries: ClassVar[bool] = False
-    """As `moves` does, it hands elements on, or sums of few: in two bytes what comes in two."""
-    widens: ClassVar[bool] = False
-    """Its results are float32 where its operand is a two-byte float."""
-    gradient_rounds: ClassVar[bool] = False
-    """Its gradient is made of several roundings: in two bytes it is computed in float32.
-
-    What only moves, chooses, negates or adds, and what is one op, has none or one.
-    """
+    """The position in the order of collectives, once the compiler has numbered them."""
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
     public: ClassVar[bool] = True
@@ -138,7 +109,7 @@ class Op:
         raise NotImplementedError(self.name)
 
     def offset(self, *inputs: Any, **attrs: Any) -> int | None:
-        """Of a view: where in the input's bytes the result begins; None where it is computed."""
+        """Return the offset of a view in the bytes of its operand; None if it is computed."""
         return 0
 
     def samples(self) -> Iterable[Sample]:
@@ -161,55 +132,56 @@ class Op:
         """Return the cost of a heavy op; `bodies` has those of its graphs (see op_costs.py)."""
         raise NotImplementedError(self.name)
 
-    def spare_bytes(self, **attrs: Any) -> int:
-        """Of an op that runs graphs: what it needs beside them while it runs, in bytes."""
+    def scratch_bytes(self, **attrs: Any) -> int:
+        """Return the bytes that a control flow op needs beside its graphs while it runs."""
         return 0
 
-    def settle(self, ranks: Any, **attrs: Any) -> Array:
-        """The value in a group of these ranks, of an op that is settled by the group."""
+    def group_value(self, ranks: Any, **attrs: Any) -> Array:
+        """Return the value in a group, for an op with `Comm.has_group_value`."""
         raise NotImplementedError(self.name)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
-        """Of a heavy op: the node whose kernel adds a bias first; None: it cannot."""
+        """Return a node of a heavy op whose kernel adds a bias; None if it cannot."""
         return None
 
-    def factors(self, node: Node) -> tuple[Node, Node] | None:
-        """Of a product that is A^T B, of two matrices, and nothing more: A and B."""
+    def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
+        """Return A and B if the node is the matrix product A^T B and nothing more, else None."""
         return None
 
-    def in_place_of(self, node: Node) -> Node | None:
-        """Of an op in a layout: this op on the transposed operands of a node of the plain one.
+    def replace_row_major(self, node: Node) -> Node | None:
+        """Return the value of a node of `Layout.row_major_op`, computed by this op; or None.
 
-        What makes the plain node's value of its result is returned, a transposition or itself.
+        This op reads transposed operands. The value is its result, or a transposition of it.
         """
         return None
 
-    def ahead(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
-        """The same value, of operands before they are transposed; None: it cannot be had so.
+    def move_transpose(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
+        """Return the value of a node, computed from its operands before their transposition.
 
-        `axes` is what transposes every operand. Of several results, a tuple. See passes/layouts.py.
+        `axes` is the transposition of every operand. An op with several results returns a tuple.
+        None means that it cannot be computed so. See passes/layouts.py.
         """
         return None
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Whether the results are proved equal on all ranks."""
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        """Return whether the results are proved equal on all ranks."""
         return all(map(operator.attrgetter("uniform"), inputs))
 
-    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """The ops that a node's kernel computes in one, each with its call site, for reports."""
+    def fused_ops(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """Return the ops that the kernel of a node computes, each with its call site."""
         return ((self.name, node.site),)
 
     @property
-    def heavy(self) -> bool:
-        """Whether the block says what the op costs, which is most of a step's time.
+    def is_heavy(self) -> bool:
+        """True if the class has `cost`; heavy ops take most of the time of a step.
 
         Depth is counted in these, not in costs: sizes may differ between ranks, depths must not.
         """
         return type(self).cost is not Op.cost
 
     @property
-    def expands(self) -> bool:
-        """Whether this block has an `expand`."""
+    def has_expansion(self) -> bool:
+        """True if the class has `expand`."""
         return type(self).expand is not Op.expand
 
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
@@ -269,7 +241,7 @@ class Node(ArrayMethods["Node"]):
         self.type = type
         self.site = call_site()
         self.wide = WIDE.get()
-        self.uniform = op.uniform(inputs, attrs)
+        self.uniform = op.is_uniform(inputs, attrs)
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -378,7 +350,7 @@ def types_of(node: Node) -> Type | tuple[Type, ...]:
 
 def offset_of(node: Node) -> int | None:
     """Where a node's value begins in the bytes of its input's; None for what is computed."""
-    return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.view else None
+    return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.kernel.is_view else None
 
 
 def result_of(node: Node, number: int) -> Node:

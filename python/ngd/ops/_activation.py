@@ -17,6 +17,7 @@ from ..dtypes import FLOATS, Array, Type
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Numerics
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
 from ._compare import logical_and, where
@@ -29,7 +30,7 @@ class Relu(Unary):
     """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
 
     name = "relu"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     compute = staticmethod(lambda x: np.maximum(x, x.dtype.type(0)))
     kink_at_zero = True
     smooth = False
@@ -64,7 +65,7 @@ class Activation(Op):
     """An elementwise function of floats that is made of other ops; integers become floats first."""
 
     dtypes = FLOATS
-    gradient_rounds = True
+    numerics = Numerics(needs_float32_gradient=True)
     domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
     """From where samples draw."""
     kink_at_zero: ClassVar[bool] = False

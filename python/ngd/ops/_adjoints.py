@@ -163,9 +163,9 @@ def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
     """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
     op = node.op
-    if op.gradient_rounds and is_narrow(node):
+    if op.numerics.needs_float32_gradient and is_narrow(node):
         node, dy = widened(node), _widened_adjoints(dy)
-    if type(op).grad is not Op.grad or not op.expands:
+    if type(op).grad is not Op.grad or not op.has_expansion:
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):

@@ -13,6 +13,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel, Numerics
 from ._gathering import as_indices
 from ._operands import (
     INDICES,
@@ -61,7 +62,7 @@ class TakeAlongAxis(Op):
     """
 
     name = "take_along_axis"
-    moves = True
+    kernel = Kernel(is_copy=True)
     dtypes = ALL
 
     def __call__(self, x: Value, indices: Value, axis: int) -> Node:
@@ -109,7 +110,7 @@ class AddAlongAxis(Op):
     """
 
     name = "add_along_axis"
-    carries = True
+    numerics = Numerics(can_keep_16_bits=True)
     public = False
     dtypes = NUMBERS
 
@@ -128,7 +129,7 @@ class AddAlongAxis(Op):
             )
         return Type(updates.dtype, _beside(updates.shape, axis, size))
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         attrs = {**node.attrs, "axis": axes[node.attrs["axis"]]}
         return moved(self.node([i.inputs[0] for i in node.inputs], attrs), axes)
 

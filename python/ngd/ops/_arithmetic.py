@@ -14,6 +14,7 @@ from ..graph.leaves import constant_node
 from ..graph.node import Node
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Fusion, Kernel, Numerics
 from ._casting import cast
 from ._compare import equal, logical_and, where
 from ._elementwise import Binary, Unary, align, zero_like
@@ -24,7 +25,7 @@ class Rounding(Unary):
     """A step function: its gradient is zero. Integers are their own result."""
 
     dtypes = FLOATS
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     smooth = False
 
     def __call__(self, x: Value) -> Node:
@@ -39,8 +40,8 @@ class Add(Binary):
     """a + b."""
 
     name = "add"
-    adds = True
-    gradient_rounds = False
+    fusion = Fusion(is_addition=True)
+    numerics = Numerics(needs_float32_gradient=False)
     compute = np.add
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -54,7 +55,7 @@ class Subtract(Binary):
     """a - b."""
 
     name = "subtract"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     compute = np.subtract
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -68,7 +69,7 @@ class Multiply(Binary):
     """a * b."""
 
     name = "multiply"
-    multiplies = True
+    fusion = Fusion(is_multiplication=True)
     compute = np.multiply
 
     def simplify(self, node: Node) -> Node | None:
@@ -189,8 +190,8 @@ class Clip(Binary):
     """
 
     name = "clip"
-    elementwise = False
-    gradient_rounds = False
+    kernel = Kernel(is_elementwise=False)
+    numerics = Numerics(needs_float32_gradient=False)
     smooth = False
     compute = staticmethod(lambda x, low, high: np.minimum(np.maximum(x, low), high))
 
@@ -223,7 +224,7 @@ class Negative(Unary):
     """-x."""
 
     name = "negative"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     compute = np.negative
 
     def simplify(self, node: Node) -> Node | None:
@@ -241,7 +242,7 @@ class Abs(Unary):
     """|x|; its gradient at 0 is 0."""
 
     name = "abs"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     compute = np.abs
     kink_at_zero = True
     smooth = False
@@ -257,7 +258,7 @@ class Sign(Unary):
     """-1, 0 or 1; NaN stays. Its gradient is zero."""
 
     name = "sign"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     compute = np.sign
     kink_at_zero = True
     smooth = False

@@ -112,7 +112,7 @@ def _before(x: Node) -> Node | None:
     """What was transposed to put these heads before the places; None: something else."""
     axes = tuple(range(x.ndim))
     swapped = x.ndim >= 3 and (*axes[:-3], x.ndim - 2, x.ndim - 3, x.ndim - 1)
-    return x.inputs[0] if x.op.permutes and x.attrs["axes"] == swapped else None
+    return x.inputs[0] if x.op.layout.is_transpose and x.attrs["axes"] == swapped else None
 
 
 def _grouped(x: Node, groups: int) -> Node:

@@ -12,6 +12,7 @@ from ..dtypes import ALL, INTEGERS, Array, DType, Type, as_dtype, float32, float
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
 
@@ -23,8 +24,7 @@ class Cast(Op):
     """
 
     name = "cast"
-    elementwise = True
-    converts = True
+    kernel = Kernel(is_elementwise=True, is_conversion=True)
     dtypes = ALL
 
     def __call__(self, x: Value, dtype: Any) -> Node:

@@ -13,6 +13,7 @@ from ..errors import DTypeError
 from ..graph.node import Node
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Numerics
 from ._casting import cast
 from ._elementwise import Binary, Elementwise, Unary, align
 from ._operands import Value, as_node, broadcast_shapes, expect_dtype, got
@@ -21,7 +22,7 @@ from ._operands import Value, as_node, broadcast_shapes, expect_dtype, got
 class Comparison(Binary):
     """A bool of two operands."""
 
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     dtypes: ClassVar[tuple[DType, ...]] = ALL
     result = bool_
     smooth = False
@@ -213,7 +214,7 @@ class Where(Elementwise):
     """where(condition, x, y): x where the condition is true, else y, all broadcast together."""
 
     name = "where"
-    gradient_rounds = False
+    numerics = Numerics(needs_float32_gradient=False)
     dtypes = ALL
 
     def __call__(self, condition: Value, x: Value, y: Value) -> Node:

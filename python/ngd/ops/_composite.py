@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from ..dtypes import FLOATS, DType, float32
 from ..graph.node import Node
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._casting import cast
 from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
 from ._operands import HALVES, Value, as_node, float_of
@@ -23,7 +24,7 @@ FEW: Final = (3, 4)
 class CompositeUnary(Unary):
     """A function of one operand; integers become floats. The fused kernel computes its parts."""
 
-    elementwise = False
+    kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[tuple[float, float], ...]] = ()
     """Other intervals that samples are drawn from, so that they reach all branches."""
@@ -39,7 +40,7 @@ class CompositeUnary(Unary):
 class CompositeBinary(Binary):
     """A function of two operands that broadcast; integers become floats."""
 
-    elementwise = False
+    kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[Ranges, ...]] = ()
 

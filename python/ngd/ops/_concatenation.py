@@ -16,6 +16,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._creation import zeros
 from ._elementwise import align
 from ._operands import Value, as_axis, as_node, expect_dtype, got
@@ -36,7 +37,7 @@ class Concat(Op):
     """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
 
     name = "concat"
-    moves = True
+    kernel = Kernel(is_copy=True)
     dtypes = ALL
 
     def __call__(self, values: Sequence[Value], axis: int = 0) -> Node:
@@ -59,7 +60,7 @@ class Concat(Op):
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
         return Type(dtype, tuple(shape))
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         made = self.node([x.inputs[0] for x in node.inputs], {"axis": axes[node.attrs["axis"]]})
         return moved(made, axes)
 
@@ -87,7 +88,7 @@ class Split(Op):
     """
 
     name = "split"
-    moves = True
+    kernel = Kernel(is_copy=True)
     dtypes = ALL
 
     def __call__(self, x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:

@@ -22,6 +22,7 @@ from ..graph.cost import Cost
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Fusion, Numerics
 from ._activation import POSTS, dy_before, reference_behind
 from ._elementwise import align
 from ._operands import Value, got, narrow, product_dtype, widen
@@ -84,7 +85,7 @@ class Linear(Op):
     """
 
     dtypes = FLOATS
-    accumulates = True
+    numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
     """Where among its operands, its result behind them, the convolution's own and weights are."""
     shape_attr: ClassVar[str] = ""
@@ -134,7 +135,7 @@ class Conv(Linear):
 
     name = "conv"
     # Not relu: no kernel has it without another pass over the result, and elementwise ops have one.
-    posts = tuple(name for name in POSTS if name != "relu")
+    fusion = Fusion(post_operations=tuple(name for name in POSTS if name != "relu"))
 
     def __call__(
         self,

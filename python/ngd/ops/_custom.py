@@ -10,6 +10,7 @@ from ..dtypes import ALL, Array, Type, int64
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._operands import unchanged
 
 
@@ -22,7 +23,7 @@ class After(Op):
 
     name = "after"
     public = False
-    view = True
+    kernel = Kernel(is_view=True)
     dtypes = ALL
 
     def __call__(self, x: Node, *others: Node) -> Node:
@@ -31,7 +32,7 @@ class After(Op):
     def infer(self, x: Type, *others: Type) -> Type:
         return x
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return inputs[0].uniform
 
     def simplify(self, node: Node) -> Node | None:
@@ -83,7 +84,7 @@ class WithGradient(Op):
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {}
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return all(node.uniform for node in inputs[: attrs["count"]])
 
     def expand(self, *inputs: Node, count: int, rule: Rule) -> tuple[Node, ...]:

@@ -23,6 +23,7 @@ from ..graph import notes
 from ..graph.leaves import CONSTANT, constant_node
 from ..graph.node import Node, Op
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel, Numerics
 from ._casting import Cast, cast
 from ._operands import (
     Value,
@@ -57,8 +58,8 @@ BINARY_SHAPES: Final = (
 class Elementwise(Op):
     """An op whose result at a place depends on its operands at that place alone."""
 
-    elementwise = True
-    gradient_rounds = True
+    kernel = Kernel(is_elementwise=True)
+    numerics = Numerics(needs_float32_gradient=True)
     result: ClassVar[DType | None] = None
     """The result's dtype, where it is not the operands'."""
     compute: ClassVar[Callable[..., Any]]

@@ -14,6 +14,7 @@ from ..errors import DTypeError, ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._casting import cast
 from ._operands import INDICES, Value, as_axis, as_node, check_indices, expect_dtype, narrow, widen
 
@@ -35,7 +36,7 @@ class Take(Op):
     """
 
     name = "take"
-    moves = True
+    kernel = Kernel(is_copy=True)
     dtypes = ALL
 
     def __call__(self, x: Value, indices: Value, axis: int = 0) -> Node:

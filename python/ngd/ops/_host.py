@@ -114,7 +114,7 @@ class CallHost(Op):
     def infer(self, *inputs: Type, function: HostFunction) -> Type | tuple[Type, ...]:
         return function.results[0] if len(function.results) == 1 else function.results
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return False
 
     def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:

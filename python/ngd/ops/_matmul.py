@@ -15,6 +15,7 @@ from ..graph.cost import Cost
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Fusion, Numerics
 from ._activation import ADDED, POSTS, dy_before, reference_behind, split_added
 from ._elementwise import align
 from ._operands import Value, broadcast_shapes, got, narrow, product_dtype, widen
@@ -38,15 +39,15 @@ class MatMul(Op):
 
     A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
     of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
-    and post, a tuple of what is applied in the end (`posts`, to floats), of which "add" adds one
-    more operand. Two-byte floats are accumulated in float32 and rounded once; `dtype` may ask for
-    the float32 itself, and the bias and what is added may be float32 then or else.
+    and post, a tuple of the post-operations of floats (`Fusion.post_operations`), of which "add"
+    adds one more operand. Two-byte floats are accumulated in float32 and rounded once; `dtype` may
+    ask for the float32 itself, and the bias and what is added may be float32 then or else.
     """
 
     name = "matmul"
-    accumulates = True
+    numerics = Numerics(is_contraction=True)
     dtypes = NUMBERS
-    posts = (*POSTS, ADDED)
+    fusion = Fusion(post_operations=(*POSTS, ADDED))
 
     def __call__(self, a: Value, b: Value) -> Node:
         a, b = align(self.name, a, b)
@@ -91,8 +92,9 @@ class MatMul(Op):
                 f"matmul: expected the last axis of a to equal the second to last of b; "
                 f"got {got(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape it."
             )
-        if post and not (is_float(dtype) and set(post) <= set(self.posts)):
-            raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
+        posts = self.fusion.post_operations
+        if post and not (is_float(dtype) and set(post) <= set(posts)):
+            raise ValueError(f"matmul: expected post among {posts}, of floats; got {post}")
         result = Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
         (_, _, *bias), added = split_added(inputs, post)
         if bias and bias[0].shape != b[-1:]:
@@ -122,7 +124,7 @@ class MatMul(Op):
             return None
         return self.node((*node.inputs, bias), node.attrs)
 
-    def factors(self, node: Node) -> tuple[Node, Node] | None:
+    def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
         attrs = node.attrs
         plain = node.ndim == len(node.inputs) == 2 and not attrs.get("post")
         if not plain or not attrs["transpose_a"] or attrs["transpose_b"]:

@@ -19,6 +19,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Numerics
 from ._arithmetic import square
 from ._casting import cast
 from ._operands import (
@@ -66,7 +67,7 @@ class Moments(Op):
     """
 
     name = "moments"
-    widens = True
+    numerics = Numerics(has_float32_results=True)
     public = False
     dtypes = FLOATS
     smooth = False
@@ -82,7 +83,7 @@ class Moments(Op):
         rest = mean(distance, axes, keepdims=True)
         return first, rest, mean(square(distance - rest), axes, keepdims=True)
 
-    def ahead(self, node: Node, axes: Shape) -> tuple[Node, ...]:
+    def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...]:
         attrs = {"axes": tuple(sorted(axes[axis] for axis in node.attrs["axes"]))}
         made = self.node(node.inputs[0].inputs, attrs)
         return tuple(moved(result, axes) for result in made.results)
@@ -112,7 +113,7 @@ class Standardize(Op):
 
     name = "standardize"
     dtypes = FLOATS
-    gradient_rounds = True
+    numerics = Numerics(needs_float32_gradient=True)
 
     def __call__(self, x: Value, axis: Axis = -1, eps: float = 1e-5) -> tuple[Node, Node, Node]:
         x = as_node(x, where=self.name)
@@ -182,7 +183,7 @@ class RmsStandardize(Op):
     name = "rms_standardize"
     public = False
     dtypes = FLOATS
-    gradient_rounds = True
+    numerics = Numerics(needs_float32_gradient=True)
 
     def __call__(self, x: Node, axes: Shape, eps: float) -> Node:
         return self.node((x,), {"axes": axes, "eps": float(eps)})

@@ -151,8 +151,10 @@ def is_weak_node(node: Node) -> bool:
             return False
         if node.op is PLACEHOLDER and node.attrs.get("weak"):
             given = True
-        elif node.op.elementwise or node.op.view:
-            waiting += node.inputs[:1] if node.op.view else node.inputs
+        elif (kernel := node.op.kernel).is_view:
+            waiting += node.inputs[:1]
+        elif kernel.is_elementwise:
+            waiting += node.inputs
         else:
             return False
     return given
@@ -219,7 +221,7 @@ def local_number(value: float, like: Node) -> Node:
 
 def scalar_value(node: Node) -> Any:
     """The one value of a constant, also behind views and broadcasts; None for anything else."""
-    while node.op.view or node.op.broadcasts:
+    while (kernel := node.op.kernel).is_view or kernel.is_broadcast:
         node = node.inputs[0]
     if node.op is CONSTANT and node.type.count == 1:
         return node.attrs["value"].reshape(())[()]

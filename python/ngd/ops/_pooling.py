@@ -20,6 +20,7 @@ from ..graph.cost import Cost
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Numerics
 from ._along_axis import add_along_axis
 from ._casting import cast
 from ._concatenation import concat
@@ -162,7 +163,7 @@ class MaxPool(Pool):
     """
 
     name = "max_pool"
-    carries = True
+    numerics = Numerics(can_keep_16_bits=True)
 
     def __call__(
         self,
@@ -188,7 +189,7 @@ class MaxPool(Pool):
             values = self.pooled(x, **attrs)
         return values, Type(int64, values.shape)
 
-    def ahead(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
+    def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
         (x,) = node.inputs
         if axes != first(x.ndim) or "channels_last" in node.attrs:
             return None
@@ -245,7 +246,7 @@ class AvgPool(Pool):
     """
 
     name = "avg_pool"
-    carries = True
+    numerics = Numerics(can_keep_16_bits=True)
 
     def __call__(
         self,
@@ -309,7 +310,7 @@ class AvgPoolGrad(Op):
     """
 
     name = "avg_pool_grad"
-    carries = True
+    numerics = Numerics(can_keep_16_bits=True)
     public = False
     dtypes = FLOATS
 

@@ -32,6 +32,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Fusion, Kernel, Numerics
 from ._arithmetic import abs, square
 from ._casting import cast
 from ._compare import equal, not_equal, where
@@ -79,7 +80,7 @@ def extent(shape: Shape, axes: Shape) -> int:
 class Reduction(Op):
     """One result for all elements along the axes; attrs: axes, keepdims."""
 
-    gradient_rounds = True
+    numerics = Numerics(needs_float32_gradient=True)
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
     """True if a reduction of no elements has a result."""
@@ -100,7 +101,7 @@ class Reduction(Op):
             raise ShapeError(f"{self.name}: expected at least one element along {axes}; got {x}")
         return Type(dtype, reduced_shape(x.shape, axes, keepdims))
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         (x,), over = node.inputs, node.attrs["axes"]
         attrs = {**node.attrs, "axes": tuple(sorted(axes[axis] for axis in over))}
         made = self.node(x.inputs, attrs)
@@ -113,7 +114,7 @@ class Reduction(Op):
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        return "reduce", {"op": self.reduces, "axes": attrs["axes"]}
+        return "reduce", {"op": self.kernel.reduction, "axes": attrs["axes"]}
 
     def samples(self) -> Iterable[Sample]:
         for shape, axes, keepdims in (
@@ -135,9 +136,10 @@ class Reduction(Op):
 class Sum(Reduction):
     """The sum of the elements; 0 of none."""
 
-    name = reduces = "sum"
-    linear = True
-    gradient_rounds = False
+    name = "sum"
+    kernel = Kernel(reduction="sum")
+    fusion = Fusion(is_linear_reduction=True)
+    numerics = Numerics(needs_float32_gradient=False)
     dtypes = (int64, uint64, *FLOATS)
     compute = np.sum
 
@@ -155,8 +157,9 @@ sum: Final[Sum] = register(Sum())
 class Mean(Reduction):
     """The sum of the elements divided by their number; NaN of none."""
 
-    name = reduces = "mean"
-    linear = True
+    name = "mean"
+    kernel = Kernel(reduction="mean")
+    fusion = Fusion(is_linear_reduction=True)
     dtypes = FLOATS
 
     def prepare(self, x: Node) -> Node:
@@ -179,7 +182,8 @@ mean: Final[Mean] = register(Mean())
 class Prod(Reduction):
     """The product of the elements; 1 of none."""
 
-    name = reduces = "prod"
+    name = "prod"
+    kernel = Kernel(reduction="prod")
     dtypes = (int64, uint64, *FLOATS)
     compute = np.prod
 
@@ -240,7 +244,8 @@ class Extremum(Reduction):
 class Max(Extremum):
     """The largest element; NaN propagates. Equal ones share the gradient equally."""
 
-    name = reduces = "max"
+    name = "max"
+    kernel = Kernel(reduction="max")
     compute = np.max
 
 
@@ -250,7 +255,8 @@ max: Final[Max] = register(Max())
 class Min(Extremum):
     """The smallest element; NaN propagates. Equal ones share the gradient equally."""
 
-    name = reduces = "min"
+    name = "min"
+    kernel = Kernel(reduction="min")
     compute = np.min
 
 
@@ -278,7 +284,8 @@ class Truth(Reduction):
 class AnyTrue(Truth):
     """Return True if any element is not 0; of no elements, False."""
 
-    name, reduces = "any", "max"
+    name = "any"
+    kernel = Kernel(reduction="max")
     of_none = False
     compute = np.any
 
@@ -289,7 +296,8 @@ any: Final[AnyTrue] = register(AnyTrue())
 class AllTrue(Truth):
     """Return True if no element is 0; of no elements, True."""
 
-    name, reduces = "all", "min"
+    name = "all"
+    kernel = Kernel(reduction="min")
     of_none = True
     compute = np.all
 

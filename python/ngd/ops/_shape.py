@@ -14,6 +14,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel, Layout
 from ._operands import Value, as_axis, as_node, as_shape, unchanged
 
 
@@ -41,7 +42,7 @@ class Reshape(Op):
     """reshape(x, shape): the same elements in row-major order; one extent may be -1."""
 
     name = "reshape"
-    view = True
+    kernel = Kernel(is_view=True)
     dtypes = ALL
 
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
@@ -72,7 +73,7 @@ class Reshape(Op):
         merged = x.op is self and node.type != x.type
         return self.node(x.inputs, node.attrs) if merged else unchanged(node)
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         (x,), pieces = node.inputs, regrouped(node.inputs[0].shape, node.shape)
         found = sorted((axes[old[0]], old, new) for old, new in pieces)
         for first, old, _ in found:
@@ -102,8 +103,8 @@ class Transpose(Op):
     """transpose(x, axes=None): the axes in another order, reversed by default; attrs: axes."""
 
     name = "transpose"
-    moves = True
-    permutes = True
+    kernel = Kernel(is_copy=True)
+    layout = Layout(is_transpose=True)
     dtypes = ALL
 
     def __call__(self, x: Value, axes: Sequence[int] | None = None) -> Node:
@@ -175,8 +176,7 @@ class BroadcastTo(Op):
     """broadcast_to(x, shape): repeated along new axes and axes of extent 1, as NumPy."""
 
     name = "broadcast_to"
-    broadcasts = True
-    opcode = "copy"
+    kernel = Kernel(is_broadcast=True, opcode="copy")
     dtypes = ALL
 
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
@@ -197,7 +197,7 @@ class BroadcastTo(Op):
     def simplify(self, node: Node) -> Node | None:
         return unchanged(node)
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         (x,) = node.inputs
         if x.ndim != node.ndim:
             return None
@@ -222,7 +222,7 @@ class StopGradient(Op):
     """stop_gradient(x): x, through which no gradient flows."""
 
     name = "stop_gradient"
-    view = True
+    kernel = Kernel(is_view=True)
     dtypes = ALL
     smooth = False
 

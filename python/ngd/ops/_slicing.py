@@ -15,6 +15,7 @@ from ..errors import DTypeError, ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Kernel
 from ._operands import Value, as_node, as_shape
 from ._shape import inverse, moved, reshape
 
@@ -27,9 +28,8 @@ class Slice(Op):
     """
 
     name = "slice"
-    moves = True
+    kernel = Kernel(is_copy=True, is_view=True)
     dtypes = ALL
-    view = True
 
     def __call__(self, x: Value, index: Any) -> Node:
         x = as_node(x, where=self.name)
@@ -51,7 +51,7 @@ class Slice(Op):
                 )
         return Type(x.dtype, sizes)
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         back = inverse(axes)
         attrs = {key: tuple(values[a] for a in back) for key, values in node.attrs.items()}
         return moved(self.node(node.inputs[0].inputs, attrs), axes)
@@ -152,7 +152,7 @@ class PadSlice(Op):
     """pad_slice(x, shape, starts, steps): zeros, with x written where slice would read it."""
 
     name = "pad_slice"
-    moves = True
+    kernel = Kernel(is_copy=True)
     public = False
     dtypes = ALL
 

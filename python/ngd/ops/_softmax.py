@@ -13,6 +13,7 @@ from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
+from ..graph.traits import Numerics
 from ._activation import softplus
 from ._arithmetic import abs, maximum, minimum, square
 from ._casting import cast
@@ -51,7 +52,7 @@ class AlongAxis(Op):
     """A normalization along one axis, of at least one element; attrs: axis."""
 
     dtypes = FLOATS
-    gradient_rounds = True
+    numerics = Numerics(needs_float32_gradient=True)
 
     def __call__(self, x: Value, axis: int = -1) -> Node:
         x = as_node(x, where=self.name)

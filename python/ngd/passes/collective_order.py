@@ -12,6 +12,7 @@ from ..graph.graph import Graph, communicates
 from ..graph.leaves import constant_node
 from ..graph.node import Node, Op
 from ..graph.order import Order
+from ..graph.traits import Comm, Kernel
 from ..ops.collectives.reductions import Collective
 from ..ops.control.bodies import Control
 from .options import CompileOptions
@@ -37,7 +38,7 @@ def in_order(graph: Graph) -> list[Node]:
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
-        own = node in talkers or node.op.heavy
+        own = node in talkers or node.op.is_heavy
         depth[node] = own + max([depth[i] for i in node.inputs], default=0)
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
@@ -52,7 +53,7 @@ def in_order(graph: Graph) -> list[Node]:
 
 def talks(graph: Graph) -> bool:
     """Whether what the graph computes depends on the group."""
-    return any(communicates(n) or n.op.settled_by == "group" for n in graph.nodes)
+    return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
@@ -76,8 +77,8 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         group = node.attrs.get("group") or target
-        if node.op.settled_by == "group":
-            return constant_node(node.op.settle(group, **node.attrs))
+        if node.op.comm.has_group_value:
+            return constant_node(node.op.group_value(group, **node.attrs))
         if isinstance(node.op, Control) and node in orders:
             return node.op.numbered(orders[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
@@ -125,7 +126,7 @@ def check_root(node: Node, rank: int, size: int) -> None:
 class Ordered(Op):
     """A collective that knows its position in the order of all."""
 
-    collective = True
+    comm = Comm(is_collective=True)
     order: Order
 
     def __init__(self, block: Collective, order: Order) -> None:
@@ -137,9 +138,9 @@ class Ordered(Op):
         """As the collective."""
         return self.block.infer(*inputs, **attrs)
 
-    def uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
         """As the collective."""
-        return self.block.uniform(inputs, attrs)
+        return self.block.is_uniform(inputs, attrs)
 
 
 def order_of(node: Node) -> Order:
@@ -166,7 +167,7 @@ class Wait(Op):
     """Its one input is a start; the result is the collective's, in the same buffer."""
 
     name = "wait"
-    view = True
+    kernel = Kernel(is_view=True)
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """The type of the buffer in flight."""

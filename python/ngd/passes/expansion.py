@@ -16,10 +16,11 @@ from .target import Target, query_node
 
 def needs_kernel(node: Node) -> bool:
     """Whether this node will be asked of the device under its own name."""
-    op = node.op
-    fused = op.elementwise or op.broadcasts
-    free = isinstance(op, Leaf) or fused or op.collective or op.nested
-    return not free and offset_of(node) is None
+    kernel = node.op.kernel
+    if kernel.is_elementwise or kernel.is_broadcast or kernel.control_flow:
+        return False
+    is_free = isinstance(node.op, Leaf) or node.op.comm.is_collective
+    return not is_free and offset_of(node) is None
 
 
 def expanded(node: Node) -> tuple[Node, ...]:
@@ -39,7 +40,7 @@ def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         verdict = query_node(target, node)
         if verdict.accepted:
             return node
-        if not node.op.expands:
+        if not node.op.has_expansion:
             raise CompileError(
                 f"{node.op.name} (made at {node.site}): expected operands for which the device has "
                 f"a kernel; got {', '.join(str(i.type) for i in node.inputs)}: "

@@ -5,8 +5,8 @@ A layout below the user's graph is a transposition in it: no value has bytes in 
 its type says. First, a heavy op is replaced by the op in a layout of its own, where there is one
 and the device has a kernel for it, between transpositions of its data. Then transpositions move
 towards the outputs: an op all of whose large operands are transposed alike computes on what they
-were before (Op.ahead; elementwise ops here), and its result is transposed instead. Where two meet
-they merge, mostly to none. What is left is made where a layout ends.
+were before (Op.move_transpose; elementwise ops here), and its result is transposed instead. Where
+two meet they merge, mostly to none. What is left is made where a layout ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SMALL: Final = 16
 @cache
 def variants() -> Mapping[Op, Op]:
     """Op -> the same in a layout of its own."""
-    return {op.plain: op for op in OPS.values() if op.plain is not None}
+    own_layout = (op for op in OPS.values() if op.layout.row_major_op is not None)
+    return {op.layout.row_major_op: op for op in own_layout}
 
 
 def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Graph:
@@ -44,13 +45,14 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
     def settled(node: Node, variant: Op) -> Node | None:
         """A node of the plain op in the variant's layout, if the device takes that."""
-        made = variant.in_place_of(node)
+        made = variant.replace_row_major(node)
         if made is None:
             return None
         inner = made if made.op is variant else made.inputs[0]
         if not query_node(target, inner).accepted:
             return None
-        there.update((i.inputs[0], i.attrs["axes"]) for i in inner.inputs if i.op.permutes)
+        transposed = [i for i in inner.inputs if i.op.layout.is_transpose]
+        there.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
         accepted.append(inner)
         return made
 
@@ -66,13 +68,13 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
 def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:
     """The node's value as a transposition of what its op makes of operands before one; or None."""
-    axes = next((i.attrs["axes"] for i in node.inputs if i.op.permutes), None)
-    if axes is None or node.op.permutes:
+    axes = next((i.attrs["axes"] for i in node.inputs if i.op.layout.is_transpose), None)
+    if axes is None or node.op.layout.is_transpose:
         return None
-    if node.op.elementwise:
+    if node.op.kernel.is_elementwise:
         return elementwise_ahead(node, axes, there)
-    alike = all(i.op.permutes and i.attrs["axes"] == axes for i in node.inputs)
-    return node.op.ahead(node, axes) if alike else None
+    alike = all(i.op.layout.is_transpose and i.attrs["axes"] == axes for i in node.inputs)
+    return node.op.move_transpose(node, axes) if alike else None
 
 
 def elementwise_ahead(node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
@@ -91,14 +93,14 @@ def elementwise_ahead(node: Node, axes: Shape, there: Set[Transposition]) -> Nod
 
 def before(operand: Node, node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
     """An operand of an elementwise node as it was before it was transposed; None: it was not."""
-    if operand.op.permutes and operand.attrs["axes"] == axes:
+    if operand.op.layout.is_transpose and operand.attrs["axes"] == axes:
         return operand.inputs[0]
-    if operand.op.broadcasts:
+    if operand.op.kernel.is_broadcast:
         operand = operand.inputs[0]
     if operand.ndim == 0:
         return operand
     whole = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
     placed = moved(whole, inverse(axes))
     small = operand.type.count * SMALL <= node.type.count
-    free = not placed.op.permutes or (placed.inputs[0], placed.attrs["axes"]) in there
+    free = not placed.op.layout.is_transpose or (placed.inputs[0], placed.attrs["axes"]) in there
     return placed if small or free else None

@@ -34,12 +34,12 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
     if isinstance(op, Leaf) or offset_of(node) is not None:
         return Cost()
     operands = [operand.type for operand in node.inputs]
-    if op.nested:
+    if op.kernel.control_flow:
         costs = bodies or [cost_of_graph(graph) for graph in bodies_of(node)]
         return op.cost(operands, results, bodies=costs, **node.attrs)
-    if op.heavy:
+    if op.is_heavy:
         return op.cost(operands, results, **node.attrs)
-    if op.moves or op.broadcasts:
+    if op.kernel.is_copy or op.kernel.is_broadcast:
         return Cost(0, 2 * sum([type.bytes for type in results]))
     return Cost.touching(operations(node, operands, results), (*operands, *results))
 
@@ -47,14 +47,14 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
 def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
     """How many operations on an element an op that is not heavy has."""
     op = node.op
-    if op.collective or isinstance(op, Start):
+    if op.comm.is_collective or isinstance(op, Start):
         return 0
     if isinstance(op, FusedKernel):
         body = body_of(node)
         count = math.prod(shape_of(node))
         in_products = sum(cost_of(product).flops for product in op.products)
         return in_products + count * (len(body.statements) + len(body.reduced))
-    if op.expands and not op.elementwise:
+    if op.has_expansion and not op.kernel.is_elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])
 

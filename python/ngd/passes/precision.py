@@ -78,7 +78,7 @@ class Uses:
         self.products: dict[Node, DType] = {}
         """What they are stored as."""
         self.others: set[Node] = set()
-        """What else takes two-byte floats: carries or widens them."""
+        """The other ops that read 16-bit floats: copies, pools and statistics."""
         self.refused: Node | None = None
         """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):
@@ -92,34 +92,35 @@ class Uses:
         self.wide.update(ordered(node))
         floats = [x for x in node.inputs if x.dtype == float32]
         self.demand_exact(node, floats)
-        if node.op.accumulates and node.dtype == float32:
+        if node.op.numerics.is_contraction and node.dtype == float32:
             self.visit_product(node)
-        elif node.op.elementwise or isinstance(node.op, FusedKernel):
+        elif node.op.kernel.is_elementwise or isinstance(node.op, FusedKernel):
             if self.wanted.intersection(node.results):
                 whole = shape_of(node)
                 self.wanted.update(x for x in floats if x.shape == whole)
         elif moves(node):
             self.visit_move(node, floats)
-        elif node.op.widens and self.takes(node, [self.halved(x.type) for x in node.inputs], None):
+        elif node.op.numerics.has_float32_results and self.takes_halved(node):
             self.others.add(node)
-        elif not (node.op.reduces and self.target):
+        elif not (node.op.kernel.reduction and self.target):
             self.wide.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
         """Keep the operands exact from which an exact value or a message is computed."""
         exact: set[Node] = set()
-        reduces = node.op.reduces or is_reducing_kernel(node)
+        reduces = node.op.kernel.reduction or is_reducing_kernel(node)
         if reduces and self.exact.intersection(node.results):
             exact.update(self.of_variables.intersection(floats))
-        hands_on = moves(node) or node.op.elementwise or isinstance(node.op, FusedKernel)
-        if node.op.collective or (hands_on and self.exact.intersection(unreduced(node))):
+        is_fusible = node.op.kernel.is_elementwise or isinstance(node.op, FusedKernel)
+        hands_on = is_fusible or moves(node)
+        if node.op.comm.is_collective or (hands_on and self.exact.intersection(unreduced(node))):
             exact.update(floats)
         self.exact.update(exact)
         self.wide.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
         """Decide whether an op that moves elements moves 16-bit ones."""
-        if node.op.view:  # it waits for its other inputs, and does not read them
+        if node.op.kernel.is_view:  # it waits for its other inputs, and does not read them
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
         if self.carries(node):
             self.others.add(node)
@@ -155,10 +156,13 @@ class Uses:
         source = source_of(node.inputs[0])
         if isinstance(source.op, Leaf) and source.type.count > node.type.count:
             return False  # to round all would take longer than to round what is taken of it
-        if node.op.broadcasts or offset_of(node) is not None:
+        if node.op.kernel.is_broadcast or offset_of(node) is not None:
             return True
-        halved = [self.halved(r.type) for r in node.results]
-        return self.takes(node, [self.halved(x.type) for x in node.inputs], halved)
+        return self.takes_halved(node, [self.halved(r.type) for r in node.results])
+
+    def takes_halved(self, node: Node, made: Sequence[Type] | None = None) -> bool:
+        """Return whether the device has a kernel that reads all operands as 16-bit floats."""
+        return self.takes(node, [self.halved(x.type) for x in node.inputs], made)
 
     def halved(self, type_: Type) -> Type:
         """The type in two bytes."""
@@ -211,9 +215,9 @@ class Rewriting:
         if node in self.uses.products:
             return self.product(node, inputs)
         if node in self.uses.others:
-            if op.widens:
+            if op.numerics.has_float32_results:
                 operands = [self.as_stored(x) for x in inputs]
-            elif op.view:
+            elif op.kernel.is_view:
                 operands = [self.half(inputs[0]), *map(self.as_stored, inputs[1:])]
             else:
                 operands = [self.half(x) for x in inputs]
@@ -222,9 +226,9 @@ class Rewriting:
             return results if node.several else results[0]
         if isinstance(op, FusedKernel):
             return self.fused(node, inputs)
-        if op.reduces and inputs[0] in self.stored:
+        if op.kernel.reduction and inputs[0] in self.stored:
             return self.reduction(node, inputs[0])
-        if op.view and len(inputs) > 1:
+        if op.kernel.is_view and len(inputs) > 1:
             return node.with_inputs((inputs[0], *map(self.as_stored, inputs[1:])))
         return node.with_inputs(inputs)
 
@@ -255,18 +259,19 @@ class Rewriting:
 
     def reduction(self, node: Node, x: Node) -> Node:
         """Return a reduction by a fused kernel that widens what it reads."""
-        reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.reduces,))
+        reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.kernel.reduction,))
         cast = cast_statement(Input(0), self.dtype, float32)
         body = KernelBody((cast,), (), dense_strides(x.shape), reductions)
-        made = fused_node((self.stored[x],), body, (node.type,), node.op.made_of(node))
+        made = fused_node((self.stored[x],), body, (node.type,), node.op.fused_ops(node))
         target = self.uses.target
         return made if target and accepted(made, target) else node.with_inputs((x,))
 
 
 def moves(node: Node) -> bool:
     """Return whether an op hands elements on, or sums of a few."""
-    op = node.op
-    return op.moves or op.carries or op.broadcasts or op.view
+    kernel = node.op.kernel
+    is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
+    return is_move or node.op.numerics.can_keep_16_bits
 
 
 def made_of_variables(graph: Graph) -> set[Node]:
@@ -274,7 +279,8 @@ def made_of_variables(graph: Graph) -> set[Node]:
     made: set[Node] = set()
     for node in graph.nodes:
         read = [x for x in node.inputs if x.dtype == float32 and x.op is not CONSTANT]
-        if node.op is VARIABLE or (read and not node.op.accumulates and made.issuperset(read)):
+        is_computed = read and not node.op.numerics.is_contraction
+        if node.op is VARIABLE or (is_computed and made.issuperset(read)):
             made.update(node.results)
     return made
 
@@ -297,12 +303,13 @@ def chooses() -> frozenset[str]:
 
     Gradients compare the elements with it, so both are of the same bits.
     """
-    return frozenset(op.reduces for op in OPS.values() if op.reduces and not op.linear)
+    choosing = (op for op in OPS.values() if not op.fusion.is_linear_reduction)
+    return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
 
 
 def ordered(node: Node) -> list[Node]:
     """The operands and results of an op among which it chooses one."""
-    if node.op.reduces in chooses():
+    if node.op.kernel.reduction in chooses():
         return list(node.inputs)
     if not is_reducing_kernel(node):
         return []
@@ -336,7 +343,7 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
             return node.with_inputs(inputs)
         kept = [r for r in node.results if r in read]
         body = body_of(node).keep_results([r.number for r in stored_results(node) if r in read])
-        made = fused_node(inputs, body, [r.type for r in kept], node.op.made_of(node))
+        made = fused_node(inputs, body, [r.type for r in kept], node.op.fused_ops(node))
         results = iter(made.results)
         return tuple(next(results) if r in read else r for r in node.results)
 
@@ -392,7 +399,7 @@ class NarrowKernel:
         if self.body is body_of(before):
             return None
         types = (*self.types, *(r.type for r in before.results[len(self.results) :]))
-        return fused_node(operands, self.body, types, before.op.made_of(before))
+        return fused_node(operands, self.body, types, before.op.fused_ops(before))
 
 
 __all__ = ["drop_unread", "has_low_precision", "lower_precision"]

@@ -107,7 +107,7 @@ class Waiting:
         self.place = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
         rounds = options.has_low_precision
-        ordered = (n for n in self.order if rounds and n.op.reduces in chooses())
+        ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
         self.compared = {source_of(node.inputs[0]) for node in ordered}
         """What is compared with its own maximum: a copy may be rounded otherwise."""
         self.peak = self.place_of_the_peak()
@@ -243,16 +243,18 @@ class Waiting:
         """The last op before an instruction, behind the peak, that is no view and not cheap."""
         for i in range(place - 1, self.peak, -1):
             node = self.order[i]
-            if not is_cheap(node) and not is_view(node) and not node.op.broadcasts:
+            if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:
                 return [node]
         return []
 
 
 def is_cheap(node: Node) -> bool:
     """Whether an op takes about a pass over memory."""
-    op = node.op
-    free = op.view and len(node.inputs) == 1
-    return not node.several and (op.elementwise or op.broadcasts or op.moves or free)
+    if node.several:
+        return False
+    kernel = node.op.kernel
+    is_one_pass = kernel.is_elementwise or kernel.is_broadcast or kernel.is_copy
+    return is_one_pass or (kernel.is_view and len(node.inputs) == 1)
 
 
 __all__ = ["within"]

@@ -51,7 +51,7 @@ def key_of(node: Node) -> Any:
     if node.op is CONSTANT:
         value = node.attrs["value"]
         return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node.id
-    if isinstance(node.op, Leaf) or node.op.collective:  # order_collectives has merged them
+    if isinstance(node.op, Leaf) or node.op.comm.is_collective:  # order_collectives has merged them
         return node.id
     attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0])) if node.attrs else ()
     return (node.op, tuple([i.id for i in node.inputs]), attrs, node.wide)
@@ -62,7 +62,9 @@ def fold_constant(node: Node) -> Node | None:
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None
-    if not node.inputs or node.several or node.op.collective or node.type.count > FOLD_LIMIT:
+    if not node.inputs or node.several or node.type.count > FOLD_LIMIT:
+        return None
+    if node.op.comm.is_collective:
         return None
     with np.errstate(all="ignore"):
         value: Any = node.op.reference(*(i.attrs["value"] for i in node.inputs), **node.attrs)

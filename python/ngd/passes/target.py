@@ -65,8 +65,9 @@ class Target(Protocol):
 
 def query_node(target: Target, node: Node) -> Verdict:
     """Ask for the kernel of a node as it stands; what runs graphs has none, and does so itself."""
-    if node.op.nested:
-        return Verdict(True, node.op.nested, frozenset())
+    control_flow = node.op.kernel.control_flow
+    if control_flow:
+        return Verdict(True, control_flow, frozenset())
     name, attrs = node.op.lower(**node.attrs)
     outputs = [r.type for r in node.results] if node.several else [node.type]
     return target.query(name, [i.type for i in node.inputs], outputs, attrs)

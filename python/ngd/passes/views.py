@@ -15,7 +15,7 @@ def parts_written(graph: Graph) -> dict[Node, Node]:
 
 def is_view(node: Node) -> bool:
     """Return whether the node's value is in the memory of its input's value."""
-    return node.op.view and offset_of(node) is not None
+    return node.op.kernel.is_view and offset_of(node) is not None
 
 
 def source_of(node: Node) -> Node:

@@ -84,7 +84,7 @@ class Conversation:
                 self.note(body, group)
             ranks = node.attrs.get("group")
             check_root(node, (ranks or group).rank, (ranks or group).size)
-            if node.op.collective and (ranks or group).size > 1:
+            if node.op.comm.is_collective and (ranks or group).size > 1:
                 attrs, number = submission(node), self.ordering.number(ranks)
                 kind = kind_of(node)
                 self.branches[node] = self.ordering.add(kind, attrs, node.type, number, node.site)

@@ -70,7 +70,8 @@ def evaluate(
     for node in order:
         operands = [value_of(i) for i in node.inputs]
         ranks = node.attrs.get("group") or group
-        if node.op.collective and group is not None and ranks is not None and ranks.size > 1:
+        has_others = ranks is not None and ranks.size > 1
+        if node.op.comm.is_collective and group is not None and has_others:
             started[node] = group.start(node, operands[0])
         elif node not in values:
             with np.errstate(all="ignore"):
@@ -95,8 +96,8 @@ def _outputs(graph: Graph, inputs: Sequence[Array], group: Group | None = None) 
 def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tuple[Array, ...]:
     if node.op is CONSTANT:
         return (node.attrs["value"],)
-    if node.op.settled_by == "group" and group is not None:
-        return (node.op.settle(node.attrs.get("group") or group, **node.attrs),)
+    if node.op.comm.has_group_value and group is not None:
+        return (node.op.group_value(node.attrs.get("group") or group, **node.attrs),)
     if isinstance(node.op, Control):
         return node.op.run(partial(_outputs, group=group), *operands, **node.attrs)
     try:

@@ -160,7 +160,7 @@ def rule_of(node: Node) -> BatchingRule:
     for kind in type(node.op).__mro__:
         if kind in RULES:
             return RULES[kind]
-    if node.op.expands:
+    if node.op.has_expansion:
         return expand
     raise CompileError(
         f"vmap: expected ops that have a batching rule; got {node.op.name} (made at {node.site}). "

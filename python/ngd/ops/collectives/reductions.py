@@ -41,6 +41,7 @@ from ...errors import DTypeError, GradientError, ShapeError
 from ...graph.node import Node, Op
 from ...graph.registry import register
 from ...graph.samples import Operand, Sample
+from ...graph.traits import Comm
 from .._arithmetic import abs, floor, maximum, minimum
 from .._casting import cast
 from .._compare import equal, where
@@ -59,7 +60,7 @@ COMBINED: Final = ("sum", "min", "max", "prod")
 class Collective(Op):
     """What the blocks here share; attrs: group (a Ranks), left out where it is the executable's."""
 
-    collective = True
+    comm = Comm(is_collective=True)
     kind: ClassVar[Kind]
     """Its row in the table of kinds, which says its name and what it takes."""
 
@@ -70,7 +71,7 @@ class Collective(Op):
         if cls.kind.gives == "nothing":
             cls.dtypes = ()
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return self.kind.equal_results and everywhere_equal(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
@@ -302,7 +303,7 @@ class OwnRank(Op):
 
     name = "own_rank"
     dtypes = ()
-    settled_by = "group"
+    comm = Comm(has_group_value=True)
 
     def __call__(self, *, group: Ranks | None = None) -> Node:
         return self.node((), with_group(self.name, {}, group))
@@ -310,17 +311,17 @@ class OwnRank(Op):
     def infer(self, *, group: Ranks | None = None) -> Type:
         return Type(int64, ())
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return ()
 
-    def settle(self, ranks: Any, **attrs: Any) -> Array:
+    def group_value(self, ranks: Any, **attrs: Any) -> Array:
         return np.array(ranks.rank, int64)
 
     def reference(self, *, group: Ranks | None = None) -> Array:
-        return self.settle(ONE_RANK)
+        return self.group_value(ONE_RANK)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((), {})

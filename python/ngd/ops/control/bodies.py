@@ -40,7 +40,7 @@ class Control(Op):
     public = False
     dtypes = ()
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Where the operands are, and what the bodies make of such."""
         bodies = (value.graph for value in attrs.values() if isinstance(value, Body))
         made = chain.from_iterable(graph.outputs for graph in bodies)
@@ -166,7 +166,7 @@ def nodes_computed_inside(
 def is_known_before_run(node: Node) -> bool:
     """Return whether a node is an operand of the graph, or follows from the group only."""
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
-    return is_operand or node.op.settled_by != ""
+    return is_operand or node.op.comm.has_group_value
 
 
 def captured_inputs(

@@ -68,11 +68,11 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
             own.update(node.results)
     ends: dict[Node, None] = {}
     for node in order:
-        if node not in own or not node.op.heavy or node.op.nested:
+        if node not in own or not node.op.is_heavy or node.op.kernel.control_flow:
             continue
         for end in node.results:
             while len(reading := readers.get(end, [])) == 1:
-                if reading[0] is end or not reading[0].op.adds:
+                if reading[0] is end or not reading[0].op.fusion.is_addition:
                     break
                 end = reading[0]
             if is_float(end.dtype):
@@ -103,15 +103,15 @@ def products_of(adjoint: Node) -> list[Node]:
     if adjoint.op is add:
         parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
         return list(chain.from_iterable(parts)) if all(parts) else []
-    if adjoint.op.factors(adjoint) is None:
+    if adjoint.op.gradient_factors(adjoint) is None:
         return []
-    is_nested = any(before_reshapes(x).op.nested for x in factors_of(adjoint))
+    is_nested = any(before_reshapes(x).op.kernel.control_flow for x in factors_of(adjoint))
     return [] if is_nested else [adjoint]
 
 
 def factors_of(product: Node) -> tuple[Node, Node]:
     """Return A and B of a product AᵀB."""
-    found = product.op.factors(product)
+    found = product.op.gradient_factors(product)
     assert found is not None
     return found
 

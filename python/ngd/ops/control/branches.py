@@ -16,6 +16,7 @@ from ...graph.graph import Body, Graph, bodies_of, communicates
 from ...graph.node import Node, newest, topological
 from ...graph.registry import public, register
 from ...graph.samples import Sample
+from ...graph.traits import Kernel
 from .._adjoints import walk_back
 from .._compare import expect_choice
 from .._operands import as_node
@@ -40,7 +41,7 @@ class Cond(Control):
     """
 
     name = "cond"
-    nested = "cond"
+    kernel = Kernel(control_flow="cond")
 
     def infer(self, *inputs: Type, on_false: Body, on_true: Body) -> tuple[Type, ...]:
         if inputs[0] != Type(bool_, ()):
@@ -62,7 +63,7 @@ class Cond(Control):
     def shared_from(self, node: Node) -> tuple[int, int]:
         return 1, 0
 
-    def spare_bytes(self, **attrs: Any) -> int:
+    def scratch_bytes(self, **attrs: Any) -> int:
         """Return the bytes of one of each result, for results that are not read."""
         return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 

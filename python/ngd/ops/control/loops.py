@@ -20,6 +20,7 @@ from ...graph.node import Node, topological
 from ...graph.precision_marks import wide
 from ...graph.registry import public, register
 from ...graph.samples import Sample
+from ...graph.traits import Kernel
 from .._adjoints import walk_back
 from .._arithmetic import add
 from .._creation import zeros
@@ -74,7 +75,7 @@ class Scan(Control):
     """
 
     name = "scan"
-    nested = "scan"
+    kernel = Kernel(control_flow="scan")
 
     def infer(
         self, *inputs: Type, body: Body, carries: int, slices: int, length: int, reverse: bool
@@ -98,7 +99,7 @@ class Scan(Control):
         first = node.attrs["carries"] + node.attrs["slices"]
         return first, first
 
-    def spare_bytes(self, **attrs: Any) -> int:
+    def scratch_bytes(self, **attrs: Any) -> int:
         """Two turns of each carried value, and a slice of each result."""
         sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])

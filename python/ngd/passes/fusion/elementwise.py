@@ -165,7 +165,7 @@ class Grouping:
                 if node.inputs:
                     self.stored.update(node.inputs)
                 continue
-            if node.op.elementwise or node in self.stored:
+            if node.op.kernel.is_elementwise or node in self.stored:
                 self.place(node)
             else:  # a broadcast that its readers see through
                 self.note_readers(node, self.readers[node])
@@ -253,7 +253,8 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
 
 def is_elementwise(node: Node) -> bool:
     """Whether the elementwise kernel computes this node."""
-    return node.op.elementwise or node.op.broadcasts
+    kernel = node.op.kernel
+    return kernel.is_elementwise or kernel.is_broadcast
 
 
 def external(node: Node) -> list[Node]:
@@ -263,7 +264,7 @@ def external(node: Node) -> list[Node]:
 
 def see_through(node: Node) -> Node:
     """What a broadcast reads: the kernel reads it with stride 0."""
-    while node.op.broadcasts:
+    while node.op.kernel.is_broadcast:
         node = node.inputs[0]
     return node
 
@@ -305,11 +306,12 @@ class BodyWriter:
     def add(self, node: Node) -> None:
         """Append the statement of one node."""
         domain = SHORT_NAMES[node.inputs[-1].dtype]
-        if node.op.converts:
+        kernel = node.op.kernel
+        if kernel.is_conversion:
             domain += ">" + SHORT_NAMES[node.dtype]
         operands = tuple([self.operand(x) for x in node.inputs])
         self.values[node] = Value(len(self.statements))
-        self.statements.append(Statement(node.op.opcode or node.op.name, domain, operands))
+        self.statements.append(Statement(kernel.opcode or node.op.name, domain, operands))
 
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
@@ -332,7 +334,7 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
     """The shapes of a node and of what it broadcasts, down to what is there."""
     shapes = [node.shape]
-    while node.op.broadcasts:
+    while node.op.kernel.is_broadcast:
         node = node.inputs[0]
         shapes.append(node.shape)
     return tuple(shapes)

@@ -233,7 +233,7 @@ class FusedKernel(Op):
         lowered: Mapping[str, Any] = attrs["body"].lowered
         return lowered
 
-    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
+    def fused_ops(self, node: Node) -> tuple[tuple[str, str], ...]:
         """Return the ops that the kernel computes."""
         return self.members
 

@@ -73,7 +73,7 @@ def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
 
 def has_small_factors(product: Node) -> bool:
     """Whether this is a flat A^T B, of factors that live anyway or have no more bytes than it."""
-    factors = product.op.factors(product)
+    factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:
         return False
     kept = {source_of(factor) for factor in factors}
@@ -94,19 +94,19 @@ def taking(kernel: Node, numbers: Sequence[int]) -> Node:
     _, attrs = products[0].op.lower(**products[0].attrs)
     taken = Products(tuple(numbers), products[0].shape, tuple(attrs.items()))
     factors = [factor for product in products for factor in product.inputs]
-    members = [member for each in products for member in each.op.made_of(each)]
+    members = [member for each in products for member in each.op.fused_ops(each)]
     return fused_node(
         (*factors, *others),
         replace(body_of(kernel), products=taken),
         [result.type for result in kernel.results],
-        (*members, *kernel.op.made_of(kernel)),
+        (*members, *kernel.op.fused_ops(kernel)),
         products=tuple(products),
     )
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
     """Whether one kernel adds a product a rank, each of a part of these rows."""
-    factors = product.op.factors(product)
+    factors = product.op.gradient_factors(product)
     if factors is None:
         return False
     terms = []

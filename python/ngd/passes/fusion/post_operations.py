@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows a heavy op, into its kernel: a bias, then post-operations, such as a residual sum.
 
-relu(a @ b + bias) becomes one product. Which post-operations a kernel takes, its op's block says
-(`posts`); in two bytes the separate ops would round each, so they stay apart. A post-operation
-leaves nothing of what it is applied to, so it goes where nobody else reads that: gelu and silu do
-in a step that does not train them, whose gradients read it. The call site stays the heavy op's, so
-reports and errors name its line and layer.
+relu(a @ b + bias) becomes one matrix multiplication. The op of a kernel lists the post-operations
+that it takes (`Fusion.post_operations`). In 16-bit floats the separate ops would round each, so
+they stay apart. A post-operation leaves nothing of its operand, so it is fused only if nothing else
+reads the operand: gelu and silu are fused in a step without their gradients, which read it. The
+node keeps the call site of the heavy op, so that reports and errors name its line and layer.
 
 The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
 (has_composites). Equal nodes are merged before, because one of two could lose what the other one is
@@ -29,8 +29,8 @@ from ..target import Target
 from .matmuls import has_small_factors
 from .patterns import Match, Pattern, Rule, apply_rules
 
-HEAVY: Final = Pattern("heavy", trait=lambda op: op.heavy, read_once=True)
-RESHAPED: Final = Pattern("view", lambda op: op.view, (HEAVY,), read_once=True)
+HEAVY: Final = Pattern("heavy", trait=lambda op: op.is_heavy, read_once=True)
+RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_once=True)
 
 
 def same_type(match: Match) -> bool:
@@ -64,8 +64,8 @@ def takes_residual(match: Match) -> bool:
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
         return False
-    free = ADDED in heavy.op.posts and ADDED not in heavy.attrs.get("post", ())
-    whole = residual.type == match["behind"].type and not residual.op.broadcasts
+    free = ADDED in heavy.op.fusion.post_operations and ADDED not in heavy.attrs.get("post", ())
+    whole = residual.type == match["behind"].type and not residual.op.kernel.is_broadcast
     return free and whole and same_type(match)
 
 
@@ -78,7 +78,7 @@ def with_residual(match: Match) -> Node:
 def takes_post(match: Match) -> bool:
     """Whether the heavy op's kernel can apply the op behind."""
     behind = match["behind"]
-    alone = len(behind.inputs) == 1 and post_of(behind) in match["heavy"].op.posts
+    alone = len(behind.inputs) == 1 and post_of(behind) in match["heavy"].op.fusion.post_operations
     return alone and same_type(match)
 
 
@@ -98,7 +98,7 @@ def with_behind(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Nod
 
 def adds(*operands: Pattern) -> Pattern:
     """A sum of two, in either order."""
-    return Pattern("behind", lambda op: op.adds, operands, any_order=True)
+    return Pattern("behind", lambda op: op.fusion.is_addition, operands, any_order=True)
 
 
 RULES: Final = (
@@ -118,9 +118,9 @@ def fuse_post_operations(graph: Graph, target: Target, options: CompileOptions) 
 @cache
 def known() -> frozenset[str]:
     """What kernels of heavy ops apply."""
-    return frozenset(post for op in OPS.values() for post in op.posts)
+    return frozenset(post for op in OPS.values() for post in op.fusion.post_operations)
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
     """Return whether a graph has ops that a kernel applies and that `expand` would replace."""
-    return any(node.op.expands and post_of(node) in known() for node in graph.nodes)
+    return any(node.op.has_expansion and post_of(node) in known() for node in graph.nodes)

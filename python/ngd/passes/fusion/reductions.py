@@ -85,7 +85,7 @@ def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
     """Sums that have more factors than another one: each with what that sums, and the others."""
     alike: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
-        if node.op.linear and node.dtype in EXACT and node.inputs[0].type.count:
+        if node.op.fusion.is_linear_reduction and node.dtype in EXACT and node.inputs[0].type.count:
             (x,), axes = node.inputs, node.attrs["axes"]
             inside: list[Node] = []
             outside: Counter[Node] = Counter()
@@ -106,7 +106,7 @@ def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
 
 def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
     """What a node is the product of."""
-    if node.op.multiplies and left > 1:
+    if node.op.fusion.is_multiplication and left > 1:
         for operand in node.inputs:
             yield from factors(operand, left // 2)
     else:
@@ -154,9 +154,9 @@ class Joined(NamedTuple):
         return self.kernel.inputs
 
     @property
-    def made_of(self) -> tuple[tuple[str, str], ...]:
+    def fused_ops(self) -> tuple[tuple[str, str], ...]:
         """The ops that the kernel computes then."""
-        return sum((node.op.made_of(node) for node in self.members), ())
+        return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
     def wide(self) -> tuple[bool, ...]:
@@ -188,7 +188,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
         if whole is None:
             return node.with_inputs(inputs)
         if node is whole.kernel:
-            made = fused_node(inputs, whole.body, whole.types, whole.made_of, whole.wide)
+            made = fused_node(inputs, whole.body, whole.types, whole.fused_ops, whole.wide)
             new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
@@ -199,7 +199,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
 
 def joinable(graph: Graph) -> Iterator[Joined]:
     """Yield the kernels that can compute reductions, with these."""
-    reductions = [node for node in graph.nodes if node.op.reduces]
+    reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
     readers = Counter(operand for node in graph.nodes for operand in node.inputs)
@@ -269,7 +269,7 @@ def body_with_reductions(
             kernel.shape,
             reductions[0].attrs["axes"],
             tuple(made[x] for x in read),
-            tuple(node.op.reduces for node in reductions),
+            tuple(node.op.kernel.reduction for node in reductions),
         ),
     )
 

@@ -422,16 +422,17 @@ class Planner:
             outputs = self.choose(node, inputs)
             name, attrs = node.op.lower(**node.attrs)
             bodies = [self.plan_body(graph) for graph in bodies_of(node)]
-            outputs += self.spare_bytes(node, bodies) if bodies else []
-            step = Step(node.op.nested or "run", name, inputs, outputs, attrs, node.site)
+            outputs += self.scratch_bytes(node, bodies) if bodies else []
+            kind = node.op.kernel.control_flow or "run"
+            step = Step(kind, name, inputs, outputs, attrs, node.site)
             step.bodies, step.cost = bodies, cost_of(node, [body.cost for body in bodies])
-            step.made_of, step.layout = node.op.made_of(node), node.op.layout
+            step.made_of, step.layout = node.op.fused_ops(node), node.op.layout.name
             self.append(step)
 
-    def spare_bytes(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
+    def scratch_bytes(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
         """What an op that runs graphs, one at a time, needs for them and for itself."""
         private = max(aligned(body.private_bytes) for body in bodies)
-        private += node.op.spare_bytes(**node.attrs)
+        private += node.op.scratch_bytes(**node.attrs)
         shared = max(aligned(body.shared_bytes) for body in bodies)
         lent = self.new_storage("shared", shared) if shared else Storage("nowhere")
         return [

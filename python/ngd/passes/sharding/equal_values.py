@@ -55,7 +55,7 @@ class Equal:
             return bool(node.attrs.get("uniform"))
         if isinstance(node.op, Collective):
             return self.is_told(node)
-        if node.op.settled_by or (node.op.nested and communicates(node)):
+        if node.op.comm.has_group_value or (node.op.kernel.control_flow and communicates(node)):
             return False
         return all(i in equal for i in node.inputs)
 

@@ -60,7 +60,7 @@ def factors_of(
         return None
     if reads != 1 or ranks > MOST_PRODUCTS:
         return None
-    factors = operand.op.factors(operand)
+    factors = operand.op.gradient_factors(operand)
     if factors is None or old.attrs["reduce_op"] not in (SUM, MEAN):
         return None
     a, b = factors

@@ -41,7 +41,7 @@ class Chain:
     @property
     def flops(self) -> int:
         """How many operations it has."""
-        return sum(cost_of(node).flops for node in self.nodes if node.op.heavy)
+        return sum(cost_of(node).flops for node in self.nodes if node.op.is_heavy)
 
     @property
     def is_worth_it(self) -> bool:
@@ -76,7 +76,7 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
             sums[node] = {node}
             continue
         mine = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
-        product = (node.op.heavy and bool(mine)) or not behind.isdisjoint(node.inputs)
+        product = (node.op.is_heavy and bool(mine)) or not behind.isdisjoint(node.inputs)
         if product:
             behind.update(node.results)
         if mine and (product or node.type.count > 1):
@@ -111,7 +111,8 @@ class Ends:
     def of(self, chain: Chain) -> Node | None:
         """The end of a chain, or None."""
         place = {node: i for i, node in enumerate(chain.nodes)}
-        last = max(place[node] for node in chain.nodes if node.op.heavy)  # of what must come before
+        # All heavy ops of the chain come before its end.
+        last = max(place[node] for node in chain.nodes if node.op.is_heavy)
         for i, node in enumerate(chain.nodes):
             if i >= last and self.may_end(chain, node):
                 return node

@@ -83,7 +83,7 @@ class ShardNeeds:
 
     def may_be_total(self, node: Node) -> bool:
         """Return whether a node reduces a value that can have shards to one element."""
-        if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
+        if node.op.kernel.reduction not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
@@ -140,8 +140,8 @@ def has_shards(node: Node) -> bool:
     if node.several or node.type.count == 1 or not node.inputs:
         return False
     is_view = node.inputs[0].type.count == node.type.count and offset_of(node) == 0
-    is_repeated = node.op.broadcasts and node.inputs[0].type.count == 1
-    return node.op.elementwise or is_repeated or is_view
+    is_repeated = node.op.kernel.is_broadcast and node.inputs[0].type.count == 1
+    return node.op.kernel.is_elementwise or is_repeated or is_view
 
 
 __all__ = ["ShardNeeds", "has_shards"]

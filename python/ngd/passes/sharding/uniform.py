@@ -87,7 +87,7 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
         return Origin(varies=is_per_rank(node))
     if node.op is PLACEHOLDER:
         return Origin(varies=bool(node.shape) and not node.attrs.get("uniform"))
-    if node.op.settled_by:
+    if node.op.comm.has_group_value:
         return Origin(varies=True)
     if isinstance(node.op, Collective):
         kind = node.op.kind
@@ -95,7 +95,7 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
             return Origin(is_shard=True)
         return Origin(frozenset([node.attrs.get("group") or group]), not kind.equal_results)
     origin = merged(inputs)
-    if node.op.nested and communicates(node):
+    if node.op.kernel.control_flow and communicates(node):
         inside = [groups_of(body, group) for body in bodies_of(node)]
         return origin._replace(groups=origin.groups.union(*inside))
     return origin

@@ -75,7 +75,7 @@ class ReduceShard(Collective):
         """Return the type of the shard."""
         return Type(x.dtype, (counts[rank],))
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Return False: each rank has another shard."""
         return False
 
@@ -212,7 +212,7 @@ class ShardedGraph:
         if not has_shards(old) or old in self.needs.owned:
             return self.take_shard(whole)
         pairs = list(zip(old.inputs, inputs, strict=True))
-        if not old.op.elementwise:  # a view of the same elements, or one that is repeated
+        if not old.op.kernel.is_elementwise:  # a view of the same elements, or one that is repeated
             return self.operand_shard(*pairs[0], old)
         return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
 
@@ -301,7 +301,7 @@ class ShardedGraph:
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for node in self.graph.nodes:
             if node in self.needs.totals and self.levels.level[node] == level:
-                kinds.setdefault((node.dtype, node.op.reduces), []).append(node)
+                kinds.setdefault((node.dtype, node.op.kernel.reduction), []).append(node)
         for (_, reduce_op), totals in kinds.items():
             parts = [self.reduce_own_shard(total) for total in totals]
             number = max(self.levels.last_collective[total] for total in totals)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The traits of ops that passes and devices read: one record for each kind of reader.
+
+The class of an op states a record if one of its fields differs from the default:
+`kernel = Kernel(is_elementwise=True)`. A record replaces the one that the class inherits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Kernel(NamedTuple):
+    """How an op is computed. Passes read it to fuse, to plan memory and to choose kernels.
+
+    An op that leaves it alone has a kernel of its own name, or is replaced by its expansion.
+    """
+
+    is_elementwise: bool = False
+    """True for an opcode of the fused kernel, a line in `kernels/fused/elementwise.inc`.
+
+    Read by fusion, layouts, mixed precision, sharding and rematerialisation. An op that leaves it
+    alone is never fused with elementwise ops.
+    """
+    opcode: str = ""
+    """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
+    is_conversion: bool = False
+    """True for an elementwise op with a result dtype of its own, read by fusion.
+
+    The statement of a fused kernel then names both dtypes. By default they are equal.
+    """
+    is_broadcast: bool = False
+    """True for an op that repeats elements of its operand.
+
+    Kernels that read the result may read the operand instead, with stride 0. Read by fusion,
+    layouts, sharding and costs.
+    """
+    is_view: bool = False
+    """True for an op whose result may be a part of the memory of its first operand.
+
+    `offset` returns where. Read by the memory plan, mixed precision and sharding. By default the
+    result has memory of its own.
+    """
+    is_copy: bool = False
+    """True for an op that copies elements and computes nothing.
+
+    Costs then have no operations, rematerialisation takes it as cheap, and mixed precision lets it
+    copy 16-bit floats.
+    """
+    reduction: str = ""
+    """The attribute `op` of the kernel "reduce" that computes this op along attrs["axes"].
+
+    Read by the fusion of reductions, mixed precision and sharding. By default the op is not a
+    reduction that elementwise kernels can compute.
+    """
+    control_flow: str = ""
+    """The instruction, "scan" or "cond", that runs the graphs in the attributes of this op.
+
+    Each graph is an attribute of type Body; the attribute `length` is the number of iterations. The
+    compiler plans the graphs, and asks for no kernel. An op that leaves it alone runs no graphs.
+    """
+
+
+class Fusion(NamedTuple):
+    """The part that an op may take in the fusion with other ops, beside elementwise fusion."""
+
+    post_operations: tuple[str, ...] = ()
+    """The ops that the kernel of a heavy op can apply to its result, by their kernel names.
+
+    `fuse_post_operations` puts them into the attribute `post`. By default none is fused.
+    """
+    is_addition: bool = False
+    """True for the sum of two operands.
+
+    `fuse_post_operations` fuses one after a heavy op as a bias or a residual sum.
+    """
+    is_multiplication: bool = False
+    """True for the elementwise product of two operands. `share_sums` looks for factors in it."""
+    is_linear_reduction: bool = False
+    """True for a reduction of a * x that is a times the reduction of x if a is constant in it.
+
+    `share_sums` moves such factors out. Mixed precision treats other reductions like a maximum,
+    whose result is one of the elements: the result and its operand keep the same bits.
+    """
+
+
+class Numerics(NamedTuple):
+    """How an op computes 16-bit floats. Mixed precision and gradients read it.
+
+    An op that leaves it alone computes float32 if the user asks for mixed precision, unless it is
+    elementwise, a copy or a reduction. Its gradient is computed in the dtype of its operands.
+    """
+
+    is_contraction: bool = False
+    """True for a matrix multiplication or a convolution: mixed precision casts its two factors.
+
+    The attribute `dtype` gives the dtype of the result; further operands may be float32.
+    """
+    can_keep_16_bits: bool = False
+    """True for an op that may read and store 16-bit floats, since it adds only a few elements."""
+    has_float32_results: bool = False
+    """True for an op whose results are float32 if its operand is a 16-bit float."""
+    needs_float32_gradient: bool = False
+    """True for an op with a gradient of several roundings, which is computed in float32.
+
+    Ops that copy, choose, negate or add have no rounding or one, and leave it alone.
+    """
+
+
+class Layout(NamedTuple):
+    """The order of axes in memory. `assign_layouts` and reports read it."""
+
+    name: str = "row-major"
+    """The name of the layout, for reports."""
+    row_major_op: Any = None
+    """The op that this one computes in another layout; see `Op.replace_row_major`.
+
+    By default `assign_layouts` never makes this op.
+    """
+    is_transpose: bool = False
+    """True for an op that returns its operand with its axes in the order attrs["axes"].
+
+    `assign_layouts` moves it behind other ops. The default is no transposition.
+    """
+
+
+class Comm(NamedTuple):
+    """The dependence of an op on other ranks, beside that of its operands."""
+
+    is_collective: bool = False
+    """True for an op that exchanges data with other ranks.
+
+    The compiler gives it a number in the order that all ranks keep, and starts it early. By default
+    an op runs on its rank only.
+    """
+    has_group_value: bool = False
+    """True for an op whose value follows from the group, such as the number of the rank.
+
+    `order_collectives` replaces it by a constant, which `Op.group_value` returns.
+    """
