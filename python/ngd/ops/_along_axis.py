@@ -28,6 +28,8 @@ from ._operands import (
 )
 from ._shape import broadcast_to, moved
 
+__all__ = ["take_along_axis"]
+
 
 def _beside(shape: Shape, axis: int, extent: int) -> Shape:
     return (*shape[:axis], extent, *shape[axis + 1 :])

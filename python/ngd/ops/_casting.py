@@ -14,6 +14,8 @@ from ..graph.registry import register
 from ..graph.samples import Operand, Sample
 from ._operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
+__all__ = ["cast"]
+
 
 class Cast(Op):
     """cast(x, dtype): the values in another dtype; attrs: dtype.

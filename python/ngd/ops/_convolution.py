@@ -42,6 +42,8 @@ from ._windows import (
     window_counts,
 )
 
+__all__ = ["conv", "conv_transpose"]
+
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     axes = spatial_axes(where, x)

@@ -22,6 +22,8 @@ from ._exponentials import logaddexp
 from ._operands import HALVES, Value, accumulator, as_axis, as_node, expect_dtype, narrow, widen
 from ._shape import reshape
 
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+
 
 class CumSum(Op):
     """cumsum(x, axis=None, reverse=False): the sum of each element and all before it.

@@ -19,6 +19,8 @@ from ._rearrangement import flip
 from ._reductions import sum
 from ._shape import reshape
 
+__all__ = ["convolve", "correlate", "diff", "ediff1d", "gradient", "trapezoid"]
+
 
 def _part(x: Node, axis: int, begin: int | None, end: int | None) -> Node:
     return x[(*(slice(None),) * axis, slice(begin, end))]

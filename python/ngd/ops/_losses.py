@@ -29,6 +29,14 @@ from ._softmax import (
 )
 from ._transcendental import log
 
+__all__ = [
+    "cosine_similarity",
+    "gaussian_nll_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+    "triplet_margin_loss",
+]
+
 
 @public
 def nll_loss(

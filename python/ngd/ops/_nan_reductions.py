@@ -25,6 +25,23 @@ from ._reductions import l2_norm, prod, reduced_shape, sum
 from ._statistics import expect_quantiles, quantiles_first, sorted_lines
 from ._transcendental import sqrt
 
+__all__ = [
+    "nanargmax",
+    "nanargmin",
+    "nancumprod",
+    "nancumsum",
+    "nanmax",
+    "nanmean",
+    "nanmedian",
+    "nanmin",
+    "nanpercentile",
+    "nanprod",
+    "nanquantile",
+    "nanstd",
+    "nansum",
+    "nanvar",
+]
+
 
 def _without_nan(where_: str, x: Value, filling: int = 0) -> tuple[Node, Node]:
     """Return x with a filling for NaN, and which elements are numbers."""

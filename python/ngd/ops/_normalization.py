@@ -37,6 +37,16 @@ from ._reductions import extent, mean, reduced_shape
 from ._shape import broadcast_to, moved, reshape
 from ._transcendental import rsqrt
 
+__all__ = [
+    "batch_norm",
+    "batch_norm_inference",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+    "standardize",
+]
+
 
 def _expect_some(where: str, x: Type, axes: Shape) -> None:
     expect_dtype(where, (x,), FLOATS)

@@ -19,6 +19,23 @@ from ._creation import full
 from ._elementwise import align
 from ._operands import Value, as_node, float_of
 
+__all__ = [
+    "copysign",
+    "fmax",
+    "fmin",
+    "fmod",
+    "heaviside",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "logical_xor",
+    "nan_to_num",
+    "select",
+    "signbit",
+    "trunc",
+]
+
 
 @public
 def trunc(x: Value) -> Node:

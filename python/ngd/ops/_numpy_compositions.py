@@ -57,8 +57,7 @@ def isin(
 
     The time is the product of the numbers of elements.
     """
-    found: Node = searching.isin(element, test_elements, invert)
-    return found
+    return searching.isin(element, test_elements, invert)
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Node, ...]:
@@ -164,8 +163,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
 
 def diagflat(v: Any, k: int = 0) -> Node:
     """Return a matrix that has the flattened tensor as a diagonal, as numpy.diagflat."""
-    found: Node = linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
-    return found
+    return linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
 
 
 def polyval(p: Any, x: Any) -> Node:

@@ -35,6 +35,8 @@ from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, constant_node
 from ..graph.node import Node
 from ..graph.registry import public
 
+__all__ = ["as_node"]
+
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""
 

@@ -43,6 +43,8 @@ from ._concatenation import stack
 from ._operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
 from .control.tracing import per_iteration
 
+__all__ = ["dropout", "random_bits", "random_normal", "random_uniform"]
+
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _LOW: Final = np.uint64(0xFFFFFFFF)

@@ -53,6 +53,21 @@ from ._operands import (
 from ._shape import broadcast_to, moved, reshape, stop_gradient, transpose
 from ._transcendental import exp, log, power, sqrt
 
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "sum",
+    "var",
+    "vector_norm",
+]
+
 
 def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
     """Return the shape after a reduction."""
@@ -413,7 +428,7 @@ class Var(Reduction):
     dtypes = FLOATS
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
-        found: Node = super().__call__(x, axis, keepdims)
+        found = super().__call__(x, axis, keepdims)
         if not ddof:
             return found
         operand = found.inputs[0]

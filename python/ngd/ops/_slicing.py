@@ -18,6 +18,8 @@ from ..graph.samples import Operand, Sample
 from ._operands import Value, as_node, as_shape
 from ._shape import inverse, moved, reshape
 
+__all__ = ["slice"]
+
 
 class Slice(Op):
     """x[index]: ints, slices of any step, None and ..., as NumPy's basic indexing.

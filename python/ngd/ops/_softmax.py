@@ -38,6 +38,19 @@ from ._reductions import max, mean, sum
 from ._shape import expand_dims, stop_gradient, transpose
 from ._transcendental import exp, log
 
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "log_softmax",
+    "mse_loss",
+    "softmax",
+    "softmax_cross_entropy",
+]
+
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
 
 
@@ -225,8 +238,7 @@ def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -
             f"{where_}: expected a weight for {count} classes; got {factors.type}. Give one number "
             "per class."
         )
-    found: Node = take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
-    return found
+    return take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
 
 
 @public

@@ -26,6 +26,18 @@ from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._sorting import sort
 from ._transcendental import sqrt
 
+__all__ = [
+    "average",
+    "corrcoef",
+    "count_nonzero",
+    "cov",
+    "median",
+    "percentile",
+    "ptp",
+    "quantile",
+    "std",
+]
+
 METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
 
 

@@ -50,6 +50,8 @@ from .._transcendental import log, power
 from .checks import expect_reduction, expect_root
 from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
 
+__all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
+
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
