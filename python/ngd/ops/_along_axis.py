@@ -138,13 +138,7 @@ class AddAlongAxis(Op):
         return take_along_axis(dy, node.inputs[1], node.attrs["axis"]), None
 
     def reference(
-        self,
-        updates: Array,
-        indices: Array,
-        *,
-        axis: int,
-        size: int,
-        caller: str | None = None,
+        self, updates: Array, indices: Array, *, axis: int, size: int, caller: str | None = None
     ) -> Array:
         chosen = check_indices(caller or self.name, indices, size)
         total = np.zeros(_beside(updates.shape, axis, size), widen(updates).dtype)

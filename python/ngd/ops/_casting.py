@@ -68,3 +68,8 @@ class Cast(Op):
 
 
 cast: Final[Cast] = register(Cast())
+
+
+def as_floats(x: Node) -> Node:
+    """Return floats as they are, and other numbers as float64."""
+    return x if is_float(x.dtype) else cast(x, float64)

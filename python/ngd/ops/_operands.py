@@ -246,6 +246,11 @@ def float_of(dtype: DType) -> DType:
     return np.exp.resolve_dtypes((dtype, None))[1]
 
 
+def compute_dtype(dtype: DType) -> DType:
+    """Return the dtype in which floats are computed: float32 for 16-bit floats."""
+    return float32 if dtype in HALVES else dtype
+
+
 def widen(x: Array) -> Array:
     """Return two-byte floats as float32, in which everything on them is computed."""
     return x.astype(float32) if x.dtype in HALVES else x

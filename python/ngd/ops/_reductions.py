@@ -22,9 +22,7 @@ from ..dtypes import (
     Shape,
     Type,
     bool_,
-    float64,
     int64,
-    is_float,
     uint8,
     uint64,
 )
@@ -33,7 +31,7 @@ from ..graph.node import Node, Op
 from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ._arithmetic import abs, square
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import equal, not_equal, where
 from ._concatenation import concat
 from ._creation import full
@@ -175,7 +173,7 @@ class Mean(Reduction):
     dtypes = FLOATS
 
     def prepare(self, x: Node) -> Node:
-        return x if is_float(x.dtype) else cast(x, float64)
+        return as_floats(x)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
@@ -437,7 +435,7 @@ class Var(Reduction):
         return found * local_number(count / divisor if divisor > 0 else math.nan, found)
 
     def prepare(self, x: Node) -> Node:
-        return x if is_float(x.dtype) else cast(x, float64)
+        return as_floats(x)
 
     def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
         return mean(square(centered(x, axes)), axes, keepdims)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
+from ..dtypes import FLOATS, Array, DType, Type, int32, int64, is_float
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
@@ -21,12 +21,12 @@ from ._creation import arange, one_hot, ones
 from ._elementwise import align
 from ._gathering import as_indices, take
 from ._operands import (
-    HALVES,
     INDICES,
     Value,
     as_axis,
     as_node,
     check_indices,
+    compute_dtype,
     expect_dtype,
     float_of,
     got,
@@ -292,7 +292,7 @@ def cross_entropy(
     soft = is_float(target.dtype) and target.shape == x.shape
     chosen = target if soft else expect_labels(where_, "logits", x, target)
     dtype = float_of(x.dtype)
-    wide = _classes_last(cast(x, float32 if dtype in HALVES else dtype))
+    wide = _classes_last(cast(x, compute_dtype(dtype)))
     if soft:
         chances = _classes_last(cast(chosen, wide.dtype))
         return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
@@ -349,7 +349,7 @@ def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Nod
             f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}. Reshape one."
         )
     dtype = float_of(x.dtype)
-    wide = float32 if dtype in HALVES else dtype
+    wide = compute_dtype(dtype)
     return dtype, cast(x, wide), cast(y, wide)
 
 
