@@ -406,11 +406,7 @@ def _windows(where_: str, extents: Shape, given: Sequence[PerAxis]) -> list[Shap
 
 @public
 def unfold(
-    x: Value,
-    kernel_size: PerAxis,
-    dilation: PerAxis = 1,
-    padding: PerAxis = 0,
-    stride: PerAxis = 1,
+    x: Value, kernel_size: PerAxis, dilation: PerAxis = 1, padding: PerAxis = 0, stride: PerAxis = 1
 ) -> Node:
     """Return sliding windows as columns (im2col), as torch.nn.functional.unfold.
 
