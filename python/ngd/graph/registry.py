@@ -28,7 +28,7 @@ NUMPY_ADVICE: Final[dict[Any, str]] = {}
 
 
 class Registrable(Protocol):
-    """The part of an op that `register` uses. The class `Op` is in a file above this one."""
+    """The part of an op that `register` uses; the module of `Op` imports this one."""
 
     name: ClassVar[str]
     public: ClassVar[bool]
