@@ -28,9 +28,18 @@ def test_every_public_op_stands_in_ngd_ops() -> None:
 
 
 def test_type_checkers_are_told_of_every_family() -> None:
-    tree = ast.parse(Path(ops.__file__).read_text())
-    told = {f"ngd.ops.{n.module}" for n in ast.walk(tree) if is_star(n)}  # type: ignore[attr-defined]
-    assert told == {function.__module__ for function in PUBLIC.values()}
+    assert set(exported_names()) == {function.__module__ for function in PUBLIC.values()}
+
+
+def test_type_checkers_see_the_names_of_programs() -> None:
+    names = [name for family in exported_names().values() for name in family]
+    assert sorted(names) == dir(ops) == ops.__all__ == sorted(PUBLIC)
+
+
+def test_each_family_exports_the_functions_that_it_defines() -> None:
+    for module, names in exported_names().items():
+        defined = {name for name, function in PUBLIC.items() if function.__module__ == module}
+        assert set(names) == defined, module
 
 
 def test_every_module_of_ops_is_imported() -> None:
@@ -40,8 +49,27 @@ def test_every_module_of_ops_is_imported() -> None:
     assert modules <= set(sys.modules)
 
 
-def is_star(node: ast.AST) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+def exported_names() -> dict[str, list[str]]:
+    """Return `__all__` of each family, read as type checkers do: without running the package."""
+    folder = Path(ops.__file__).parent
+    stars = [
+        statement.module
+        for statement in ast.parse(Path(ops.__file__).read_text()).body
+        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*"
+    ]
+    return {
+        f"ngd.ops.{module}": literal_all(folder.joinpath(*module.split(".")).with_suffix(".py"))
+        for module in stars
+        if module is not None
+    }
+
+
+def literal_all(path: Path) -> list[str]:
+    """Return the list `__all__` of a file."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(statement.value)]
+    raise AssertionError(f"{path} has no __all__")
 
 
 class Twin(Op):

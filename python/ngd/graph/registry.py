@@ -9,7 +9,7 @@ anything in another module when it is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from .._util.signature_errors import Given, Made, name_errors
 
@@ -27,7 +27,21 @@ NUMPY_ADVICE: Final[dict[Any, str]] = {}
 """The advice for a function of NumPy that has no op."""
 
 
-def register(op: Any) -> Any:
+class Registrable(Protocol):
+    """The part of an op that `register` uses; the module of `Op` imports this one."""
+
+    name: ClassVar[str]
+    public: ClassVar[bool]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the node, or a tuple of several."""
+        ...
+
+
+AnyOp = TypeVar("AnyOp", bound=Registrable)
+
+
+def register(op: AnyOp) -> AnyOp:
     """Add an op to the registry and return it. The op is the only instance of its class."""
     if op.name in OPS:
         raise ValueError(f"two ops are called {op.name}")

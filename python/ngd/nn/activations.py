@@ -17,7 +17,7 @@ from .parameter import Parameter
 class Activation(Module):
     """An elementwise function, or a softmax, as a module; the base of the modules here."""
 
-    function: ClassVar[Callable[..., Any]]
+    function: ClassVar[Callable[..., Node]]
 
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
@@ -35,8 +35,7 @@ class Activation(Module):
         Node
             The shape and dtype of x.
         """
-        y: Node = type(self).function(x, **self.options)
-        return y
+        return type(self).function(x, **self.options)
 
     def describe(self) -> str:
         """Return the options, for `repr`."""
@@ -441,8 +440,7 @@ class PReLU(Module):
 
     def forward(self, x: Node) -> Node:
         """Apply the activation; the result has the shape and dtype of x."""
-        y: Node = ops.prelu(x, self.weight)
-        return y
+        return ops.prelu(x, self.weight)
 
     def describe(self) -> str:
         """See Module."""
@@ -498,5 +496,4 @@ class Flatten(Module):
             [batch, n], the dtype of x.
         """
         ahead = x.shape[: self.start_dim]
-        y: Node = ops.reshape(x, (*ahead, math.prod(x.shape[len(ahead) :])))
-        return y
+        return ops.reshape(x, (*ahead, math.prod(x.shape[len(ahead) :])))

@@ -93,7 +93,7 @@ class MultiHeadAttention(Module):
         """
         q, k, v = (self._heads(x) for x in self._projected(query, key, value))
         found = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
-        joined: Node = ops.reshape(found, (*found.shape[:2], self.embed_dim))
+        joined = ops.reshape(found, (*found.shape[:2], self.embed_dim))
         made: Node = self.out_proj(joined)
         return made
 
@@ -115,8 +115,7 @@ class MultiHeadAttention(Module):
     def _heads(self, x: Node) -> Node:
         """Split heads: [batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
         parted = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
-        apart: Node = ops.transpose(parted, (0, 2, 1, 3))
-        return apart
+        return ops.transpose(parted, (0, 2, 1, 3))
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""

@@ -81,10 +81,9 @@ class Convolution(Module):
             [N, out_channels, spatial...].
         """
         self.check(x)
-        y: Node = ops.conv(
+        return ops.conv(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
-        return y
 
     def describe(self) -> str:
         """Return the main arguments of the constructor, for `repr`."""
@@ -271,7 +270,7 @@ class TransposedConvolution(Convolution):
             [N, out_channels, spatial...].
         """
         self.check(x)
-        y: Node = ops.conv_transpose(
+        return ops.conv_transpose(
             x,
             self.weight,
             self.bias,
@@ -281,7 +280,6 @@ class TransposedConvolution(Convolution):
             self.groups,
             self.dilation,
         )
-        return y
 
 
 class ConvTranspose1d(TransposedConvolution):

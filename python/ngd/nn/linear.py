@@ -24,11 +24,10 @@ def affine(x: Node, weight: Node, bias: Node | None) -> Node:
     The leading axes are joined, so that one matmul computes all rows and its kernel adds the bias.
     """
     rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-    y: Node = ops.matmul(rows, ops.transpose(weight))
+    y = ops.matmul(rows, ops.transpose(weight))
     if bias is not None:
         y = y + bias
-    made: Node = ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
-    return made
+    return ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
 
 
 class Linear(Module):
@@ -172,8 +171,7 @@ class Embedding(Module):
         Node
             [..., embedding_dim].
         """
-        found: Node = ops.embedding(numbers, self.weight, self.padding_idx)
-        return found
+        return ops.embedding(numbers, self.weight, self.padding_idx)
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""
@@ -237,8 +235,7 @@ class Dropout(Module):
         state = current()
         if state is None or not self.p:
             return x
-        dropped: Node = ops.dropout(x, self.p, **state.draw("nn.Dropout"))
-        return dropped
+        return ops.dropout(x, self.p, **state.draw("nn.Dropout"))
 
     def describe(self) -> str:
         """Return the probability, for `repr`."""
@@ -259,8 +256,7 @@ class ChannelDropout(Dropout):
         if state is None or not self.p:
             return x
         channels = ops.ones((*x.shape[:2], *(1,) * self.axes), x.dtype)
-        y: Node = x * ops.dropout(channels, self.p, **state.draw(name))
-        return y
+        return x * ops.dropout(channels, self.p, **state.draw(name))
 
 
 class Dropout1d(ChannelDropout):
@@ -357,10 +353,9 @@ class EmbeddingBag(Module):
 
     def forward(self, numbers: Node, offsets: Any = None, per_sample_weights: Any = None) -> Node:
         """Map [bags, n], or [n] and the first position of each bag, to [bags, embedding_dim]."""
-        found: Node = ops.embedding_bag(
+        return ops.embedding_bag(
             numbers, self.weight, offsets, self.mode, per_sample_weights, self.padding_idx
         )
-        return found
 
     def describe(self) -> str:
         """See Module."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from .. import ops
 from ..graph.node import Node
@@ -100,12 +101,11 @@ class NLLLoss(Loss):
 class PairLoss(Loss):
     """A loss of a prediction and a target of one shape."""
 
-    function: Any
+    function: ClassVar[Callable[..., Node]]
 
     def forward(self, prediction: Node, target: Any) -> Node:
         """Return the loss."""
-        made: Node = type(self).function(prediction, target, **self.options)
-        return made
+        return type(self).function(prediction, target, **self.options)
 
 
 class MSELoss(PairLoss):

@@ -84,8 +84,7 @@ class LayerNorm(Module):
             The shape and dtype of x.
         """
         expect_last_axes(self, x, self.shape)
-        y: Node = ops.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
-        return y
+        return ops.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:
         """Return the main arguments of the constructor, for `repr`."""
@@ -146,8 +145,7 @@ class RMSNorm(Module):
             The shape and dtype of x.
         """
         expect_last_axes(self, x, self.shape)
-        y: Node = ops.rms_norm(x, self.shape, self.weight, self.eps)
-        return y
+        return ops.rms_norm(x, self.shape, self.weight, self.eps)
 
     def describe(self) -> str:
         """Return the main arguments of the constructor, for `repr`."""
@@ -215,8 +213,7 @@ class GroupNorm(Module):
             The shape and dtype of x.
         """
         expect_channels(self, x, self.num_channels, "num_channels")
-        y: Node = ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
-        return y
+        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:
         """Return the main arguments of the constructor, for `repr`."""
@@ -477,8 +474,7 @@ class InstanceNorm(Module):
         elif x.ndim < 3:
             raise refusal(self, "of 3 axes or more", x, "Give it at least one spatial axis.")
         expect_channels(self, x, self.num_features, "num_features")
-        y: Node = ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
-        return y
+        return ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:
         """See Module."""

@@ -387,8 +387,7 @@ class SingularVector(Buffer):
 
 def normalized(vector: Node, eps: float) -> Node:
     """Return a vector divided by its norm, or by eps if the norm is less."""
-    divided: Node = vector / ops.maximum(ops.vector_norm(vector), eps)
-    return divided
+    return vector / ops.maximum(ops.vector_norm(vector), eps)
 
 
 def expect_module(where: str, module: Any) -> None:

@@ -91,8 +91,7 @@ class AvgPool(Pool):
 
     def pooled(self, x: Node) -> Node:
         """Return the mean of each window."""
-        y: Node = ops.avg_pool(x, **self.options)
-        return y
+        return ops.avg_pool(x, **self.options)
 
 
 class AdaptiveAvgPool(Pool):
@@ -103,8 +102,7 @@ class AdaptiveAvgPool(Pool):
 
     def pooled(self, x: Node) -> Node:
         """Return the mean of each window."""
-        y: Node = ops.adaptive_avg_pool(x, **self.options)
-        return y
+        return ops.adaptive_avg_pool(x, **self.options)
 
 
 class AdaptiveMaxPool(Pool):
@@ -115,8 +113,7 @@ class AdaptiveMaxPool(Pool):
 
     def pooled(self, x: Node) -> Node:
         """Return the maximum of each window."""
-        y: Node = ops.adaptive_max_pool(x, **self.options)
-        return y
+        return ops.adaptive_max_pool(x, **self.options)
 
 
 class MaxPool1d(MaxPool):

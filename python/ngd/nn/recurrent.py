@@ -61,7 +61,7 @@ class Recurrent(Module):
         `first` are the initial states, [layers * directions, batch, hidden_size]; by default zeros.
         """
         expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
-        y: Node = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
+        y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
         shape = (self.num_layers * len(self.directions), y.shape[1], self.hidden_size)
         begins = first or [ops.zeros(shape, y.dtype)] * self.states
         ends: list[list[Node]] = [[] for _ in begins]

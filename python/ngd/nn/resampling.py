@@ -62,8 +62,7 @@ class Upsample(Resampling):
 
     def forward(self, x: Node) -> Node:
         """Map [N, C, ...] to [N, C, ...], of the dtype of x."""
-        y: Node = ops.interpolate(x, **self.options)
-        return y
+        return ops.interpolate(x, **self.options)
 
 
 class PixelShuffle(Resampling):
@@ -83,8 +82,7 @@ class PixelShuffle(Resampling):
 
     def forward(self, x: Node) -> Node:
         """Return x with channels moved to space."""
-        y: Node = ops.pixel_shuffle(x, **self.options)
-        return y
+        return ops.pixel_shuffle(x, **self.options)
 
 
 class PixelUnshuffle(Resampling):
@@ -104,8 +102,7 @@ class PixelUnshuffle(Resampling):
 
     def forward(self, x: Node) -> Node:
         """Return x with space moved to channels."""
-        y: Node = ops.pixel_unshuffle(x, **self.options)
-        return y
+        return ops.pixel_unshuffle(x, **self.options)
 
 
 class Unfold(Resampling):
@@ -136,8 +133,7 @@ class Unfold(Resampling):
 
     def forward(self, x: Node) -> Node:
         """Return the windows of x."""
-        y: Node = ops.unfold(x, **self.options)
-        return y
+        return ops.unfold(x, **self.options)
 
 
 class Fold(Resampling):
@@ -170,5 +166,4 @@ class Fold(Resampling):
 
     def forward(self, x: Node) -> Node:
         """Return the sum of the windows."""
-        y: Node = ops.fold(x, **self.options)
-        return y
+        return ops.fold(x, **self.options)

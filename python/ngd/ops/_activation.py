@@ -25,6 +25,18 @@ from ._elementwise import UNARY_SHAPES, Unary
 from ._operands import Value, as_node, expect_dtype, float_of, narrow, widen
 from ._transcendental import erf, exp, expm1, log1p, tanh
 
+__all__ = [
+    "elu",
+    "gelu",
+    "hardsigmoid",
+    "hardswish",
+    "leaky_relu",
+    "relu",
+    "sigmoid",
+    "silu",
+    "softplus",
+]
+
 
 class Relu(Unary):
     """max(x, 0); NaN propagates. Its gradient at 0 is 0."""

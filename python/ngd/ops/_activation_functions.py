@@ -23,6 +23,18 @@ from ._shape import reshape, stop_gradient
 from ._softmax import softmax
 from ._transcendental import expm1, tanh
 
+__all__ = [
+    "glu",
+    "gumbel_softmax",
+    "hardtanh",
+    "logsigmoid",
+    "mish",
+    "prelu",
+    "selu",
+    "softmin",
+    "softsign",
+]
+
 SELU_ALPHA: Final = 1.6732632423543772
 SELU_SCALE: Final = 1.0507009873554805
 

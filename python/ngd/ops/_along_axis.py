@@ -29,6 +29,8 @@ from ._operands import (
 )
 from ._shape import broadcast_to, moved
 
+__all__ = ["take_along_axis"]
+
 
 def _beside(shape: Shape, axis: int, extent: int) -> Shape:
     return (*shape[:axis], extent, *shape[axis + 1 :])
@@ -137,13 +139,7 @@ class AddAlongAxis(Op):
         return take_along_axis(dy, node.inputs[1], node.attrs["axis"]), None
 
     def reference(
-        self,
-        updates: Array,
-        indices: Array,
-        *,
-        axis: int,
-        size: int,
-        caller: str | None = None,
+        self, updates: Array, indices: Array, *, axis: int, size: int, caller: str | None = None
     ) -> Array:
         chosen = check_indices(caller or self.name, indices, size)
         total = np.zeros(_beside(updates.shape, axis, size), widen(updates).dtype)

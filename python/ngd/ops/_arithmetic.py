@@ -20,6 +20,26 @@ from ._compare import equal, logical_and, where
 from ._elementwise import Binary, Unary, align, zero_like
 from ._operands import Value, as_node, is_one
 
+__all__ = [
+    "abs",
+    "add",
+    "ceil",
+    "clip",
+    "divide",
+    "floor",
+    "floor_divide",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "reciprocal",
+    "remainder",
+    "round",
+    "sign",
+    "square",
+    "subtract",
+]
+
 
 class Rounding(Unary):
     """A step function: its gradient is zero. Integers are their own result."""

@@ -27,6 +27,8 @@ from ._reductions import any, max, sum
 from ._shape import expand_dims, reshape
 from ._transcendental import exp, log
 
+__all__ = ["attention"]
+
 _WIDE: Final = (float32, float64)
 _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
     ((1, 3, 4), (1, 5, 4), (1, 5, 2), None, False),

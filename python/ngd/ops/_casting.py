@@ -15,6 +15,8 @@ from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
 from ._operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
+__all__ = ["cast"]
+
 
 class Cast(Op):
     """cast(x, dtype): the values in another dtype; attrs: dtype.
@@ -66,3 +68,8 @@ class Cast(Op):
 
 
 cast: Final[Cast] = register(Cast())
+
+
+def as_floats(x: Node) -> Node:
+    """Return floats as they are, and other numbers as float64."""
+    return x if is_float(x.dtype) else cast(x, float64)

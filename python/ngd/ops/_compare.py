@@ -18,6 +18,23 @@ from ._casting import cast
 from ._elementwise import Binary, Elementwise, Unary, align
 from ._operands import Value, as_node, broadcast_shapes, expect_dtype, got
 
+__all__ = [
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "equal",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "not_equal",
+    "where",
+]
+
 
 class Comparison(Binary):
     """A bool of two operands."""

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
-from ..dtypes import FLOATS, DType, float32
+from ..dtypes import FLOATS, DType
 from ..graph.node import Node
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel
 from ._casting import cast
 from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
-from ._operands import HALVES, Value, as_node, float_of
+from ._operands import Value, as_node, compute_dtype, float_of
 
 Ranges = tuple[tuple[float, float], ...]
 """An interval for each operand, from which samples are drawn."""
@@ -72,4 +72,4 @@ def widened(where: str, x: Value) -> tuple[Node, DType]:
     """Return floats to compute in, and the dtype of the result: 16-bit floats become float32."""
     node = as_node(x, where=where)
     dtype = float_of(node.dtype)
-    return cast(node, float32 if dtype in HALVES else dtype), dtype
+    return cast(node, compute_dtype(dtype)), dtype

@@ -23,6 +23,8 @@ from ._operands import Value, as_axis, as_node, expect_dtype, got
 from ._shape import expand_dims, moved
 from ._slicing import slice
 
+__all__ = ["concat", "split", "stack"]
+
 
 def expect_list(where: str, values: Any) -> Sequence[Value]:
     """Refuse a node where several are expected."""

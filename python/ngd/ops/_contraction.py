@@ -27,6 +27,8 @@ from ._operands import HALVES, Value, got
 from ._reductions import sum
 from ._shape import reshape, transpose
 
+__all__ = ["einsum"]
+
 Labelled: TypeAlias = tuple[str, Node]
 """A tensor, and a letter an axis."""
 

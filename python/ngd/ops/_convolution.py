@@ -43,6 +43,8 @@ from ._windows import (
     window_counts,
 )
 
+__all__ = ["conv", "conv_transpose"]
+
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     axes = spatial_axes(where, x)
@@ -194,22 +196,10 @@ class Conv(Linear):
             *(sum(dy, (0, *range(2, dy.ndim))) for _ in bias),
         )
 
-    def reference(
-        self,
-        x: Array,
-        w: Array,
-        *bias: Array,
-        strides: Shape,
-        padding: Shape,
-        dilations: Shape,
-        groups: int,
-        post: tuple[str, ...] = (),
-        dtype: DType | None = None,
-    ) -> Array:
-        attrs: dict[str, Any] = {"strides": strides, "padding": padding, "dilations": dilations}
-        type_x, type_w = Type(x.dtype, x.shape), Type(w.dtype, w.shape)
-        shape = self.infer(type_x, type_w, groups=groups, **attrs).shape
-        data, weights = padded(widen(x), padding), widen(w)
+    def reference(self, x: Array, w: Array, *bias: Array, **attrs: Any) -> Array:
+        shape = self.infer(Type(x.dtype, x.shape), Type(w.dtype, w.shape), **attrs).shape
+        strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
+        data, weights = padded(widen(x), attrs["padding"]), widen(w)
         total = np.zeros(shape, data.dtype)
         for offset in offsets(w.shape[2:]):
             read = data[under(offset, shape[2:], strides, dilations)]
@@ -218,7 +208,8 @@ class Conv(Linear):
             total += product.reshape(shape)
         for addend in bias:
             total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
-        return narrow(reference_behind(total, post), dtype or x.dtype)
+        total = reference_behind(total, attrs.get("post", ()))
+        return narrow(total, attrs.get("dtype") or x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(x, -1, 1), Operand(w, -1, 1)), attrs)

@@ -24,6 +24,8 @@ from ._gathering import as_indices
 from ._operands import INDICES, Value, as_node, expect_dtype, float_of, is_weak, narrow, scalar
 from ._shape import broadcast_to, expand_dims, reshape
 
+__all__ = ["arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "zeros"]
+
 
 @public
 def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:

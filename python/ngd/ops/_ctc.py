@@ -30,6 +30,8 @@ from ._shape import broadcast_to, reshape
 from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
 from .control.loops import scan
 
+__all__ = ["ctc_loss"]
+
 IMPOSSIBLE: Final = -1e30
 """The logarithm of the probability 0, finite so that gradients are."""
 

@@ -19,8 +19,19 @@ from ._composite import widened
 from ._concatenation import concat
 from ._creation import full
 from ._exponentials import logaddexp
-from ._operands import HALVES, Value, accumulator, as_axis, as_node, expect_dtype, narrow, widen
+from ._operands import (
+    Value,
+    accumulator,
+    as_axis,
+    as_node,
+    compute_dtype,
+    expect_dtype,
+    narrow,
+    widen,
+)
 from ._shape import reshape
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
 
 class CumSum(Op):
@@ -107,7 +118,7 @@ def cumprod(x: Value, axis: int | None = None) -> Node:
     """
     node = as_node(x, where="cumprod")
     dtype = accumulator(node.dtype)
-    wide = cast(node, float32 if dtype in HALVES else dtype)
+    wide = cast(node, compute_dtype(dtype))
     return cast(_accumulated("cumprod", wide, axis, multiply, 1), dtype)
 
 

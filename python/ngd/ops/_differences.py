@@ -9,7 +9,7 @@ from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import not_equal
 from ._concatenation import concat
 from ._convolution import conv
@@ -18,6 +18,8 @@ from ._operands import Value, as_axis, as_node, got
 from ._rearrangement import flip
 from ._reductions import sum
 from ._shape import reshape
+
+__all__ = ["convolve", "correlate", "diff", "ediff1d", "gradient", "trapezoid"]
 
 
 def _part(x: Node, axis: int, begin: int | None, end: int | None) -> Node:
@@ -118,7 +120,7 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
         array([1. , 1.5, 2.5, 3. ])
     """
     node = as_node(x, where="gradient")
-    node = node if is_float(node.dtype) else cast(node, float64)
+    node = as_floats(node)
     given = range(node.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     axes = [as_axis("gradient", a, node.ndim, node.type) for a in given]
     steps = [1.0] * len(axes) if not spacing else list(spacing)
@@ -182,7 +184,7 @@ def trapezoid(y: Value, x: Value | None = None, dx: float = 1.0, axis: int = -1)
         array(4.)
     """
     node = as_node(y, where="trapezoid")
-    node = node if is_float(node.dtype) else cast(node, float64)
+    node = as_floats(node)
     along = as_axis("trapezoid", axis, node.ndim, node.type)
     widths: Value = dx
     if x is not None:

@@ -20,6 +20,8 @@ from ._elementwise import align
 from ._operands import Value
 from ._transcendental import exp, log, log1p, power, sqrt
 
+__all__ = ["cbrt", "exp2", "hypot", "log2", "log10", "logaddexp", "logaddexp2"]
+
 
 class LogTo(CompositeUnary):
     """A logarithm that is exact for whole powers of its base."""

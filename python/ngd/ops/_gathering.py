@@ -18,6 +18,8 @@ from ..graph.traits import Kernel
 from ._casting import cast
 from ._operands import INDICES, Value, as_axis, as_node, check_indices, expect_dtype, narrow, widen
 
+__all__ = ["scatter_add", "take"]
+
 
 def as_indices(indices: Value, where: str, name: str = "indices") -> Node:
     """Make indices or labels, by their `name`, int32 or int64; they must be integers."""

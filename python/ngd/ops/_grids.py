@@ -18,6 +18,8 @@ from ._numeric import fmod
 from ._operands import Value, as_node, got
 from ._shape import broadcast_to, reshape
 
+__all__ = ["grid_sample"]
+
 GRID_MODES: Final = ("bilinear", "nearest")
 PADDING_MODES: Final = ("zeros", "border", "reflection")
 

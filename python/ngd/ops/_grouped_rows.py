@@ -24,6 +24,8 @@ from ._gathering import as_indices
 from ._matmul import swaps_last_two
 from ._operands import INDICES, Value, expect_dtype, got, narrow, widen
 
+__all__ = ["grouped_matmul"]
+
 
 class GroupedOp(Op):
     """An op on groups of rows; the third operand has the offsets. It computes in its own dtype.

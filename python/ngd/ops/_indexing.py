@@ -19,6 +19,8 @@ from ._reductions import sum
 from ._searching import searchsorted
 from ._shape import expand_dims, stop_gradient
 
+__all__ = ["dynamic_slice", "embedding", "embedding_bag"]
+
 
 @public
 def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> Node:
@@ -39,7 +41,7 @@ def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> No
             f"{where_}: expected a table [rows, E]; got {table.type}. Reshape the table."
         )
     attrs = {"axis": 0, "caller": where_, "negative": False}
-    found: Node = take.node((table, chosen), attrs)
+    found = take.node((table, chosen), attrs)
     if padding_idx is None:
         return found
     rows = table.shape[0]

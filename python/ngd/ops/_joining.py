@@ -19,6 +19,24 @@ from ._operands import Value, as_axis, as_node, node_of_axes
 from ._shape import broadcast_to, expand_dims, reshape
 from ._slicing import slice
 
+__all__ = [
+    "append",
+    "array_split",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
+    "chunk",
+    "column_stack",
+    "dsplit",
+    "dstack",
+    "hsplit",
+    "hstack",
+    "repeat",
+    "unbind",
+    "vsplit",
+    "vstack",
+]
+
 
 def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:
     nodes = [as_node(x, where=where_) for x in values]

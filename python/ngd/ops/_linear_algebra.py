@@ -24,6 +24,8 @@ from ._rearrangement import moveaxis, pad
 from ._reductions import sum
 from ._shape import expand_dims, reshape, transpose
 
+__all__ = ["cross", "diag", "diagonal", "inner", "kron", "outer", "tensordot", "trace", "vdot"]
+
 
 @public
 def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
@@ -68,8 +70,7 @@ def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
         return matrices[..., 0:0, 0] if m else reshape(matrices, (*matrices.shape[:-2], 0))
     line = reshape(matrices, (*matrices.shape[:-2], n * m))
     first = below * m + above
-    found: Node = line[..., first : first + (count - 1) * (m + 1) + 1 : m + 1]
-    return found
+    return line[..., first : first + (count - 1) * (m + 1) + 1 : m + 1]
 
 
 @public

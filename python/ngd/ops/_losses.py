@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import float32
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
@@ -15,7 +14,7 @@ from ._compare import not_equal, where
 from ._composite import widened
 from ._creation import one_hot
 from ._elementwise import align
-from ._operands import HALVES, Value, as_node, float_of, got
+from ._operands import Value, as_node, compute_dtype, float_of, got
 from ._reductions import sum, vector_norm
 from ._shape import stop_gradient, transpose
 from ._softmax import (
@@ -28,6 +27,14 @@ from ._softmax import (
     reduced_by,
 )
 from ._transcendental import log
+
+__all__ = [
+    "cosine_similarity",
+    "gaussian_nll_loss",
+    "nll_loss",
+    "smooth_l1_loss",
+    "triplet_margin_loss",
+]
 
 
 @public
@@ -207,8 +214,7 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> N
     """
     first, second = align("cosine_similarity", a, b)
     dtype = float_of(first.dtype)
-    wide = float32 if dtype in HALVES else dtype
-    x, y = cast(first, wide), cast(second, wide)
+    x, y = (cast(v, compute_dtype(dtype)) for v in (first, second))
     lengths = [maximum(vector_norm(v, axis, keepdims=True), eps) for v in (x, y)]
     return cast(sum((x / lengths[0]) * (y / lengths[1]), axis), dtype)
 
@@ -258,8 +264,7 @@ def triplet_margin_loss(
             f"triplet_margin_loss: expected three tensors of one shape; got {types}. Reshape them."
         )
     dtype = float_of(a.dtype)
-    wide = float32 if dtype in HALVES else dtype
-    a, pos, neg = (cast(v, wide) for v in (a, pos, neg))
+    a, pos, neg = (cast(v, compute_dtype(dtype)) for v in (a, pos, neg))
     near, far = (vector_norm(a - v + eps, -1, ord=p) for v in (pos, neg))
     if swap:
         far = minimum(far, vector_norm(pos - neg + eps, -1, ord=p))

@@ -21,6 +21,8 @@ from ._elementwise import align
 from ._operands import Value, broadcast_shapes, got, narrow, product_dtype, widen
 from ._shape import reshape, transpose
 
+__all__ = ["matmul"]
+
 
 def _read(x: Shape, transposed: bool) -> Shape:
     return (*x[:-2], x[-1], x[-2]) if transposed else x

@@ -4,26 +4,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import Array, DType, float64, int64, is_float
+from ..dtypes import DType, float64, int64, is_float
 from ..graph.node import Node
 from ..graph.registry import public
 from . import _arithmetic as arithmetic
 from . import _cumulative as cumulative
 from . import _reductions as reductions
 from ._along_axis import take_along_axis
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import equal, where
 from ._composite import widened
 from ._numeric import isnan
 from ._operands import Axis, Value, as_node, normalize_axes
 from ._reductions import l2_norm, prod, reduced_shape, sum
-from ._statistics import expect_quantiles, quantiles_first, sorted_lines
+from ._statistics import Quantiles, expect_quantiles, quantiles_first, sorted_lines
 from ._transcendental import sqrt
+
+__all__ = [
+    "nanargmax",
+    "nanargmin",
+    "nancumprod",
+    "nancumsum",
+    "nanmax",
+    "nanmean",
+    "nanmedian",
+    "nanmin",
+    "nanpercentile",
+    "nanprod",
+    "nanquantile",
+    "nanstd",
+    "nansum",
+    "nanvar",
+]
 
 
 def _without_nan(where_: str, x: Value, filling: int = 0) -> tuple[Node, Node]:
@@ -77,7 +94,7 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
         array(1.5)
     """
     node = as_node(x, where="nanmean")
-    node = node if is_float(node.dtype) else cast(node, float64)
+    node = as_floats(node)
     wide, dtype = widened("nanmean", node)
     values, numbers = _without_nan("nanmean", wide)
     count = sum(cast(numbers, wide.dtype), axis, keepdims)
@@ -297,7 +314,7 @@ def _distances(
 ) -> tuple[Node, Node, DType]:
     """Return the distances from the mean, with 0 for NaN, the divisors, and the result's dtype."""
     node = as_node(x, where=where_)
-    wide, dtype = widened(where_, node if is_float(node.dtype) else cast(node, float64))
+    wide, dtype = widened(where_, as_floats(node))
     values, numbers = _without_nan(where_, wide)
     count = sum(cast(numbers, wide.dtype), axis, True)
     least = arithmetic.maximum(count, 1)
@@ -309,11 +326,7 @@ def _distances(
 
 @public
 def nanquantile(
-    x: Value,
-    q: float | Sequence[float] | Array,
-    axis: Axis = None,
-    keepdims: bool = False,
-    method: str = "linear",
+    x: Value, q: Quantiles, axis: Axis = None, keepdims: bool = False, method: str = "linear"
 ) -> Node:
     """Return quantiles of the elements that are not NaN, or NaN if all are NaN.
 
@@ -341,11 +354,7 @@ def nanquantile(
 
 @public
 def nanpercentile(
-    x: Value,
-    q: float | Sequence[float] | Array,
-    axis: Axis = None,
-    keepdims: bool = False,
-    method: str = "linear",
+    x: Value, q: Quantiles, axis: Axis = None, keepdims: bool = False, method: str = "linear"
 ) -> Node:
     """Return percentiles of the elements that are not NaN, or NaN if all are NaN.
 

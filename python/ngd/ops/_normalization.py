@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtypes import FLOATS, Array, DType, Shape, Type, float32
+from ..dtypes import FLOATS, Array, DType, Shape, Type
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
@@ -23,10 +23,10 @@ from ..graph.traits import Numerics
 from ._arithmetic import square
 from ._casting import cast
 from ._operands import (
-    HALVES,
     Axis,
     Value,
     as_node,
+    compute_dtype,
     expect_dtype,
     float_of,
     local_number,
@@ -37,6 +37,16 @@ from ._operands import (
 from ._reductions import extent, mean, reduced_shape
 from ._shape import broadcast_to, moved, reshape
 from ._transcendental import rsqrt
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_inference",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+    "standardize",
+]
 
 
 def _expect_some(where: str, x: Type, axes: Shape) -> None:
@@ -74,8 +84,7 @@ class Moments(Op):
 
     def infer(self, x: Type, *, axes: Shape) -> tuple[Type, ...]:
         _expect_some(self.name, x, axes)
-        dtype = float32 if x.dtype in HALVES else x.dtype
-        return (Type(dtype, reduced_shape(x.shape, axes, True)),) * 3
+        return (Type(compute_dtype(x.dtype), reduced_shape(x.shape, axes, True)),) * 3
 
     def expand(self, x: Node, *, axes: Shape) -> tuple[Node, ...]:
         first = mean(x, axes, keepdims=True)
@@ -241,7 +250,7 @@ def _operand(where: str, x: Value) -> tuple[Node, Node]:
     """Make floats of an operand: as given, and in what everything is computed in."""
     node = as_node(x, where=where)
     node = cast(node, float_of(node.dtype))
-    return node, cast(node, float32) if node.dtype in HALVES else node
+    return node, cast(node, compute_dtype(node.dtype))
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:

@@ -8,16 +8,33 @@ from collections.abc import Sequence
 
 import ml_dtypes
 
-from ..dtypes import bool_, float64, is_float
+from ..dtypes import bool_, is_float
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import abs, ceil, floor, maximum, minimum, remainder
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import equal, less, not_equal, where
 from ._creation import full
 from ._elementwise import align
 from ._operands import Value, as_node, float_of
+
+__all__ = [
+    "copysign",
+    "fmax",
+    "fmin",
+    "fmod",
+    "heaviside",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "logical_xor",
+    "nan_to_num",
+    "select",
+    "signbit",
+    "trunc",
+]
 
 
 @public
@@ -268,7 +285,7 @@ def isclose(
         array([ True, False])
     """
     nodes = (as_node(value, where="isclose") for value in (a, b))
-    x, y = align("isclose", *(n if is_float(n.dtype) else cast(n, float64) for n in nodes))
+    x, y = align("isclose", *(as_floats(node) for node in nodes))
     is_near = (abs(x - y) <= atol + rtol * abs(y)) & isfinite(y)
     result = is_near | equal(x, y)
     return result | (isnan(x) & isnan(y)) if equal_nan else result

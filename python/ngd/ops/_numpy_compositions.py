@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import float64, is_float
+from ..dtypes import is_float
 from ..errors import ShapeError
 from ..graph.node import Node
 from . import _arithmetic as arithmetic
@@ -24,7 +24,7 @@ from . import _linear_algebra as linear_algebra
 from . import _rearrangement as rearrange
 from . import _searching as searching
 from . import _shape as shape
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._operands import as_axis, as_node, broadcast_shapes, node_of_axes
 
 
@@ -33,7 +33,7 @@ def round_to(a: Any, decimals: int = 0) -> Node:
     x = as_node(a, where="numpy.round")
     if decimals == 0 or (decimals > 0 and not is_float(x.dtype)):
         return arithmetic.round(x)
-    wide = x if is_float(x.dtype) else cast(x, float64)
+    wide = as_floats(x)
     scale = 10.0 ** abs(decimals)
     up, down = wide * scale, wide / scale
     rounded = arithmetic.round(up) / scale if decimals > 0 else arithmetic.round(down) * scale
@@ -57,8 +57,7 @@ def isin(
 
     The time is the product of the numbers of elements.
     """
-    found: Node = searching.isin(element, test_elements, invert)
-    return found
+    return searching.isin(element, test_elements, invert)
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Node, ...]:
@@ -164,8 +163,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
 
 def diagflat(v: Any, k: int = 0) -> Node:
     """Return a matrix that has the flattened tensor as a diagonal, as numpy.diagflat."""
-    found: Node = linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
-    return found
+    return linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
 
 
 def polyval(p: Any, x: Any) -> Node:

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from .._util.links import page_url
-from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import register_numpy
@@ -34,7 +33,7 @@ from . import _shape as shape
 from . import _sorting as ordering
 from . import _statistics as statistics
 from . import _trigonometric as trigonometric
-from ._casting import cast
+from ._casting import as_floats
 from ._operands import Axis, as_node, got, normalize_axes
 
 
@@ -64,7 +63,7 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
         raise ShapeError(f"{where}: expected ord=None, or a number and one axis; got ord={ord!r}")
     if axis is not None and len(axes) not in (1, 2):
         raise ShapeError(f"{where}: expected one axis or two; got {axis}")
-    x = x if is_float(x.dtype) else cast(x, float64)
+    x = as_floats(x)
     return reductions.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
 
 

@@ -35,6 +35,8 @@ from ..graph.leaves import CONSTANT, PLACEHOLDER, VARIABLE, constant_node
 from ..graph.node import Node
 from ..graph.registry import public
 
+__all__ = ["as_node"]
+
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""
 
@@ -244,6 +246,11 @@ def float_of(dtype: DType) -> DType:
     if dtype in FLOATS:
         return dtype
     return np.exp.resolve_dtypes((dtype, None))[1]
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """Return the dtype in which floats are computed: float32 for 16-bit floats."""
+    return float32 if dtype in HALVES else dtype
 
 
 def widen(x: Array) -> Array:

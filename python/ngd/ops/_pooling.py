@@ -10,7 +10,7 @@ import builtins
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 import numpy as np
 
@@ -46,6 +46,8 @@ from ._windows import (
     under,
     window_counts,
 )
+
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 
 
 @lru_cache(maxsize=4096)
@@ -165,6 +167,31 @@ class MaxPool(Pool):
     name = "max_pool"
     numerics = Numerics(can_keep_16_bits=True)
 
+    @overload
+    def __call__(
+        self,
+        x: Value,
+        kernel: PerAxis,
+        stride: PerAxis | None = None,
+        padding: Padding = 0,
+        dilation: PerAxis = 1,
+        ceil_mode: bool = False,
+        return_indices: Literal[False] = False,
+    ) -> Node: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Value,
+        kernel: PerAxis,
+        stride: PerAxis | None = None,
+        padding: Padding = 0,
+        dilation: PerAxis = 1,
+        ceil_mode: bool = False,
+        *,
+        return_indices: Literal[True],
+    ) -> tuple[Node, Node]: ...
+
     def __call__(
         self,
         x: Value,
@@ -174,7 +201,7 @@ class MaxPool(Pool):
         dilation: PerAxis = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> Any:
+    ) -> Node | tuple[Node, Node]:
         x = as_node(x, where=self.name)
         attrs = self.attributes(x.type, kernel, stride, padding, dilation, ceil_mode)
         values, places = self.node((x,), attrs).results
@@ -409,8 +436,7 @@ def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
     node, counts = _adaptive("adaptive_max_pool", x, output_size)
     if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):
         kernel = [n // count for n, count in zip(node.shape[2:], counts, strict=True)]
-        values: Node = max_pool(node, kernel)
-        return values
+        return max_pool(node, kernel)
     for axis, count in enumerate(counts, 2):
         ahead = (slice(None),) * axis
         parts = [node[(*ahead, slice(a, b))] for a, b in _bounds(node.shape[axis], count)]

@@ -40,8 +40,10 @@ from ..graph.samples import Operand, Sample
 from ._casting import cast
 from ._compare import where
 from ._concatenation import stack
-from ._operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
+from ._operands import Value, as_node, as_shape, compute_dtype, expect_dtype, narrow, widen
 from .control.tracing import per_iteration
+
+__all__ = ["dropout", "random_bits", "random_normal", "random_uniform"]
 
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
@@ -171,7 +173,7 @@ class RandomNormal(Draw):
 
     def reference(self, seed: Array, *, shape: Shape, dtype: DType) -> Array:
         count = math.prod(shape)
-        source = float32 if dtype in HALVES else dtype
+        source = compute_dtype(dtype)
         uniforms = random_uniforms(seed, count + count % 2, source).astype(np.float64)
         u1, u2 = 1 - uniforms[0::2], uniforms[1::2]
         radius, angle = np.sqrt(-2 * np.log(u1)), 2 * np.pi * u2

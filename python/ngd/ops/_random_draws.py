@@ -29,6 +29,16 @@ from ._sorting import argsort, top_k
 from ._special import erfinv
 from ._transcendental import log
 
+__all__ = [
+    "bernoulli",
+    "categorical",
+    "gumbel",
+    "multinomial",
+    "permutation",
+    "randint",
+    "truncated_normal",
+]
+
 LEAST: Final = 2.0**-54
 """Half of the least step of float64's uniforms, in place of 0 whose logarithm is -inf."""
 

@@ -32,6 +32,21 @@ from ._operands import (
 from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._slicing import pad_slice
 
+__all__ = [
+    "flip",
+    "fliplr",
+    "flipud",
+    "moveaxis",
+    "pad",
+    "roll",
+    "rot90",
+    "swapaxes",
+    "tile",
+    "tri",
+    "tril",
+    "triu",
+]
+
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
 """Names of torch.nn.functional.pad, and what NumPy calls the mode."""

@@ -21,6 +21,8 @@ from ._shape import transpose
 from ._transcendental import tanh
 from .control.loops import scan
 
+__all__ = ["gru", "gru_cell", "lstm", "lstm_cell"]
+
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]
 """The next states of: the input's part of the gates, states, weights of the state, their bias."""

@@ -22,9 +22,7 @@ from ..dtypes import (
     Shape,
     Type,
     bool_,
-    float64,
     int64,
-    is_float,
     uint8,
     uint64,
 )
@@ -34,7 +32,7 @@ from ..graph.registry import public, register
 from ..graph.samples import Operand, Sample
 from ..graph.traits import Fusion, Kernel, Numerics
 from ._arithmetic import abs, square
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import equal, not_equal, where
 from ._concatenation import concat
 from ._creation import full
@@ -53,6 +51,21 @@ from ._operands import (
 )
 from ._shape import broadcast_to, moved, reshape, stop_gradient, transpose
 from ._transcendental import exp, log, power, sqrt
+
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "prod",
+    "sum",
+    "var",
+    "vector_norm",
+]
 
 
 def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
@@ -163,7 +176,7 @@ class Mean(Reduction):
     dtypes = FLOATS
 
     def prepare(self, x: Node) -> Node:
-        return x if is_float(x.dtype) else cast(x, float64)
+        return as_floats(x)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
@@ -421,7 +434,7 @@ class Var(Reduction):
     dtypes = FLOATS
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
-        found: Node = super().__call__(x, axis, keepdims)
+        found = super().__call__(x, axis, keepdims)
         if not ddof:
             return found
         operand = found.inputs[0]
@@ -430,7 +443,7 @@ class Var(Reduction):
         return found * local_number(count / divisor if divisor > 0 else math.nan, found)
 
     def prepare(self, x: Node) -> Node:
-        return x if is_float(x.dtype) else cast(x, float64)
+        return as_floats(x)
 
     def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
         return mean(square(centered(x, axes)), axes, keepdims)

@@ -28,6 +28,8 @@ from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._slicing import pad_slice
 from ._windows import PerAxis, per_axis
 
+__all__ = ["fold", "interpolate", "pixel_shuffle", "pixel_unshuffle", "resize", "unfold"]
+
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}
 """Linear modes, and the number of spatial axes that each is for."""
 MODES: Final = ("nearest", "nearest-exact", "area", *LINEAR, "bicubic")
@@ -404,11 +406,7 @@ def _windows(where_: str, extents: Shape, given: Sequence[PerAxis]) -> list[Shap
 
 @public
 def unfold(
-    x: Value,
-    kernel_size: PerAxis,
-    dilation: PerAxis = 1,
-    padding: PerAxis = 0,
-    stride: PerAxis = 1,
+    x: Value, kernel_size: PerAxis, dilation: PerAxis = 1, padding: PerAxis = 0, stride: PerAxis = 1
 ) -> Node:
     """Return sliding windows as columns (im2col), as torch.nn.functional.unfold.
 
@@ -520,5 +518,4 @@ def fold(
     shape = (*windows.shape[:2], *(e + 2 * p for e, p in zip(extents, zeros, strict=True)))
     total = _overlap_add(windows, shape, dilations, strides)
     (top, left), (height, width) = zeros, extents
-    found: Node = total[:, :, top : top + height, left : left + width]
-    return found
+    return total[:, :, top : top + height, left : left + width]

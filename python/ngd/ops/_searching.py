@@ -23,6 +23,17 @@ from ._reductions import any, max, min, sum
 from ._shape import broadcast_to, expand_dims, reshape
 from ._sorting import argsort, sort
 
+__all__ = [
+    "argpartition",
+    "bincount",
+    "digitize",
+    "histogram",
+    "interp",
+    "isin",
+    "partition",
+    "searchsorted",
+]
+
 
 def expect_line(where_: str, name: str, x: Node) -> Node:
     """Refuse a tensor that has not one axis."""

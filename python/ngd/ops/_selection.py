@@ -32,6 +32,8 @@ from ._shape import broadcast_to, reshape, transpose
 from ._slicing import basic_index, pad_slice, slice
 from ._sorting import argsort
 
+__all__ = ["at", "getitem"]
+
 CAST: Final = 'Cast: x.astype("int64").'
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
@@ -218,8 +220,7 @@ class Rows:
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
-            taken: Node = take.node((self.x, as_node(selection.arrays[0])), attrs)
-            return taken
+            return take.node((self.x, as_node(selection.arrays[0])), attrs)
         found = take(self.rows, self.places(), 0)
         many, before = len(selection.shape), self.before
         order = [*range(many, many + before), *range(many), *range(many + before, found.ndim)]
@@ -421,6 +422,3 @@ def combined_runs(values: Node, places: Node, combine: Combine) -> Node:
         values = concat([values[:distance], behind])
         distance *= 2
     return values
-
-
-__all__ = ["At", "Part", "at", "getitem"]

@@ -17,6 +17,8 @@ from ..graph.samples import Operand, Sample
 from ..graph.traits import Kernel, Layout
 from ._operands import Value, as_axis, as_node, as_shape, unchanged
 
+__all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient", "transpose"]
+
 
 def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:
     """The fewest neighbouring axes that a reshape makes of fewest others; none of extents 0, 1."""

@@ -19,6 +19,8 @@ from ..graph.traits import Kernel
 from ._operands import Value, as_node, as_shape
 from ._shape import inverse, moved, reshape
 
+__all__ = ["slice"]
+
 
 class Slice(Op):
     """x[index]: ints, slices of any step, None and ..., as NumPy's basic indexing.

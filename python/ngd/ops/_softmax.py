@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
+from ..dtypes import FLOATS, Array, DType, Type, int32, int64, is_float
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register
@@ -22,12 +22,12 @@ from ._creation import arange, one_hot, ones
 from ._elementwise import align
 from ._gathering import as_indices, take
 from ._operands import (
-    HALVES,
     INDICES,
     Value,
     as_axis,
     as_node,
     check_indices,
+    compute_dtype,
     expect_dtype,
     float_of,
     got,
@@ -38,6 +38,19 @@ from ._operands import (
 from ._reductions import max, mean, sum
 from ._shape import expand_dims, stop_gradient, transpose
 from ._transcendental import exp, log
+
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "log_softmax",
+    "mse_loss",
+    "softmax",
+    "softmax_cross_entropy",
+]
 
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
 
@@ -226,8 +239,7 @@ def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -
             f"{where_}: expected a weight for {count} classes; got {factors.type}. Give one number "
             "per class."
         )
-    found: Node = take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
-    return found
+    return take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
 
 
 @public
@@ -281,7 +293,7 @@ def cross_entropy(
     soft = is_float(target.dtype) and target.shape == x.shape
     chosen = target if soft else expect_labels(where_, "logits", x, target)
     dtype = float_of(x.dtype)
-    wide = _classes_last(cast(x, float32 if dtype in HALVES else dtype))
+    wide = _classes_last(cast(x, compute_dtype(dtype)))
     if soft:
         chances = _classes_last(cast(chosen, wide.dtype))
         return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
@@ -338,7 +350,7 @@ def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Nod
             f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}. Reshape one."
         )
     dtype = float_of(x.dtype)
-    wide = float32 if dtype in HALVES else dtype
+    wide = compute_dtype(dtype)
     return dtype, cast(x, wide), cast(y, wide)
 
 

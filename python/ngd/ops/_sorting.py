@@ -18,6 +18,8 @@ from ._casting import cast
 from ._operands import Value, as_axis, as_node, expect_dtype, narrow, widen
 from ._rearrangement import moveaxis
 
+__all__ = ["argsort", "sort", "top_k"]
+
 
 class TopK(Op):
     """top_k(x, k, axis=-1, largest=True): the k largest, or smallest, and their places (int64).

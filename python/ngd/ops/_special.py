@@ -18,6 +18,8 @@ from ._compare import equal, where
 from ._composite import CompositeUnary, polynomial
 from ._transcendental import cos, erf, exp, log, log1p, sin, sqrt
 
+__all__ = ["digamma", "erfinv", "lgamma"]
+
 NEAR_TWO: Final = (
     0.42278433509846713,
     -0.10031730167435392,

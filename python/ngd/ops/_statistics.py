@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..errors import ShapeError
 from ..graph.node import Node
 from ..graph.registry import public
 from ._arithmetic import clip
-from ._casting import cast
+from ._casting import as_floats, cast
 from ._compare import equal, not_equal, where
 from ._composite import widened
 from ._gathering import take
@@ -26,6 +26,20 @@ from ._shape import broadcast_to, expand_dims, reshape, transpose
 from ._sorting import sort
 from ._transcendental import sqrt
 
+__all__ = [
+    "average",
+    "corrcoef",
+    "count_nonzero",
+    "cov",
+    "median",
+    "percentile",
+    "ptp",
+    "quantile",
+    "std",
+]
+
+Quantiles: TypeAlias = float | Sequence[float] | Array
+"""A number between 0 and 1 (or a percentage), or several."""
 METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
 
 
@@ -52,7 +66,7 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
         array(1.118)
     """
     node = as_node(x, where="std")
-    node = node if is_float(node.dtype) else cast(node, float64)
+    node = as_floats(node)
     wide, dtype = widened("std", node)
     axes = normalize_axes("std", axis, wide.type)
     count = extent(wide.shape, axes)
@@ -74,11 +88,7 @@ def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
 
 @public
 def quantile(
-    x: Value,
-    q: float | Sequence[float] | Array,
-    axis: Axis = None,
-    keepdims: bool = False,
-    method: str = "linear",
+    x: Value, q: Quantiles, axis: Axis = None, keepdims: bool = False, method: str = "linear"
 ) -> Node:
     """Return quantiles, as numpy.quantile; NaN where there is a NaN among the elements.
 
@@ -121,11 +131,7 @@ def quantile(
 
 @public
 def percentile(
-    x: Value,
-    q: float | Sequence[float] | Array,
-    axis: Axis = None,
-    keepdims: bool = False,
-    method: str = "linear",
+    x: Value, q: Quantiles, axis: Axis = None, keepdims: bool = False, method: str = "linear"
 ) -> Node:
     """Return ops.quantile for q / 100, as numpy.percentile.
 
@@ -353,7 +359,7 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
     node = as_node(x, where="cov")
     if node.ndim not in (1, 2):
         raise ShapeError(f"cov: expected one axis or two; got {node.type}")
-    node = node if is_float(node.dtype) else cast(node, float64)
+    node = as_floats(node)
     wide, dtype = widened("cov", node)
     alone = node.ndim == 1
     rows = expand_dims(wide, 0) if alone else wide if rowvar else transpose(wide)

@@ -17,6 +17,8 @@ from ._compare import equal, where
 from ._elementwise import Binary, Unary
 from ._operands import Value, is_weak
 
+__all__ = ["cos", "erf", "exp", "expm1", "log", "log1p", "power", "rsqrt", "sin", "sqrt", "tanh"]
+
 
 def _power(a: Array, b: Array) -> Array:
     if is_float(b.dtype):

@@ -22,6 +22,22 @@ from ._numeric import signbit
 from ._operands import Value, as_node
 from ._transcendental import cos, exp, expm1, log, log1p, sin, sqrt
 
+__all__ = [
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "cosh",
+    "deg2rad",
+    "rad2deg",
+    "sinc",
+    "sinh",
+    "tan",
+]
+
 ATAN: Final = (
     -0.3333333333333333,
     0.199999999999998,

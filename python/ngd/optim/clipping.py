@@ -14,8 +14,7 @@ from .options import positive
 def norm(x: Node) -> Node:
     """Return the Euclidean norm of all elements, in float32 or float64."""
     wide = x if x.dtype == float64 else ops.cast(x, float32)
-    root: Node = ops.sqrt(ops.sum(ops.square(wide)))
-    return root
+    return ops.sqrt(ops.sum(ops.square(wide)))
 
 
 def global_norm(gradients: Any) -> Node:
@@ -44,8 +43,7 @@ def global_norm(gradients: Any) -> Node:
         )
     squares = [ops.square(norm(g)) for g in leaves]
     dtype = float64 if any(s.dtype == float64 for s in squares) else float32
-    root: Node = ops.sqrt(ops.sum(ops.stack([ops.cast(s, dtype) for s in squares])))
-    return root
+    return ops.sqrt(ops.sum(ops.stack([ops.cast(s, dtype) for s in squares])))
 
 
 def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:

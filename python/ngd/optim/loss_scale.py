@@ -94,8 +94,7 @@ class LossScale:
 
     def scaled(self, loss: Node) -> Node:
         """Return the loss to differentiate."""
-        node: Node = loss * ops.cast(self.scale, loss.dtype)
-        return node
+        return loss * ops.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients: Any) -> tuple[Any, Node]:
         """Divide gradients of the scaled loss; return them and a node, true if all are finite."""
@@ -114,5 +113,4 @@ class LossScale:
 
     def _unscaled(self, g: Node) -> Node:
         wide = g if g.dtype == float64 else ops.cast(g, float32)
-        node: Node = wide / ops.cast(self.scale, wide.dtype)
-        return node
+        return wide / ops.cast(self.scale, wide.dtype)

@@ -121,8 +121,7 @@ class State:
 
     def scalar(self, value: Node) -> Node:
         """Cast a scalar from float64 to the dtype in which the variable is updated."""
-        node: Node = ops.cast(value, self.dtype)
-        return node
+        return ops.cast(value, self.dtype)
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
         """Return a variable of the state, which has the shape of the parameter."""

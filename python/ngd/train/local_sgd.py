@@ -443,8 +443,7 @@ def wide(value: Any) -> Any:
 def summed(part: Node, wire: Any, ranks: Group) -> Node:
     """The sum over the ranks of their parts of a mean, which travel as `wire`; see DiLoCo."""
     if wire == float32:
-        node: Node = ops.all_reduce(part, op="sum", group=ranks)
-        return node
+        return ops.all_reduce(part, op="sum", group=ranks)
     if wire == bfloat16:
         rounded = ops.all_reduce(ops.cast(part, float32), op="sum", compression="bf16", group=ranks)
         return ops.cast(rounded, part.dtype)

@@ -19,6 +19,8 @@ from .._sorting import top_k
 from .exchanges import all_gather
 from .groups import Ranks, ranks_of
 
+__all__ = ["sparse_all_reduce"]
+
 
 @public
 def sparse_all_reduce(

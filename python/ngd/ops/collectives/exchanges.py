@@ -33,6 +33,16 @@ from .checks import (
 from .groups import Ranks, ranks_of
 from .reductions import Collective, no_gradient, reductions_to_test
 
+__all__ = [
+    "all_gather",
+    "all_gather_v",
+    "all_to_all",
+    "all_to_all_v",
+    "gather",
+    "reduce_scatter",
+    "scatter",
+]
+
 
 def row_elements(x: Type) -> int:
     """How many elements a row has."""

@@ -20,6 +20,8 @@ from .checks import expect_other
 from .groups import Ranks, with_group
 from .reductions import Collective
 
+__all__ = ["recv", "send"]
+
 
 class Send(Collective):
     """send(x, to, tag=0, group=None): give x to another rank, whose recv takes it.

@@ -45,11 +45,13 @@ from ...graph.traits import Comm
 from .._arithmetic import abs, floor, maximum, minimum
 from .._casting import cast
 from .._compare import equal, where
-from .._operands import HALVES, Value, as_node, scalar
+from .._operands import Value, as_node, compute_dtype, scalar
 from .._shape import stop_gradient
 from .._transcendental import log, power
 from .checks import expect_reduction, expect_root
 from .groups import ONE_RANK, Ranks, everywhere_equal, with_group
+
+__all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 
 SUM: Final = "sum"
 MEAN: Final = "mean"
@@ -176,7 +178,7 @@ class AllReduce(Collective):
         # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
         # A mean is no larger than the largest x: only rounding can make it so.
         # Arrays are weighted likewise: comm/reduction.py.
-        dtype = float32 if x.dtype in HALVES else x.dtype  # the sums of a two-byte mean
+        dtype = compute_dtype(x.dtype)  # the sums of a two-byte mean
         sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
         key = (weight.id, attrs["algorithm"], attrs.get("group"))
         total = _TOTALS.get(key)  # all that have one weight are told it once

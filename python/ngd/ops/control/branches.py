@@ -33,6 +33,8 @@ from .bodies import (
     with_uniform_inputs,
 )
 
+__all__ = ["cond"]
+
 
 class Cond(Control):
     """A choice; attrs: on_true and on_false, of the same inputs and types of results.
@@ -207,6 +209,3 @@ def expect_equal_types(structures: Sequence[trees.Structure], made: Sequence[lis
                 f"(made at {one.site}) and {other.type} (made at {other.site}). Cast or "
                 "reshape one."
             )
-
-
-__all__ = ["COND", "cond"]

@@ -20,6 +20,8 @@ from .._operands import Value, as_node
 from .branches import cond
 from .loops import scan
 
+__all__ = ["fori_loop", "map", "switch", "while_loop"]
+
 
 @public
 def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any) -> Any:

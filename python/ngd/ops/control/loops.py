@@ -49,6 +49,8 @@ from .body_analysis import (
 )
 from .tracing import loops, tracing
 
+__all__ = ["scan"]
+
 
 class Parts(NamedTuple):
     """What belongs to a scan's carried values, to its slices, and to what all rounds read."""
@@ -485,6 +487,3 @@ def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
                 f"{node.site}). Slice xs, or change length."
             )
     return wanted
-
-
-__all__ = ["SCAN", "scan"]

@@ -25,6 +25,8 @@ from .._arithmetic import add, multiply
 from .._creation import arange
 from .._shape import expand_dims
 
+__all__ = ["iterations"]
+
 STRIDE: Final = 2**40
 """The distance of the offsets of two iterations."""
 MAX_ITERATIONS: Final = 2**63 // STRIDE
