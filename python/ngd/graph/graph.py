@@ -108,14 +108,12 @@ class Graph:
                 "Remove it."
             )
         _ = self.names  # raises for two variables of one name
-        given = set(self.inputs)
-        for node in self.nodes:
-            if node.op is PLACEHOLDER and node not in given:
-                raise CompileError(
-                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
-                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
-                    "it to the inputs."
-                )
+        for node in self.missing_inputs():
+            raise CompileError(
+                f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
+                f"{node.site}), which the outputs or updates need; got inputs without it. Add "
+                "it to the inputs."
+            )
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(
@@ -123,6 +121,11 @@ class Graph:
                     f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
                     "Reshape or cast it, for example by value.astype(variable.dtype)."
                 )
+
+    def missing_inputs(self) -> list[Node]:
+        """Return the placeholders that the graph reads and that are not among its inputs."""
+        given = set(self.inputs)
+        return [node for node in self.nodes if node.op is PLACEHOLDER and node not in given]
 
     def __str__(self) -> str:
         values = [result for node in self.nodes for result in node.results]
