@@ -108,7 +108,7 @@ class Graph:
                 "Remove it."
             )
         _ = self.names  # raises for two variables of one name
-        for node in self.missing_inputs():
+        for node in missing_inputs(self):
             raise CompileError(
                 f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
                 f"{node.site}), which the outputs or updates need; got inputs without it. Add "
@@ -121,11 +121,6 @@ class Graph:
                     f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
                     "Reshape or cast it, for example by value.astype(variable.dtype)."
                 )
-
-    def missing_inputs(self) -> list[Node]:
-        """Return the placeholders that the graph reads and that are not among its inputs."""
-        given = set(self.inputs)
-        return [node for node in self.nodes if node.op is PLACEHOLDER and node not in given]
 
     def __str__(self) -> str:
         values = [result for node in self.nodes for result in node.results]
@@ -148,6 +143,12 @@ class Graph:
             (leaf,) = (n for n in topological((variable,)) if n.op is VARIABLE)
             lines.append(f'  update "{leaf.attrs["name"]}" <- {numbers[value]}')
         return "\n".join(lines)
+
+
+def missing_inputs(graph: Graph) -> list[Node]:
+    """Return the placeholders that a graph reads and that are not among its inputs."""
+    given = set(graph.inputs)
+    return [node for node in graph.nodes if node.op is PLACEHOLDER and node not in given]
 
 
 @dataclass(frozen=True, eq=False)
