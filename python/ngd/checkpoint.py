@@ -24,54 +24,39 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from . import trees
-from ._util.signature_errors import name_calls
-from ._util.unknown_names import attribute_errors
+from ._util.signature_errors import check_public_names
 from .comm import Group
 from .comm.calls import gather
 from .comm.world import init
-from .dtypes import (
-    bfloat16,
-    bool_,
-    float16,
-    float32,
-    float64,
-    int8,
-    int16,
-    int32,
-    int64,
-    uint8,
-    uint16,
-    uint32,
-    uint64,
-)
+from .dtypes import bfloat16
 from .graph.live_state import LiveState
 from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"
 DTYPES: Final[dict[str, Any]] = {
-    "F64": float64,
-    "F32": float32,
-    "F16": float16,
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
     "BF16": bfloat16,
-    "I64": int64,
-    "I32": int32,
-    "I16": int16,
-    "I8": int8,
-    "U64": uint64,
-    "U32": uint32,
-    "U16": uint16,
-    "U8": uint8,
-    "BOOL": bool_,
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 """The names of dtypes in safetensors (https://github.com/huggingface/safetensors)."""
 
-FLOATS: Final = (float64, float32, float16, bfloat16)
+FLOATS: Final = tuple(DTYPES[name] for name in ("F64", "F32", "F16", "BF16"))
 
 
 def save(
@@ -377,7 +362,7 @@ def of_ranks(name: str, values: Any) -> dict[str, Any]:
     """Return the entries of a private variable. The first axis of the values is the ranks'."""
     whole = values[0]
     if whole.dtype in FLOATS:
-        whole = np.mean(values.astype(float64), 0).astype(whole.dtype)
+        whole = np.mean(values.astype(np.float64), 0).astype(whole.dtype)
     return {name: whole, **{of_rank(name, rank): value for rank, value in enumerate(values)}}
 
 
@@ -515,7 +500,4 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 __all__ = ["exists", "load", "read_safetensors", "save"]
 
-name_calls("checkpoint", globals(), __all__)
-
-if not TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = attribute_errors(__name__, __all__, "api/checkpoint")
+check_public_names(globals())

@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._util.signature_errors import name_calls
-from ._util.unknown_names import attribute_errors
+from ._util.signature_errors import check_public_names
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,4 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 __all__ = ["Structure", "flatten", "leaves_of", "map"]
 
-name_calls("trees", globals(), __all__)
-
-if not TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = attribute_errors(__name__, __all__, "api/trees")
+check_public_names(globals())

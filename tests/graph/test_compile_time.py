@@ -19,7 +19,7 @@ from ngd.devices.cpu import target as cpu
 from ngd.dtypes import Type
 from ngd.errors import CompileError
 from ngd.graph.graph import Graph
-from ngd.passes.memory.planner import Plan, Storage
+from ngd.passes.memory.plan import Plan, Storage
 
 DOUBLE = 2.2
 """How much more a graph of twice the size may cost."""

@@ -19,7 +19,7 @@ from ngd.graph.graph import Graph
 from ngd.graph.node import Node, Op
 from ngd.passes import CompileOptions
 from ngd.passes.fusion import elementwise
-from ngd.passes.memory.planner import Plan, Step, Storage
+from ngd.passes.memory.plan import Plan, Step, Storage
 from ngd.passes.simplification import simplify
 
 DEVICES = ("CPU", "INTERPRETER")

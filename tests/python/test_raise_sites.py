@@ -36,7 +36,7 @@ EXEMPT: Final = {
     "metrics/serving.py": "an error between ranks, which they handle",
     "ops/_elementwise.py": "a message of NumPy after the call",
     "passes/pipeline.py": "an internal error, which names the node and its line",
-    "passes/memory/planner.py": "internal errors, which name the node and its line",
+    "passes/memory/plan.py": "internal errors, which name the node and its line",
     "passes/scheduling.py": "an internal error",
     "ray/elastic.py": "errors of an actor, to which the driver adds the call",
     "devices/interpreter/evaluate.py": "errors of a running step, which name the op and its line",

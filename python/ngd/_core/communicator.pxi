@@ -48,6 +48,28 @@ cdef int _dtype_of(ndarray array) noexcept:
     return 1 + <int> DType.BF16 if number == _bfloat16_number else 0
 
 
+cdef int _plain_dtype(array) noexcept:
+    """Return ngd's dtype + 1 of a contiguous NumPy array, and 0 for anything else."""
+    if type(array) is not ndarray or not PyArray_ISCARRAY_RO(<ndarray> array):
+        return 0
+    return _dtype_of(<ndarray> array)
+
+
+cdef cbool _set_op_and_root(Collective& collective, op, root) noexcept:
+    """Set the op and the root, or return False: op is not a name, or root not a small int."""
+    cdef int overflow = 0
+    cdef long number
+    reduction = _reductions.get(op) if type(op) is str else None
+    if reduction is None or type(root) is not int:
+        return False
+    number = PyLong_AsLongAndOverflow(root, &overflow)
+    if overflow != 0 or number != <int> number:
+        return False
+    collective.op = <ReduceOp> <int> reduction
+    collective.root = <int> number
+    return True
+
+
 cdef cbool _overlap(ndarray a, ndarray b) noexcept:
     """Whether two contiguous arrays share memory."""
     cdef const char* first = <const char*> PyArray_DATA(a)
@@ -264,36 +286,31 @@ cdef class Communicator:
         numbers.append(number)
 
     def quick(self, str kind, array, out, op, root=0) -> object:
-        """Run a collective from array to out, or a new array, for the caller of my caller.
+        """Run a collective from an array to `out`, or to a new array, for the caller's caller.
 
-        All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one dtype, their
-        blocks along the first axis; an op by name; lists of such arrays. None where something is
-        not, and then nothing was done.
+        Return None, and start nothing, unless all arguments are plain: contiguous NumPy arrays or
+        lists of them, blocks along the first axis, and an op by name. The call site must be known,
+        too. After None the caller prepares the collective itself (comm/plans.py).
         """
         cdef Collective collective
+        if not _set_op_and_root(collective, op, root):
+            return None
+        if type(array) is list:
+            return self._quick_list(kind, <list> array, out, collective)
+        return self._quick_array(kind, array, out, collective)
+
+    cdef object _quick_array(self, str kind, array, out, Collective& collective):
+        """Run a collective on one array, or return None; see quick."""
         cdef Layout layout
         cdef int64_t[NPY_MAXDIMS] extents
         cdef uint64_t[NPY_MAXDIMS] room
         cdef CppWork work
         cdef ndarray source, destination
         cdef cbool blocks
-        reduction = _reductions.get(op) if type(op) is str else None
-        if reduction is None or type(root) is not int:
-            return None
-        cdef int beyond = 0
-        cdef long place = PyLong_AsLongAndOverflow(root, &beyond)
-        if beyond != 0 or place != <int> place:
-            return None
-        if type(array) is list:
-            collective.op = <ReduceOp> <int> reduction
-            collective.root = <int> place
-            return self._quick_list(kind, <list> array, out, collective)
-        if type(array) is not ndarray:
+        cdef int dtype = _plain_dtype(array)
+        if dtype == 0:
             return None
         source = <ndarray> array
-        cdef int dtype = _dtype_of(source)
-        if dtype == 0 or not PyArray_ISCARRAY_RO(source):
-            return None
         collective.kind = <Kind> <int> _quick_kinds[kind]
         blocks = collective.kind != Kind.AllReduce and collective.kind != Kind.Broadcast
         destination = self._quick_destination(collective.kind, blocks, source, out)
@@ -302,9 +319,7 @@ cdef class Communicator:
         collective.site = _caller_site()
         if collective.site == NULL:
             return None
-        collective.op = <ReduceOp> <int> reduction
         collective.dtype = <DType> (dtype - 1)
-        collective.root = <int> place
         collective.count = PyArray_SIZE(source)
         if collective.kind == Kind.ReduceScatter or collective.kind == Kind.AllToAll:
             collective.count //= self.communicator.get().size()
@@ -324,6 +339,7 @@ cdef class Communicator:
         return destination
 
     cdef list _quick_list(self, str kind, list arrays, out, Collective& pattern):
+        """Run a collective on the arrays of a list, or return None; see quick."""
         cdef vector[Tensor] tensors
         cdef Tensor tensor
         cdef unique_ptr[CppGrouped] grouped
@@ -339,12 +355,10 @@ cdef class Communicator:
         if pattern.kind != Kind.AllReduce and pattern.kind != Kind.Broadcast:
             return None
         for i in range(len(arrays)):
-            if type(arrays[i]) is not ndarray:
+            dtype = _plain_dtype(arrays[i])
+            if dtype == 0:
                 return None
             source = <ndarray> arrays[i]
-            dtype = _dtype_of(source)
-            if dtype == 0 or not PyArray_ISCARRAY_RO(source):
-                return None
             destination = self._quick_destination(
                 pattern.kind, False, source, None if out is None else out[i]
             )

@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from ..errors import DTypeError, Error, ShapeError
 from .callsite import Owner, owner
-from .unknown_names import similar_name
+from .unknown_names import attribute_errors, similar_name
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -382,6 +382,18 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
             for key, method in list(vars(found).items()):
                 if inspect.isfunction(method) and not (key.startswith("_") or key in SHORT_CALLS):
                     setattr(found, key, name_signature(f"{name}.{key}", method, is_method=True))
+
+
+def check_public_names(namespace: dict[str, Any]) -> None:
+    """Make errors name the public calls of a package, and report unknown names of it.
+
+    The package is a part of ngd, such as "ngd.nn", and its page is "api/nn". `__getattr__` is set
+    in the namespace: if the module defined it, type checkers would accept any name.
+    """
+    module, known = namespace["__name__"], namespace["__all__"]
+    package = module.removeprefix("ngd.")
+    name_calls(package, namespace, known)
+    namespace["__getattr__"] = attribute_errors(module, known, f"api/{package}")
 
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

@@ -143,12 +143,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    x: Any,
-    *,
-    axis: int = 0,
-    out: Any = None,
-    async_op: bool = False,
-    group: Group | None = None,
+    x: Any, *, axis: int = 0, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Concatenate the arrays of all ranks in the order of ranks; every rank gets the result.
 
@@ -220,12 +215,7 @@ def all_gather_v(
 
 
 def broadcast(
-    x: Any,
-    root: int = 0,
-    *,
-    out: Any = None,
-    async_op: bool = False,
-    group: Group | None = None,
+    x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Copy the array of rank `root` to all ranks.
 
@@ -298,12 +288,7 @@ def reduce(
 
 
 def gather(
-    x: Any,
-    root: int = 0,
-    *,
-    out: Any = None,
-    async_op: bool = False,
-    group: Group | None = None,
+    x: Any, root: int = 0, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Concatenate the arrays of all ranks along axis 0; only rank `root` gets the result.
 

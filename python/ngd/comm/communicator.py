@@ -99,7 +99,7 @@ def open_communicator(transport: Transport, launch: Launch, timeout: float) -> _
     if _core.build_info()["mode"] == "OMPI":
         likely = mpi_of(launch.launcher) or ""
         load_mpi(config.mpi() or (likely if likely in mpis() else ""))
-    communicator = between_hosts(-1)
+    communicator = make_mpi_communicator(-1)
     expect_size_of_mpi(communicator.size, launch)
     return communicator
 
@@ -122,13 +122,19 @@ def expect_size_of_mpi(size: int, launch: Launch) -> None:
 
 
 def communicator_of(comm: Any) -> _core.Communicator:
-    """The ranks of an mpi4py communicator."""
-    built = _core.build_info()
-    if built["mode"] != "OMPI":
+    """Make a communicator of the ranks of an mpi4py communicator."""
+    mode = _core.build_info()["mode"]
+    if mode != "OMPI":
         raise InitError(
             f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
-            f"got mode {built['mode']}. Install such a build, or leave comm out."
+            f"got mode {mode}. Install such a build, or leave comm out."
         )
+    load_mpi_of(comm)
+    return make_mpi_communicator(comm.py2f())
+
+
+def load_mpi_of(comm: Any) -> None:
+    """Load the MPI of an mpi4py communicator; raise an InitError if ngd uses another one."""
     version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
     if version is None or not hasattr(comm, "py2f"):
         raise InitError(
@@ -142,16 +148,15 @@ def communicator_of(comm: Any) -> _core.Communicator:
             f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
             f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
         )
-    return between_hosts(comm.py2f())
 
 
 def mpis() -> list[str]:
-    """The MPIs that this ngd was built for."""
+    """Return the MPI libraries that this ngd was built for."""
     return (_core.build_info()["mpi"] or "").split()
 
 
 def load_mpi(name: str) -> str:
-    """Settle which MPI this process uses, "" for any; return what it says of itself."""
+    """Load an MPI library into this process, "" for any of them; return its version."""
     built = mpis()
     if name and name not in built:
         raise InitError(
@@ -162,10 +167,10 @@ def load_mpi(name: str) -> str:
     return _core.mpi_version()
 
 
-def between_hosts(fortran_handle: int) -> _core.Communicator:
-    """The ranks of an MPI communicator (-1: the world), which need not share a host.
+def make_mpi_communicator(fortran_handle: int) -> _core.Communicator:
+    """Make a communicator of the ranks of an MPI communicator; -1 is the world.
 
-    NGD_COMM=mpi keeps them from using shared memory where they do.
+    The ranks of one host use shared memory, except with NGD_COMM=mpi.
     """
     timeout = _core.timeout_seconds()
     if config.communicator() == "mpi":

@@ -315,12 +315,7 @@ class Group(BoundToProcess):
         return self._run_plan("scatter", plan, async_op)
 
     def all_to_all(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        site: str | None = None,
+        self, x: Any, *, out: Any = None, async_op: bool = False, site: str | None = None
     ) -> Any:
         """Exchange blocks between all ranks; see ngd.all_to_all."""
         if site is None and not async_op:

@@ -134,18 +134,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
     buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
     begin = int(rows[:rank].sum())
     check_apart(source, buffer, where, buffer[begin : begin + len(source)])
-    elements = element_counts(rows, source)
-    given = buffer if out is None else out
-    return plan_one(
-        group,
-        KINDS[where].wire,
-        source,
-        buffer,
-        lambda: given,
-        site,
-        counts=elements,
-        shape=source.shape[1:],
-    )
+    return plan_rows(group, where, source, buffer, out, site, element_counts(rows, source))
 
 
 def plan_all_to_all_v(
@@ -155,17 +144,33 @@ def plan_all_to_all_v(
     where = "all_to_all_v"
     buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
+    counts, receive_counts = element_counts(sent, source), element_counts(received, source)
+    return plan_rows(group, where, source, buffer, out, site, counts, receive_counts)
+
+
+def plan_rows(
+    group: RankGroup,
+    where: str,
+    source: Array,
+    buffer: Array,
+    out: Any,
+    site: str,
+    counts: list[int],
+    receive_counts: list[int] | None = None,
+) -> Plan:
+    """Prepare a collective of blocks of different lengths, from an array to another."""
+    wire, shape = KINDS[where].wire, source.shape[1:]
     given = buffer if out is None else out
     return plan_one(
         group,
-        KINDS[where].wire,
+        wire,
         source,
         buffer,
         lambda: given,
         site,
-        counts=element_counts(sent, source),
-        receive_counts=element_counts(received, source),
-        shape=source.shape[1:],
+        counts=counts,
+        receive_counts=receive_counts,
+        shape=shape,
     )
 
 

@@ -32,7 +32,7 @@ from ..devices.arguments import is_python
 from ..devices.executable import Executable
 from ..dtypes import Type, as_dtype, float32, float64
 from ..errors import CompileError, Error, RetraceWarning
-from ..graph.graph import Graph
+from ..graph.graph import Graph, missing_inputs
 from ..graph.leaves import PLACEHOLDER
 from ..graph.node import Node
 from ..graph.variable import TRACING, Variable, placeholder
@@ -361,14 +361,12 @@ class Function:
         given = tuple(x for x in inputs if x is not None)
         outputs = tuple(leaf for leaf in flatten(returned)[0] if isinstance(leaf, Node))
         graph = Graph(given, outputs, sorted_updates(updates))
-        own = set(given)
-        for node in graph.nodes:
-            if node.op is PLACEHOLDER and node not in own:
-                raise CompileError(
-                    f"{self.name}: expected arguments of its own; got {node.attrs['name']!r} (made "
-                    f"at {node.site}), an argument of another function or step, which has no value "
-                    "here. Make it an argument."
-                )
+        for node in missing_inputs(graph):
+            raise CompileError(
+                f"{self.name}: expected arguments of its own; got {node.attrs['name']!r} (made "
+                f"at {node.site}), an argument of another function or step, which has no value "
+                "here. Make it an argument."
+            )
         return graph
 
     def _report_retraces(self, key: Key) -> None:

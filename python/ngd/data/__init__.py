@@ -16,10 +16,7 @@ The generator depends on the seed, the epoch and the index of the sample. So the
 the same bit for bit with any number of ranks and workers.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from .._util.signature_errors import name_calls as _name_calls
-from .._util.unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import check_public_names as _check_public_names
 from .files import cifar, mnist, read_idx
 from .images import CenterCrop, Mixup, Normalize, RandomFlip, RandomResizedCrop, Resize
 from .loader import Batch, Loader
@@ -45,7 +42,4 @@ __all__ = [
     "read_idx",
 ]
 
-_name_calls("data", globals(), __all__)
-
-if not _TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = _attribute_errors(__name__, __all__, "api/data")
+_check_public_names(globals())

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a device to the compiler: agree, compile for the target, load."""
+"""The interface of a device to the compiler: agree, compile for the target, load.
+
+`LoweredStep` is the base of the steps of devices that run or only compile programs.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from typing import Protocol, TypeVar
 
 from .. import _core
 from ..comm import Group
+from ..graph.cost import Cost
+from ..graph.node import Node
 from ..passes import Plan, Target
 from .collective_sequence import CollectiveSequence
-from .executable import Executable, StepGraph
+from .executable import CompiledStep, Executable, StepGraph
+from .explanation import Explanation
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,29 @@ class Lowered:
     plan: Plan
     program: _core.ProgramBuilder
     ordering: CollectiveSequence
+
+
+class LoweredStep(CompiledStep):
+    """The base of steps that have a plan and a program."""
+
+    def __init__(
+        self, source: StepGraph, target: Target, lowered: Lowered, plan_again: Callable[[], Plan]
+    ) -> None:
+        super().__init__(source)
+        self.explanation = Explanation(plan_again, target)
+        self.plan, self.ordering = lowered.plan, lowered.ordering
+        self.program = str(lowered.program)
+
+    def cost(self) -> Cost:
+        """See Executable."""
+        return self.plan.cost
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        return self.explanation.of(self, node)
+
+    def __str__(self) -> str:
+        return self.program
 
 
 class Agreement(Protocol):

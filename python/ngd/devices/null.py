@@ -10,15 +10,12 @@ from typing import Any, NamedTuple
 from ..comm import Group
 from ..dtypes import Array
 from ..errors import CompileError
-from ..graph.cost import Cost
-from ..graph.node import Node
 from ..passes import Plan
 from ..profiling import Report, report_of
 from .cpu.sharing import agree_on_sharing
 from .cpu.target import CpuTarget
-from .device import Lowered
-from .executable import CompiledStep, StepGraph
-from .explanation import Explanation
+from .device import Lowered, LoweredStep
+from .executable import StepGraph
 
 
 class NullAgreement(NamedTuple):
@@ -50,20 +47,13 @@ class NullDevice:
     ) -> NullExecutable:
         """Return a step that has a program and no memory."""
         assert lowered is not None
-        explanation = Explanation(plan_again, agreement.target)
-        return NullExecutable(source, lowered, explanation)
+        return NullExecutable(source, agreement.target, lowered, plan_again)
 
 
-class NullExecutable(CompiledStep):
+class NullExecutable(LoweredStep):
     """A step that was compiled for the CPU's kernels and cannot be called: the compiler alone."""
 
     device = "NULL"
-
-    def __init__(self, source: StepGraph, lowered: Lowered, explanation: Explanation) -> None:
-        super().__init__(source)
-        self.explanation = explanation
-        self.plan, self.ordering = lowered.plan, lowered.ordering
-        self.program = str(lowered.program)
 
     def __call__(
         self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
@@ -77,14 +67,3 @@ class NullExecutable(CompiledStep):
     def report(self) -> Report:
         """See Executable; without times."""
         return report_of(self.plan, None, None, self.ordering.site, self.device, self.memory())
-
-    def cost(self) -> Cost:
-        """See Executable."""
-        return self.plan.cost
-
-    def explain(self, node: Node) -> str:
-        """See Executable."""
-        return self.explanation.of(self, node)
-
-    def __str__(self) -> str:
-        return self.program

@@ -106,14 +106,12 @@ class Graph:
                 "Remove it."
             )
         _ = self.names  # raises for two variables of one name
-        given = set(self.inputs)
-        for node in self.nodes:
-            if node.op is PLACEHOLDER and node not in given:
-                raise CompileError(
-                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
-                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
-                    "it to the inputs."
-                )
+        for node in missing_inputs(self):
+            raise CompileError(
+                f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
+                f"{node.site}), which the outputs or updates need; got inputs without it. Add "
+                "it to the inputs."
+            )
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(
@@ -147,6 +145,12 @@ class Graph:
             (leaf,) = (n for n in topological((variable,)) if n.op is VARIABLE)
             lines.append(f'  update "{leaf.attrs["name"]}" <- {numbers[value]}')
         return "\n".join(lines)
+
+
+def missing_inputs(graph: Graph) -> list[Node]:
+    """Return the placeholders that a graph reads and that are not among its inputs."""
+    given = set(graph.inputs)
+    return [node for node in graph.nodes if node.op is PLACEHOLDER and node not in given]
 
 
 @dataclass(frozen=True, eq=False)

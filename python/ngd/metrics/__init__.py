@@ -8,11 +8,8 @@ are imported only if NGD_METRICS is set. Users call `count` and `address`; the r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._util import config
-from .._util.signature_errors import name_calls
-from .._util.unknown_names import attribute_errors
+from .._util.signature_errors import check_public_names
 from ..dtypes import whole
 from .counting import Tally, by_hand, tally
 
@@ -112,7 +109,4 @@ def begin(size: int | None = None) -> None:
     _begun = True
 
 
-name_calls("metrics", globals(), __all__)
-
-if not TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = attribute_errors(__name__, __all__, "api/metrics")
+check_public_names(globals())

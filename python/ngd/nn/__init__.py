@@ -14,10 +14,7 @@ Modules take the arguments of PyTorch's modules of the same names. Each module d
 differs. MultiHeadAttention takes other arguments in its call.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from .._util.signature_errors import name_calls as _name_calls
-from .._util.unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import check_public_names as _check_public_names
 from . import initializers
 from .activations import (
     ELU,
@@ -207,7 +204,4 @@ __all__ = [
     "weight_norm",
 ]
 
-_name_calls("nn", globals(), __all__)
-
-if not _TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = _attribute_errors(__name__, __all__, "api/nn")
+_check_public_names(globals())

@@ -4,23 +4,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import ops
 from ..graph.node import Node
 from .initializers import constant
-from .module import Module
+from .module import Module, OpModule
 from .parameter import Parameter
 
 
-class Activation(Module):
+class Activation(OpModule):
     """An elementwise function, or a softmax, as a module; the base of the modules here."""
 
-    function: ClassVar[Callable[..., Node]]
-
     def __init__(self) -> None:
-        self.options: dict[str, Any] = {}
+        self.options = {}
 
     def forward(self, x: Node) -> Node:
         """Return the function of x.
@@ -35,11 +32,7 @@ class Activation(Module):
         Node
             The shape and dtype of x.
         """
-        return type(self).function(x, **self.options)
-
-    def describe(self) -> str:
-        """Return the options, for `repr`."""
-        return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return super().forward(x)
 
 
 class Named(Activation):

@@ -8,15 +8,16 @@ on a seed and on this name only, so it is equal on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from .. import errors, trees
 from ..comm.calls import all_reduce
 from ..dtypes import bfloat16
+from ..graph.node import Node
 from ..graph.variable import Variable
 from ..graph.variable_names import Scope
 from .constructors import naming_errors
@@ -525,6 +526,23 @@ class Module:
             return self.title
         lines = "\n".join(inside).replace("\n", "\n  ")
         return f"{type(self).__name__}({self.describe()}\n  {lines}\n)"
+
+
+class OpModule(Module):
+    """The base of modules that apply one function of ngd.ops with options."""
+
+    function: ClassVar[Callable[..., Any]]
+    options: dict[str, Any]
+    """The keyword arguments of the function."""
+
+    def forward(self, x: Node) -> Node:
+        """Return the result of the function on x; the class gives the shapes of both."""
+        y: Node = type(self).function(x, **self.options)
+        return y
+
+    def describe(self) -> str:
+        """Return the options, for `repr`."""
+        return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
 
 
 class Parametrizations(Module):

@@ -9,16 +9,15 @@ from typing import Any, ClassVar, TypeAlias
 from .. import ops
 from ..graph.node import Node
 from .inputs import expect_axes
-from .module import Module
+from .module import OpModule
 
 PerAxis: TypeAlias = int | Sequence[int]
 
 
-class Pool(Module):
+class Pool(OpModule):
     """The base of the pooling modules."""
 
     axes: ClassVar[int]
-    options: dict[str, Any]
 
     def forward(self, x: Node) -> Node:
         """Return the pooled x.
@@ -34,19 +33,13 @@ class Pool(Module):
             [N, C, spatial...], the dtype of x.
         """
         expect_axes(self, x, self.axes)
-        return self.pooled(x)
-
-    def pooled(self, x: Node) -> Node:
-        """Return the result of the op."""
-        raise NotImplementedError(type(self).__name__)
-
-    def describe(self) -> str:
-        """Return the options, for `repr`."""
-        return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+        return super().forward(x)
 
 
 class MaxPool(Pool):
     """The base of the maximum poolings (ops.max_pool)."""
+
+    function = ops.max_pool
 
     def __init__(
         self,
@@ -64,14 +57,11 @@ class MaxPool(Pool):
             "ceil_mode": ceil_mode,
         }
 
-    def pooled(self, x: Node) -> Node:
-        """Return the maximum of each window."""
-        y: Node = ops.max_pool(x, **self.options)
-        return y
-
 
 class AvgPool(Pool):
     """The base of the average poolings (ops.avg_pool)."""
+
+    function = ops.avg_pool
 
     def __init__(
         self,
@@ -89,31 +79,23 @@ class AvgPool(Pool):
             "count_include_pad": count_include_pad,
         }
 
-    def pooled(self, x: Node) -> Node:
-        """Return the mean of each window."""
-        return ops.avg_pool(x, **self.options)
-
 
 class AdaptiveAvgPool(Pool):
     """The base of the adaptive average poolings (ops.adaptive_avg_pool)."""
 
+    function = ops.adaptive_avg_pool
+
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
         self.options = {"output_size": output_size}
-
-    def pooled(self, x: Node) -> Node:
-        """Return the mean of each window."""
-        return ops.adaptive_avg_pool(x, **self.options)
 
 
 class AdaptiveMaxPool(Pool):
     """The base of the adaptive maximum poolings (ops.adaptive_max_pool)."""
 
+    function = ops.adaptive_max_pool
+
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
         self.options = {"output_size": output_size}
-
-    def pooled(self, x: Node) -> Node:
-        """Return the maximum of each window."""
-        return ops.adaptive_max_pool(x, **self.options)
 
 
 class MaxPool1d(MaxPool):

@@ -7,23 +7,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from .. import ops
-from ..graph.node import Node
-from .module import Module
+from .module import OpModule
 
 PerAxis: TypeAlias = int | Sequence[int]
 
 
-class Resampling(Module):
-    """An op of one image, with options."""
-
-    options: dict[str, Any]
-
-    def describe(self) -> str:
-        """See Module."""
-        return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
-
-
-class Upsample(Resampling):
+class Upsample(OpModule):
     """Resize the spatial axes of images; see ops.interpolate.
 
     Input: [N, C, ...]. Output: the spatial axes resized.
@@ -46,6 +35,8 @@ class Upsample(Resampling):
     (2, 3, 16, 16)
     """
 
+    function = ops.interpolate
+
     def __init__(
         self,
         size: PerAxis | None = None,
@@ -60,12 +51,8 @@ class Upsample(Resampling):
             "align_corners": align_corners,
         }
 
-    def forward(self, x: Node) -> Node:
-        """Map [N, C, ...] to [N, C, ...], of the dtype of x."""
-        return ops.interpolate(x, **self.options)
 
-
-class PixelShuffle(Resampling):
+class PixelShuffle(OpModule):
     """Move channels into blocks of r x r pixels; see ops.pixel_shuffle.
 
     Input: [..., C * r * r, H, W]. Output: [..., C, H * r, W * r].
@@ -77,15 +64,13 @@ class PixelShuffle(Resampling):
     (2, 3, 16, 16)
     """
 
+    function = ops.pixel_shuffle
+
     def __init__(self, upscale_factor: int) -> None:
         self.options = {"upscale_factor": upscale_factor}
 
-    def forward(self, x: Node) -> Node:
-        """Return x with channels moved to space."""
-        return ops.pixel_shuffle(x, **self.options)
 
-
-class PixelUnshuffle(Resampling):
+class PixelUnshuffle(OpModule):
     """Move blocks of r x r pixels into channels; see ops.pixel_unshuffle.
 
     Input: [..., C, H * r, W * r]. Output: [..., C * r * r, H, W].
@@ -97,15 +82,25 @@ class PixelUnshuffle(Resampling):
     (2, 12, 8, 8)
     """
 
+    function = ops.pixel_unshuffle
+
     def __init__(self, downscale_factor: int) -> None:
         self.options = {"downscale_factor": downscale_factor}
 
-    def forward(self, x: Node) -> Node:
-        """Return x with space moved to channels."""
-        return ops.pixel_unshuffle(x, **self.options)
+
+def window_options(
+    kernel_size: PerAxis, dilation: PerAxis, padding: PerAxis, stride: PerAxis
+) -> dict[str, Any]:
+    """Return the options of windows that ops.unfold and ops.fold take."""
+    return {
+        "kernel_size": kernel_size,
+        "dilation": dilation,
+        "padding": padding,
+        "stride": stride,
+    }
 
 
-class Unfold(Resampling):
+class Unfold(OpModule):
     """Return the windows of images as columns; see ops.unfold.
 
     Input: [N, C, H, W]. Output: [N, C * elements, windows].
@@ -117,6 +112,8 @@ class Unfold(Resampling):
     (2, 12, 16)
     """
 
+    function = ops.unfold
+
     def __init__(
         self,
         kernel_size: PerAxis,
@@ -124,19 +121,10 @@ class Unfold(Resampling):
         padding: PerAxis = 0,
         stride: PerAxis = 1,
     ) -> None:
-        self.options = {
-            "kernel_size": kernel_size,
-            "dilation": dilation,
-            "padding": padding,
-            "stride": stride,
-        }
-
-    def forward(self, x: Node) -> Node:
-        """Return the windows of x."""
-        return ops.unfold(x, **self.options)
+        self.options = window_options(kernel_size, dilation, padding, stride)
 
 
-class Fold(Resampling):
+class Fold(OpModule):
     """Sum windows into images; see ops.fold.
 
     Input: [N, C * elements, windows]. Output: [N, C, *output_size].
@@ -148,6 +136,8 @@ class Fold(Resampling):
     (2, 3, 8, 8)
     """
 
+    function = ops.fold
+
     def __init__(
         self,
         output_size: PerAxis,
@@ -156,14 +146,5 @@ class Fold(Resampling):
         padding: PerAxis = 0,
         stride: PerAxis = 1,
     ) -> None:
-        self.options = {
-            "output_size": output_size,
-            "kernel_size": kernel_size,
-            "dilation": dilation,
-            "padding": padding,
-            "stride": stride,
-        }
-
-    def forward(self, x: Node) -> Node:
-        """Return the sum of the windows."""
-        return ops.fold(x, **self.options)
+        windows = window_options(kernel_size, dilation, padding, stride)
+        self.options = {"output_size": output_size, **windows}

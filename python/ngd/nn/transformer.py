@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from .. import ops
 from ..graph.node import Node
@@ -20,14 +20,37 @@ ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu"
 class TransformerLayer(Module):
     """The parts that the layers of encoders and decoders have in common."""
 
-    def _begin(self, activation: str, norm_first: bool) -> None:
-        """Set the options of both kinds of layers."""
+    has_memory: ClassVar[bool] = False
+    """The layer also attends to the result of an encoder."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        norm_first: bool = False,
+    ) -> None:
         if activation not in ACTIVATIONS:
             raise ValueError(
                 f"nn.{type(self).__name__}: activation: expected "
                 f'"relu" or "gelu"; got {activation!r}'
             )
         self.activation, self.norm_first = activation, norm_first
+        self.self_attn = MultiHeadAttention(d_model, nhead)
+        if self.has_memory:
+            self.multihead_attn = MultiHeadAttention(d_model, nhead)
+        self.linear1 = Linear(d_model, dim_feedforward)
+        self.linear2 = Linear(dim_feedforward, d_model)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps)
+        if self.has_memory:
+            self.norm3 = LayerNorm(d_model, layer_norm_eps)
+        self.dropout, self.dropout1, self.dropout2 = (Dropout(dropout) for _ in range(3))
+        if self.has_memory:
+            self.dropout3 = Dropout(dropout)
 
     def _attended(self, x: Node, mask: Any, causal: bool) -> Node:
         """Return the self-attention."""
@@ -79,24 +102,6 @@ class TransformerEncoderLayer(TransformerLayer):
     >>> layer(hidden).shape
     (8, 16, 64)
     """
-
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
-        norm_first: bool = False,
-    ) -> None:
-        self._begin(activation, norm_first)
-        self.self_attn = MultiHeadAttention(d_model, nhead)
-        self.linear1 = Linear(d_model, dim_feedforward)
-        self.linear2 = Linear(dim_feedforward, d_model)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps)
-        self.dropout, self.dropout1, self.dropout2 = (Dropout(dropout) for _ in range(3))
 
     def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
         """Return the hidden states of the next layer.
@@ -161,24 +166,7 @@ class TransformerDecoderLayer(TransformerLayer):
     (8, 16, 64)
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
-        norm_first: bool = False,
-    ) -> None:
-        self._begin(activation, norm_first)
-        self.self_attn = MultiHeadAttention(d_model, nhead)
-        self.multihead_attn = MultiHeadAttention(d_model, nhead)
-        self.linear1 = Linear(d_model, dim_feedforward)
-        self.linear2 = Linear(dim_feedforward, d_model)
-        self.norm1, self.norm2, self.norm3 = (LayerNorm(d_model, layer_norm_eps) for _ in range(3))
-        self.dropout, self.dropout1 = Dropout(dropout), Dropout(dropout)
-        self.dropout2, self.dropout3 = Dropout(dropout), Dropout(dropout)
+    has_memory = True
 
     def forward(
         self,

@@ -12,10 +12,7 @@ An optimizer makes nodes of the graph. The learning rate is a variable, or a sch
 of updates, so one compiled step is enough for a whole training.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-
-from .._util.signature_errors import name_calls as _name_calls
-from .._util.unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import check_public_names as _check_public_names
 from .adaptive import Adagrad, Adam, AdamW, RMSprop
 from .averaging import ExponentialMovingAverage
 from .clipping import clip_by_global_norm, global_norm
@@ -53,7 +50,4 @@ __all__ = [
     "warm_up",
 ]
 
-_name_calls("optim", globals(), __all__)
-
-if not _TYPE_CHECKING:  # type checkers report the name themselves
-    __getattr__ = _attribute_errors(__name__, __all__, "api/optim")
+_check_public_names(globals())

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .. import ops
 from ..graph.node import Node
 from .loss_scale import LossScale
-from .optimizer import Optimizer, ParameterGroup, Rate, State
+from .optimizer import Optimizer, ParameterGroup, Rate, State, decay_gradient, decay_weight
 from .options import Check, at_least, flag, fraction, pair
 
 
@@ -87,23 +87,14 @@ class Adam(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
-        if state["weight_decay"]:
-            g = g + state["weight_decay"] * w
-        return w - adam_step(g, state)
+        return w - adam_step(decay_gradient(w, g, state), state)
 
 
 class AdamW(Adam):
@@ -144,23 +135,19 @@ class AdamW(Adam):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options: dict[str, Any] = {
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+        }
         super().__init__(
-            lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
-        if state["weight_decay"]:
-            w = w * state.scalar(1.0 - state.lr * state["weight_decay"])
-        return w - adam_step(g, state)
+        return decay_weight(w, state) - adam_step(g, state)
 
 
 class RMSprop(Optimizer):
@@ -217,24 +204,21 @@ class RMSprop(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "centered": centered,
+        }
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
         alpha = state["alpha"]
-        if state["weight_decay"]:
-            g = g + state["weight_decay"] * w
+        g = decay_gradient(w, g, state)
         v = state.keep("square", alpha * state.now("square") + (1 - alpha) * (g * g))
         if state["centered"]:
             mean = state.keep("mean", alpha * state.now("mean") + (1 - alpha) * g)
@@ -294,22 +278,19 @@ class Adagrad(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {
+            "lr_decay": lr_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            lr_decay=lr_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            eps=eps,
-            weight_decay=weight_decay,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
-        if state["weight_decay"]:
-            g = g + state["weight_decay"] * w
+        g = decay_gradient(w, g, state)
         s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
         rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])
         size: Node = ops.sqrt(s) + state["eps"]

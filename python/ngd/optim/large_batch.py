@@ -67,16 +67,14 @@ class LARS(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "adapt": adapt,
+        }
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            trust_coefficient=trust_coefficient,
-            adapt=adapt,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
@@ -143,16 +141,9 @@ class LAMB(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt}
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            adapt=adapt,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:

@@ -51,14 +51,9 @@ class Lion(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {"betas": betas, "weight_decay": weight_decay}
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            betas=betas,
-            weight_decay=weight_decay,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:

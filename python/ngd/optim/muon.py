@@ -10,7 +10,7 @@ from .. import ops
 from ..graph.node import Node
 from .clipping import norm
 from .loss_scale import LossScale
-from .optimizer import Optimizer, ParameterGroup, Rate, State
+from .optimizer import Optimizer, ParameterGroup, Rate, State, decay_weight
 from .options import Check, at_least, count, flag
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
@@ -107,17 +107,15 @@ class Muon(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
@@ -131,6 +129,4 @@ class Muon(Optimizer):
         matrix = ops.reshape(u, (w.shape[0], -1))
         factor = ADJUSTMENTS[state["adjust_lr_fn"]](*matrix.shape)
         step = ops.reshape(orthogonalize(matrix, state["ns_steps"]), w.shape)
-        if state["weight_decay"]:
-            w = w * state.scalar(1.0 - state.lr * state["weight_decay"])
-        return w - state.scalar(state.lr * factor) * step
+        return decay_weight(w, state) - state.scalar(state.lr * factor) * step

@@ -94,6 +94,18 @@ def updated(before: Variable, value: Node, where: Node | None) -> Node:
     return value if where is None else ops.where(where, value, before)
 
 
+def decay_gradient(w: Node, g: Node, state: State) -> Node:
+    """Return the gradient with the gradient of an L2 penalty, weight_decay * w, added."""
+    return g + state["weight_decay"] * w if state["weight_decay"] else g
+
+
+def decay_weight(w: Node, state: State) -> Node:
+    """Return the weight after decoupled weight decay: w - lr * weight_decay * w."""
+    if not state["weight_decay"]:
+        return w
+    return w * state.scalar(1.0 - state.lr * state["weight_decay"])
+
+
 class State:
     """The arguments of a rule for one variable: options, the scalars of the step, and state."""
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from .. import ops
 from ..graph.node import Node
 from .loss_scale import LossScale
-from .optimizer import Optimizer, ParameterGroup, Rate, State
+from .optimizer import Optimizer, ParameterGroup, Rate, State, decay_gradient
 from .options import Check, at_least, flag, number
 
 
@@ -65,16 +65,14 @@ class SGD(Optimizer):
         loss_scale: LossScale | None = None,
         name: str | None = None,
     ) -> None:
+        options = {
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+        }
         super().__init__(
-            lr,
-            groups=groups,
-            clip_norm=clip_norm,
-            loss_scale=loss_scale,
-            name=name,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
+            lr, groups=groups, clip_norm=clip_norm, loss_scale=loss_scale, name=name, **options
         )
         if nesterov and (self.options["momentum"] == 0 or self.options["dampening"] != 0):
             raise ValueError(
@@ -84,8 +82,7 @@ class SGD(Optimizer):
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
-        if state["weight_decay"]:
-            g = g + state["weight_decay"] * w
+        g = decay_gradient(w, g, state)
         if state["momentum"]:
             b = state["momentum"] * state.now("momentum") + (1 - state["dampening"]) * g
             if state["dampening"]:

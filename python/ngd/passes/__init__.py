@@ -2,7 +2,8 @@
 """The compiler's passes: from the user's graph to a scheduled, planned list of instructions."""
 
 from .fingerprint import computation
-from .memory.planner import Plan, Step, plan_memory
+from .memory.plan import Plan, Step
+from .memory.planner import plan_memory
 from .op_costs import cost_of_graph
 from .options import CompileOptions
 from .pipeline import run

@@ -21,7 +21,8 @@ from .fusion.matmuls import fuse_products
 from .fusion.post_operations import fuse_post_operations, has_composites
 from .fusion.reductions import fuse_reductions, share_sums
 from .layouts import assign_layouts
-from .memory.planner import Plan, plan_memory
+from .memory.plan import Plan
+from .memory.planner import plan_memory
 from .options import CompileOptions
 from .precision import drop_unread, has_low_precision, lower_precision
 from .recompute import within

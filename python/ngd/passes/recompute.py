@@ -26,7 +26,7 @@ from ..graph.leaves import Leaf
 from ..graph.node import Node
 from ..graph.precision_marks import wide
 from ..ops._custom import after
-from .memory.planner import Plan
+from .memory.plan import Plan
 from .op_costs import cost_of_graph
 from .options import CompileOptions
 from .precision import chooses

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ..passes import Plan
-from ..passes.memory.planner import Storage
+from ..passes.memory.plan import Storage
 
 NAMED = 2
 """The number of variables that a text names."""

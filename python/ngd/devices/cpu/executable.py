@@ -10,7 +10,6 @@ from typing import Any
 
 from ... import _core
 from ...comm import Group
-from ...graph.cost import Cost
 from ...graph.node import Node
 from ...graph.variable import Variable
 from ...passes import Plan
@@ -18,9 +17,8 @@ from ...passes.sharding.equal_values import Equal
 from ...profiling import Report, report_of
 from ...profiling.recording import first_record
 from ..collective_sequence import opened
-from ..device import Lowered
-from ..executable import CompiledStep, StepGraph
-from ..explanation import Explanation
+from ..device import Lowered, LoweredStep
+from ..executable import StepGraph
 from .peaks import peak
 from .sharing import agree_on_sharing, are_alike, asked_once, expect_private, share, share_frozen
 from .storage import CpuStorage
@@ -75,7 +73,7 @@ class CpuDevice:
         return step
 
 
-class CpuExecutable(CompiledStep):
+class CpuExecutable(LoweredStep):
     """A step on the CPU device: one call into C++, without the GIL."""
 
     device = DEVICE.name
@@ -87,10 +85,8 @@ class CpuExecutable(CompiledStep):
         lowered: Lowered,
         plan_again: Callable[[], Plan],
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, agreement.target, lowered, plan_again)
         storages = agreement.storages
-        self.explanation = Explanation(plan_again, agreement.target)
-        self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
         read = [s for v, s in storages.items() if v not in self.plan.shared and v not in whole]
         for node, span in self.plan.shared.items():
@@ -98,7 +94,6 @@ class CpuExecutable(CompiledStep):
         for storage in read:
             storage.expect_whole()
         expect_private(whole, agreement.equal, self.ordering.site)
-        self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
@@ -154,14 +149,3 @@ class CpuExecutable(CompiledStep):
         site, record = self.ordering.site, self.native.record()
         first = first_record(self)
         return report_of(self.plan, record, peak, site, self.device, self.memory(), first)
-
-    def cost(self) -> Cost:
-        """See Executable."""
-        return self.plan.cost
-
-    def explain(self, node: Node) -> str:
-        """See Executable."""
-        return self.explanation.of(self, node)
-
-    def __str__(self) -> str:
-        return self.program

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory plan of a step: its instructions, the storages of its values, and their checks.
+
+`Plan.verify` proves two things. Storages that are alive at the same time share no byte. And no
+instruction between the start of a collective and its wait writes to the operand, or touches the
+result.
+
+The second proof is needed because other ranks read the operand between the start and the wait. If
+the collective works in place, they write to it too: in an all_to_all, two ranks swap halves of the
+blocks that they exchange. The bytes are safe before, between and after.
+
+1. Every instruction that used these bytes earlier is before the start in program order. The other
+   ranks do not touch them until they have seen that this rank has started.
+2. From the start to the wait, no instruction of this rank touches the result or writes to the
+   operand (`verify`).
+3. When the wait returns, every rank has reported its last access
+   (src/cpp/comm/communicator.hpp). The next value in these bytes belongs to this rank until its
+   next start, in this call, in the next call and in other executables.
+
+Each rank decides by itself which collectives work in place; the ranks need not agree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+from ...dtypes import Array, Type
+from ...errors import CompileError
+from ...graph.cost import Cost
+from ...graph.node import Node
+from ...ops.collectives.groups import Ranks
+
+
+@dataclass
+class Storage:
+    """Consecutive bytes of a lane, alive from instruction `first` to instruction `last`.
+
+    The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
+    arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
+    which has no bytes.
+    """
+
+    lane: str
+    place: int = 0
+    """The number in a numbered lane, or the byte offset in an arena."""
+    bytes: int = 0
+    first: int = 0
+    last: int = 0
+    whole: Storage | None = None
+    """The storage that this one is a part of; that storage is not a part itself."""
+    offset: int = 0
+    """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
+
+    def keep(self, until: int) -> None:
+        """Extend the life to an instruction, if it ends earlier."""
+        self.last = max(self.last, until)
+        if self.whole is not None:
+            self.whole.keep(until)
+
+    @property
+    def planned(self) -> bool:
+        """True if the planner chooses the offset."""
+        return self.lane in ("private", "shared")
+
+    @property
+    def address(self) -> tuple[str, int, int]:
+        """The lane, the place, and in a numbered lane the offset in bytes, otherwise 0."""
+        return self.lane, self.place, 0 if self.planned else self.offset
+
+    def meets(self, other: Storage) -> bool:
+        """Return whether the two are the same storage, or parts of one that share bytes."""
+        together = (self.whole or self) is (other.whole or other)
+        ends = self.offset + self.bytes, other.offset + other.bytes
+        return self is other or (together and max(self.offset, other.offset) < min(ends))
+
+    @property
+    def span(self) -> tuple[str, int, int]:
+        """The lane, and the begin and end in it."""
+        return self.lane, self.place, self.place + self.bytes
+
+
+@dataclass
+class Step:
+    """One instruction: a kernel, the start or the wait of a collective, or a copy."""
+
+    action: str
+    op: str
+    inputs: list[tuple[Type, Storage]]
+    outputs: list[tuple[Type, Storage]]
+    attrs: dict[str, Any]
+    site: str
+    start: int = -1
+    group: Ranks | None = None
+    """The group of a start, if it is not the group of the executable."""
+    bodies: list[Plan] = field(default_factory=list)
+    """The plans of the graphs that the op runs. Their arenas are its last two outputs."""
+    cost: Cost = field(default_factory=Cost)
+    made_of: tuple[tuple[str, str], ...] = ()
+    """The ops that a kernel computes, with their call sites."""
+    layout: str = "row-major"
+
+
+@dataclass(eq=False)
+class Plan:
+    """The instructions and storages of a graph, from which the compiler makes a program."""
+
+    inputs: int = 0
+    outputs: int = 0
+    """The numbers of arguments and of results of a call."""
+    steps: list[Step] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    variables: list[Node] = field(default_factory=list)
+    constants: list[Array] = field(default_factory=list)
+    shared: dict[Node, tuple[int, int]] = field(default_factory=dict)
+    """Shared variables, each with the begin and end of the bytes that this rank writes."""
+    whole: list[Node] = field(default_factory=list)
+    """The variables that this step writes as a whole."""
+    private_bytes: int = 0
+    shared_bytes: int = 0
+    unshared_bytes: int = 0
+    """The size of the arenas if every value had bytes of its own."""
+    recomputed: Cost = field(default_factory=Cost)
+    """The cost of rematerialisation (recompute.py), which is part of `cost`."""
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of all instructions."""
+        return sum((step.cost for step in self.steps), Cost())
+
+    def verify(self) -> None:
+        """Raise an error unless the plan is safe; see the head of this file."""
+        self.verify_lives()
+        self.verify_pending()
+
+    def verify_start(self, step: Step) -> None:
+        """Raise an error if a result overlaps its operand and is not in the same storage."""
+        operand, result = step.inputs[0], step.outputs[0]
+        together = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
+        if overlap(operand, result) and not together:
+            raise CompileError(
+                f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
+            )
+
+    def verify_pending(self) -> None:
+        """Raise an error if an instruction touches a buffer of a pending collective.
+
+        Between a start and its wait, the operand may be read, and the result neither read nor
+        written. So no two pending results overlap. Operands overlap only if they are parts of one
+        storage; then no instruction writes to any part of it.
+        """
+        operands, results = Spans(), Spans()
+        for number, step in enumerate(self.steps):
+            if step.action == "wait":
+                begun = self.steps[step.start]
+                operands.remove(*extent_of_whole(begun.inputs[0]), step.start)
+                results.remove(*extent(begun.outputs[0]), step.start)
+                continue
+            touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
+            touched += [operands.over(*extent(value)) for value in step.outputs]
+            pending = [start for start in touched if start is not None]
+            if pending:
+                begun = self.steps[min(pending)]
+                raise CompileError(
+                    f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
+                    f"{begun.op} in flight (made at {begun.site})"
+                )
+            if step.action == "start":
+                self.verify_start(step)
+                operands.add(*extent_of_whole(step.inputs[0]), number)
+                results.add(*extent(step.outputs[0]), number)
+
+    def verify_lives(self) -> None:
+        """Raise an error if two storages that are alive at the same time share a byte."""
+        planned = [s for s in self.storages if s.planned]
+        order = sorted(range(len(planned)), key=lambda i: planned[i].first)
+        ends: list[tuple[int, int]] = []  # the ends of the lives in `alive`, as a heap
+        alive = Spans()
+        for number in order:
+            storage = planned[number]
+            while ends and ends[0][0] < storage.first:
+                _, dead = heappop(ends)
+                alive.remove(*planned[dead].span, dead)
+            other = alive.over(*storage.span)
+            if other is not None:
+                raise CompileError(
+                    f"plan_memory: {planned[other]} and {storage} are alive in one place"
+                )
+            alive.add(*storage.span, number)
+            heappush(ends, (storage.last, number))
+
+
+class Spans:
+    """Numbered spans of bytes in several lanes; two of them are disjoint or equal."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, list[tuple[int, int, int]]] = {}
+
+    def add(self, lane: str, begin: int, end: int, number: int) -> None:
+        """Add a span."""
+        if begin < end:
+            insort(self.lanes.setdefault(lane, []), (begin, end, number))
+
+    def remove(self, lane: str, begin: int, end: int, number: int) -> None:
+        """Remove a span that was added."""
+        if begin < end:
+            runs = self.lanes[lane]
+            del runs[bisect_left(runs, (begin, end, number))]
+
+    def over(self, lane: str, begin: int, end: int) -> int | None:
+        """Return the number of a span that shares a byte with this one, or None."""
+        runs = self.lanes.get(lane, ())
+        last = bisect_left(runs, (end,)) - 1
+        return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
+
+
+def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
+    """Return the lane of a value, and the begin and end in it."""
+    type_, storage = value
+    size = type_.bytes if storage.planned else bool(type_.bytes)
+    return storage.lane, storage.place, storage.place + size
+
+
+def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
+    """Return the extent of the storage that a value is a part of, or of the value."""
+    whole = value[1].whole
+    return whole.span if whole is not None and whole.planned else extent(value)
+
+
+def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
+    """Return whether two values share a byte."""
+    (a_lane, a_begin, a_end), (b_lane, b_begin, b_end) = extent(a), extent(b)
+    return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
+
+
+__all__ = ["Plan", "Step", "Storage"]
