@@ -511,3 +511,66 @@ def test_the_page_runs() -> None:
     first, second = run(page, 2)
     assert first == second
     assert len(first) == 4
+
+
+def filled(shape: Any, dtype: str = "float32") -> Any:
+    return np.ones(shape, dtype)
+
+
+MISUSES: dict[str, tuple[Any, Any, Any]] = {
+    "mean of integers": (
+        *(filled((4, 3), "int32"), lambda x: ngd.all_reduce(x, op="mean")),
+        lambda x: dist.all_reduce(x, dist.ReduceOp.AVG),
+    ),
+    "scattered mean of integers": (
+        *(filled((4, 3), "int32"), lambda x: ngd.reduce_scatter(x, op="mean")),
+        lambda x: dist.reduce_scatter(x, x, dist.ReduceOp.AVG),
+    ),
+    "unknown op": (
+        *(filled((4, 3)), lambda x: ngd.all_reduce(x, op="avg")),
+        lambda x: dist.all_reduce(x, "avg"),
+    ),
+    "root beyond the group": (
+        *(filled((4, 3)), lambda x: ngd.broadcast(x, 5)),
+        lambda x: dist.broadcast(x, 5),
+    ),
+    "fractional root": (
+        *(filled((4, 3)), lambda x: ngd.broadcast(x, 1.5)),
+        lambda x: dist.broadcast(x, 1.5),
+    ),
+    "receiver is the sender": (
+        *(filled((4, 3)), lambda x: ngd.send(x, 0)),
+        lambda x: dist.send(x, 0),
+    ),
+    "numbers of rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [1, 2])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [1, 2]),
+    ),
+    "fractional rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [4.0])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [4.0]),
+    ),
+    "sum of rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [3])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [3]),
+    ),
+    "size of the result": (
+        *(filled((4, 3)), lambda x: ngd.all_gather(x, out=filled((5, 3)))),
+        lambda x: dist.all_gather([paddle.ones([5, 3])], x),
+    ),
+    "scattered scalar": (
+        *(filled(()), lambda x: ngd.reduce_scatter(x, op="sum")),
+        lambda x: dist.functional.reduce_scatter(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISUSES)
+def test_a_wrong_argument_has_the_same_class_as_on_arrays(case: str) -> None:
+    dist.init_parallel_env()
+    array, on_arrays, on_tensors = MISUSES[case]
+    with pytest.raises((TypeError, ValueError)) as expected:
+        on_arrays(array)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        on_tensors(paddle.to_tensor(array))
+    assert raised.type is expected.type
