@@ -359,9 +359,9 @@ def test_refusals_name_the_call() -> None:
         got = outcome.value
         assert "hvd.allreduce: op: expected one of Average" in got[0]
         assert "expected op or average; got both" in got[1]
-        assert "hvd.broadcast: root_rank: expected one of [0, 1]; got 5" in got[2]
-        assert "hvd.alltoall: expected a first axis that 2 ranks can share" in got[3]
-        assert "hvd.alltoall: splits: expected 2 numbers" in got[4]
+        assert "root_rank: expected a rank of the world among [0, 1]; got 5" in got[2]
+        assert "hvd.alltoall: expected an array whose axis 0 divides evenly" in got[3]
+        assert "hvd.alltoall: splits: expected numbers that add up to the 3 rows" in got[4]
         assert "hvd.reducescatter: op: expected Average or Sum" in got[5]
         assert "those of the registered sets; got [1]" in got[6]
         assert "expected ranks from 0 to 1; got [0, 9]" in got[7]

@@ -313,16 +313,16 @@ def mistaken() -> list[str]:
 def test_mistakes_are_errors_that_name_the_call() -> None:
     for got in run(mistaken, 2):
         parts = [
-            "ngd.jax.all_reduce: op: expected sum, mean, min, max or prod; got 'average'",
-            "ngd.jax.all_reduce: op='mean': expected floats; got int32",
-            "ngd.jax.broadcast: root: expected 0 to 1; got 7",
-            "ngd.jax.all_gather: expected an array of at least one axis",
-            "ngd.jax.all_to_all: expected a first axis that 2 ranks can share evenly",
+            "ngd.jax.all_reduce: expected op among sum, mean, min, max, prod; got 'average'",
+            'ngd.jax.all_reduce(op="mean"): expected floats; got int32',
+            "ngd.jax.broadcast: expected root to be in [0, 2); got 7",
+            "ngd.jax.all_gather: expected at least one axis; got float32[]",
+            "ngd.jax.all_to_all: expected an array whose axis 0 divides evenly among 2 ranks",
             "GradientError: ngd.jax.all_reduce: expected op='sum' or 'mean' to differentiate; got",
             "group: expected an ngd.Group; got str",
             "ngd.jax.all_reduce: expected numbers or booleans; got complex64",
-            "ngd.jax.send: to: expected another rank of 0 to 1; got ",
-            "ngd.jax.recv: source: expected another rank of 0 to 1; got 7 on rank ",
+            "ngd.jax.send: to: expected another rank in [0, 2); got ",
+            "ngd.jax.recv: source: expected another rank in [0, 2); got 7 on rank ",
             "ngd.jax.recv: after: expected a scalar; got an array of shape (2,)",
             "ngd.jax.recv: expected ",
             "ngd.jax.recv: expected a dtype that JAX has enabled; got float64. Set jax_enable_x64",
@@ -412,3 +412,32 @@ def test_the_page_runs() -> None:
     first, second = run(page, 2)
     assert first == second
     assert all(0 < w < 1 for w in first)
+
+
+FLOATS, INTEGERS, BOOLS = (np.ones((4, 3), dtype) for dtype in ("float32", "int32", "bool"))
+MISUSES: dict[str, tuple[Any, Any]] = {
+    "unknown op": (FLOATS, lambda m, x: m.all_reduce(x, op="avg")),
+    "unknown op of reduce_scatter": (FLOATS, lambda m, x: m.reduce_scatter(x, op="avg")),
+    "mean of integers": (INTEGERS, lambda m, x: m.all_reduce(x, op="mean")),
+    "scattered mean of integers": (INTEGERS, lambda m, x: m.reduce_scatter(x, op="mean")),
+    "sum of bools": (BOOLS, lambda m, x: m.all_reduce(x, op="sum")),
+    "root beyond the group": (FLOATS, lambda m, x: m.broadcast(x, 5)),
+    "negative root": (FLOATS, lambda m, x: m.broadcast(x, -1)),
+    "fractional root": (FLOATS, lambda m, x: m.broadcast(x, 1.5)),
+    "receiver beyond the group": (FLOATS, lambda m, x: m.send(x, 5)),
+    "receiver is the sender": (FLOATS, lambda m, x: m.send(x, 0)),
+    "fractional receiver": (FLOATS, lambda m, x: m.send(x, 1.5)),
+    "scattered scalar": (np.float32(1), lambda m, x: m.reduce_scatter(x, op="sum")),
+}
+
+
+@pytest.mark.parametrize("case", MISUSES)
+def test_a_wrong_argument_has_the_same_class_as_on_arrays(case: str) -> None:
+    ngd.init()
+    array, call = MISUSES[case]
+    kinds = []
+    for module, x in ((ngd, array), (nj, jnp.asarray(array))):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            call(module, x)
+        kinds.append(raised.type)
+    assert kinds[0] is kinds[1]

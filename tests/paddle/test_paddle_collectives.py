@@ -434,15 +434,15 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
         "all_reduce: expected a paddle.Tensor; got ndarray",
         "all_reduce: expected a dense tensor on the CPU",
         "all_reduce: op: expected a ReduceOp: SUM, MAX, MIN, PROD, AVG; got 'sum'",
-        "TypeError: all_reduce: op: expected a reduction of int32; got ReduceOp.AVG",
-        "TypeError: all_reduce: op: expected a reduction of complex64; got ReduceOp.MAX",
+        "DTypeError: all_reduce: op: expected a reduction of int32; got ReduceOp.AVG",
+        "DTypeError: all_reduce: op: expected a reduction of complex64; got ReduceOp.MAX",
         "group: expected one of ngd.paddle.new_group; got str",
         "broadcast: src: expected a rank of the world among [0, 1]; got 7",
         "recv: src: expected a rank",
         "all_gather: tensor_list: expected a list of 2, one a rank; got 1",
         "all_gather: tensor_list: expected 2 elements; got 3",
-        "expected a first axis that 2 ranks can share evenly, or in_split_sizes; got shape [3]",
-        "in_split_sizes: expected 2 numbers >= 0 that add up to 3; got [1, 1]",
+        "alltoall_single: expected an array whose axis 0 divides evenly among 2 ranks",
+        "in_split_sizes: expected numbers that add up to the 3 rows of the array; got [1, 1]",
         "new_group: ranks: expected ranks from 0 to 1, each once; got [0, 5]",
         "new_group: backend: expected None, 'ngd' or 'gloo'; got 'nccl'",
         "ngd.paddle.spawn: expected ranks of a launcher",
@@ -452,8 +452,8 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
         "got amp, localsgd. Remove the others",
         "hybrid_configs: expected dp_degree 2 or -1",
         "GradientError: functional.all_reduce: op: expected ReduceOp.SUM or AVG",
-        "functional.all_to_all: expected a first axis that 2 ranks can share evenly",
-        "functional.all_gather: expected a tensor of at least one axis; got a scalar",
+        "functional.all_to_all: expected an array whose axis 0 divides evenly among 2 ranks",
+        "functional.all_gather: expected an array of at least one axis; got a scalar",
         "called different collectives:\n  rank 0: all_reduce(sum) of 2 float32",
         "an earlier failure closed this group",
     ]
@@ -511,3 +511,66 @@ def test_the_page_runs() -> None:
     first, second = run(page, 2)
     assert first == second
     assert len(first) == 4
+
+
+def filled(shape: Any, dtype: str = "float32") -> Any:
+    return np.ones(shape, dtype)
+
+
+MISUSES: dict[str, tuple[Any, Any, Any]] = {
+    "mean of integers": (
+        *(filled((4, 3), "int32"), lambda x: ngd.all_reduce(x, op="mean")),
+        lambda x: dist.all_reduce(x, dist.ReduceOp.AVG),
+    ),
+    "scattered mean of integers": (
+        *(filled((4, 3), "int32"), lambda x: ngd.reduce_scatter(x, op="mean")),
+        lambda x: dist.reduce_scatter(x, x, dist.ReduceOp.AVG),
+    ),
+    "unknown op": (
+        *(filled((4, 3)), lambda x: ngd.all_reduce(x, op="avg")),
+        lambda x: dist.all_reduce(x, "avg"),
+    ),
+    "root beyond the group": (
+        *(filled((4, 3)), lambda x: ngd.broadcast(x, 5)),
+        lambda x: dist.broadcast(x, 5),
+    ),
+    "fractional root": (
+        *(filled((4, 3)), lambda x: ngd.broadcast(x, 1.5)),
+        lambda x: dist.broadcast(x, 1.5),
+    ),
+    "receiver is the sender": (
+        *(filled((4, 3)), lambda x: ngd.send(x, 0)),
+        lambda x: dist.send(x, 0),
+    ),
+    "numbers of rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [1, 2])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [1, 2]),
+    ),
+    "fractional rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [4.0])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [4.0]),
+    ),
+    "sum of rows to send": (
+        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [3])),
+        lambda x: dist.alltoall_single(paddle.empty_like(x), x, [3]),
+    ),
+    "size of the result": (
+        *(filled((4, 3)), lambda x: ngd.all_gather(x, out=filled((5, 3)))),
+        lambda x: dist.all_gather([paddle.ones([5, 3])], x),
+    ),
+    "scattered scalar": (
+        *(filled(()), lambda x: ngd.reduce_scatter(x, op="sum")),
+        lambda x: dist.functional.reduce_scatter(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISUSES)
+def test_a_wrong_argument_has_the_same_class_as_on_arrays(case: str) -> None:
+    dist.init_parallel_env()
+    array, on_arrays, on_tensors = MISUSES[case]
+    with pytest.raises((TypeError, ValueError)) as expected:
+        on_arrays(array)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        on_tensors(paddle.to_tensor(array))
+    assert raised.type is expected.type

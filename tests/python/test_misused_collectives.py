@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong argument of a collective raises the same class of error on arrays and in a graph."""
+"""A wrong argument of a collective raises one class of error on arrays, in a graph, in a bridge.
+
+tests/jax and tests/paddle have the cases of the bridges that need these packages.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import ngd
+import ngd.horovod.numpy as hvd
 from ngd import ops
 from ngd.errors import DTypeError, ShapeError
 
@@ -91,3 +95,26 @@ def test_a_wrong_argument_has_one_class_of_error(case: str) -> None:
         with pytest.raises(expected) as raised:
             call(module, x, group)
         assert raised.type is expected, module
+
+
+HOROVOD: dict[str, Callable[[Any], Any]] = {
+    "unknown op": lambda x: hvd.allreduce(x, op=17),
+    "unknown op of reduce_scatter": lambda x: hvd.reducescatter(x, op=hvd.Max),
+    "mean of integers": lambda x: hvd.allreduce(x, op=hvd.Adasum),
+    "sum of bools": lambda x: hvd.allreduce(x, op=hvd.Sum),
+    "root beyond the group": lambda x: hvd.broadcast(x, 5),
+    "negative root": lambda x: hvd.broadcast(x, -1),
+    "fractional root": lambda x: hvd.broadcast(x, 1.5),  # type: ignore[arg-type]
+    "numbers of rows to send": lambda x: hvd.alltoall(x, [1, 2]),
+    "sum of rows to send": lambda x: hvd.alltoall(x, [3]),
+}
+"""Calls of ngd.horovod with the same mistakes. Only its average of integers is not an error."""
+
+
+@pytest.mark.parametrize("case", HOROVOD)
+def test_a_wrong_argument_has_the_same_class_in_horovod(case: str) -> None:
+    expected, array, _ = CASES[case]
+    hvd.init()
+    with pytest.raises(expected) as raised:
+        HOROVOD[case](array)
+    assert raised.type is expected

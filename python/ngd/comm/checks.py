@@ -36,6 +36,16 @@ def check_root(root: int, size: int, where: str) -> int:
     return root
 
 
+def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: str) -> int:
+    """Return the number of a rank of the world in a group; ValueError if it is not in `ranks`."""
+    rank = whole(rank, where, name)
+    if rank not in ranks:
+        raise ValueError(
+            f"{where}: {name}: expected a rank of the world among {list(ranks)}; got {rank!r}"
+        )
+    return ranks.index(rank)
+
+
 def check_other_rank(other: int, rank: int, size: int, where: str, name: str) -> int:
     """Return the number of another rank as an int; ValueError if it is `rank` or not in a group."""
     other = whole(other, where, name)

@@ -12,16 +12,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from .._util.callsite import call_site
-from .._util.numpy_io import destination
 from ..comm import Group, Work
-from ..comm.buffers import operand
+from ..comm.checks import block_rows, check_row_counts, check_sum_of_rows, normal_axis
 from ..dtypes import ALL, Array, DType, Shape, bfloat16, float16, is_float
-from ..errors import BusyError, CollectiveError, ShapeError
+from ..errors import BusyError, CollectiveError, DTypeError
 from ..profiling.recording import clock, note
 from .world import HorovodInternalError, ProcessSet, global_process_set
 
@@ -50,7 +49,7 @@ KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 
 
 class Handle:
-    """A collective on its way; `poll` and `synchronize` take it."""
+    """A collective that has started; `poll` and `synchronize` take it, and a call waits for it."""
 
     def __init__(
         self, what: str, site: str, works: Sequence[Work | None], finish: Callable[[], Any]
@@ -64,6 +63,16 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<Handle of {self.what}: {'done' if self.over else 'on its way'}>"
+
+    def __call__(self) -> Any:
+        """Wait, and return the result."""
+        return self.wait()
+
+    def then(self, convert: Callable[[Any], Any]) -> Handle:
+        """Convert the result, once the collective has finished; return this handle."""
+        finish = self.finish
+        self.finish = lambda: convert(finish())
+        return self
 
     def poll(self) -> bool:
         """Whether `wait` would return, or raise, at once; the result is in its place then."""
@@ -157,56 +166,67 @@ def expect_op(op: Any, where: str) -> int:
 def all_reduce(
     source: Array,
     out: Array,
-    *,
-    op: int,
+    average: bool | None = None,
     name: str | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    ranks: ProcessSet = global_process_set,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce over the ranks; `out`, of the source's dtype and shape, may be its memory."""
-    what, site, group = "allreduce", call_site(), member(ranks, "allreduce")
-    op = expect_op(op, what)
+    what, site, group = "allreduce", call_site(), member(process_set, "allreduce")
+    op = expect_op(op_of(op, average), what)
     if source.dtype == np.bool_ and op not in (Min, Max):
-        raise TypeError(
+        raise DTypeError(
             f"hvd.allreduce: op: expected Min or Max for bools; got {OPS[op]}. Cast the tensor."
         )
-    factors = prescale, postscale
-    if prescale != 1.0:
-        source = multiplied(source, prescale, out)
+    factors = prescale_factor, postscale_factor
+    if prescale_factor != 1.0:
+        source = multiplied(source, prescale_factor, out)
     if op == Adasum:
-        return adasum(source, out, name, ranks, site, factors)
+        return adasum(source, out, name, process_set, site, factors)
     reduction, divisor = reduction_of(op, source.dtype, group.size)
     with as_horovod():
-        announced = announce(ALL_REDUCE, name, source, op, ranks, site, factors)
+        announced = announce(ALL_REDUCE, name, source, op, process_set, site, factors)
         work = group.all_reduce(
             source.reshape(-1), op=reduction, out=out.reshape(-1), async_op=True, site=site
         )
 
     def finish() -> Array:
         expect_one_call(announced, what, name, source.shape)
-        return scaled(out, divisor, postscale)
+        return scaled(out, divisor, postscale_factor)
 
     return Handle(what, site, [announced, work], finish)
 
 
-def all_reduce_many(sources: Sequence[Array], outs: Sequence[Array], **how: Any) -> Handle:
-    """Reduce arrays, which may be their own destinations; small ones of a dtype travel together."""
+def all_reduce_many(
+    sources: Sequence[Array],
+    outs: Sequence[Array],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    *factors_and_set: Any,
+    **keywords: Any,
+) -> Handle:
+    """Reduce arrays, which may be their own destinations; small ones of a dtype travel together.
+
+    The other arguments are those of `all_reduce`.
+    """
+    op = op_of(op, average)
+    rest = None, name, op, *factors_and_set
     small: dict[DType, list[int]] = {}
     handles, packs = [], []
     for i, (source, out) in enumerate(zip(sources, outs, strict=True)):
-        if source.size < SMALL and how["op"] != Adasum:
+        if source.size < SMALL and op != Adasum:
             small.setdefault(source.dtype, []).append(i)
         else:
-            handles.append(all_reduce(source, out, **how))
+            handles.append(all_reduce(source, out, *rest, **keywords))
     for places in small.values():
         flat = np.concatenate([sources[i].reshape(-1) for i in places])
         packs.append((places, flat))
-        handles.append(all_reduce(flat, flat, **how))
+        handles.append(all_reduce(flat, flat, *rest, **keywords))
 
-    def finish() -> list[Array]:
-        for handle in handles:
-            handle.wait()
+    def unpack(_: list[Array]) -> list[Array]:
         for places, flat in packs:
             at = 0
             for i in places:
@@ -214,8 +234,13 @@ def all_reduce_many(sources: Sequence[Array], outs: Sequence[Array], **how: Any)
                 at += outs[i].size
         return list(outs)
 
+    return handle_of_all("grouped_allreduce", handles).then(unpack)
+
+
+def handle_of_all(what: str, handles: Sequence[Handle]) -> Handle:
+    """Return one handle for many, whose result is the list of their results."""
     works = [work for each in handles for work in each.works]
-    return Handle("grouped_allreduce", call_site(), works, finish)
+    return Handle(what, call_site(), works, lambda: [each.wait() for each in handles])
 
 
 def member(ranks: ProcessSet, where: str) -> Group:
@@ -270,7 +295,7 @@ def adasum(
             f"hvd.allreduce: op=Adasum: expected a power of two of ranks; got {group.size}"
         )
     if not is_float(source.dtype):
-        raise ValueError(f"hvd.allreduce: op=Adasum: expected floats; got {source.dtype}")
+        raise DTypeError(f"hvd.allreduce: op=Adasum: expected floats; got {source.dtype}")
     with as_horovod():
         announced = announce(OTHER, name, source, Adasum, ranks, site, factors)
         work = group.all_gather(source.reshape(1, -1), async_op=True, site=site)
@@ -294,15 +319,17 @@ def adasum_of(a: Array, b: Array) -> Array:
     return np.asarray(left * a + right * b)
 
 
-def all_gather(source: Array, *, name: str | None = None, ranks: ProcessSet) -> Handle:
+def all_gather(
+    source: Array, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
     """Join the ranks' arrays along the first axis, where their lengths may differ.
 
     The lengths are exchanged before it returns.
     """
-    what, site, group = "allgather", call_site(), member(ranks, "allgather")
+    what, site, group = "allgather", call_site(), member(process_set, "allgather")
     source = np.atleast_1d(source)
     with as_horovod():
-        announced = announce(OTHER, name, source[:0], Sum, ranks, site)
+        announced = announce(OTHER, name, source[:0], Sum, process_set, site)
         work = group.all_gather_v(source, async_op=True, site=site)
 
     def finish() -> Any:
@@ -313,14 +340,18 @@ def all_gather(source: Array, *, name: str | None = None, ranks: ProcessSet) -> 
 
 
 def broadcast(
-    source: Array, out: Array, root: int, *, name: str | None = None, ranks: ProcessSet
+    source: Array,
+    out: Array,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Give every rank the array of a rank of the world; `out` may be the source's memory."""
-    what, site, group = "broadcast", call_site(), member(ranks, "broadcast")
-    among = ranks.root(root, "hvd.broadcast")
+    what, site, group = "broadcast", call_site(), member(process_set, "broadcast")
+    root = process_set.root(root_rank, "hvd.broadcast")
     with as_horovod():
-        announced = announce(OTHER, name, source, Sum, ranks, site)
-        work = group.broadcast(source, among, out=out, async_op=True, site=site)
+        announced = announce(OTHER, name, source, Sum, process_set, site)
+        work = group.broadcast(source, root, out=out, async_op=True, site=site)
 
     def finish() -> Array:
         expect_one_call(announced, what, name, source.shape)
@@ -330,29 +361,23 @@ def broadcast(
 
 
 def all_to_all(
-    source: Array, splits: Sequence[int] | None, *, name: str | None = None, ranks: ProcessSet
+    source: Array,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Send rows to every rank, so many to each, and receive theirs; and how many came from each.
 
     The numbers are exchanged before it returns.
     """
-    what, site, group = "alltoall", call_site(), member(ranks, "alltoall")
+    what, site, group = "alltoall", call_site(), member(process_set, "alltoall")
     source = np.atleast_1d(source)
     if splits is None:
-        if len(source) % group.size:
-            raise ShapeError(
-                f"hvd.alltoall: expected a first axis that {group.size} ranks can share evenly, or "
-                f"splits; got shape {source.shape}"
-            )
-        splits = [len(source) // group.size] * group.size
-    sent = np.array(splits, np.int64).reshape(-1)
-    if len(sent) != group.size or (sent < 0).any() or sent.sum() != len(source):
-        raise ShapeError(
-            f"hvd.alltoall: splits: expected {group.size} numbers >= 0 that add up to the "
-            f"{len(source)} rows of the tensor; got {sent.tolist()}"
-        )
+        splits = [block_rows(source.shape, group.size, f"hvd.{what}")] * group.size
+    sent = check_row_counts(np.asarray(splits).tolist(), group.size, f"hvd.{what}", "splits")
+    check_sum_of_rows(sent, len(source), f"hvd.{what}", "splits")
     with as_horovod(), group.under_way():
-        announced = announce(OTHER, name, source[:0], Sum, ranks, site)
+        announced = announce(OTHER, name, source[:0], Sum, process_set, site)
         received = group.all_to_all(sent, site=site)
         work = group.all_to_all_v(
             source, sent.tolist(), received.tolist(), async_op=True, site=site
@@ -372,37 +397,58 @@ def shares(rows: int, size: int) -> list[int]:
 
 def reduce_scatter(
     source: Array,
-    *,
-    op: int,
     name: str | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    ranks: ProcessSet,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
 ) -> Handle:
     """Reduce over the ranks, and give each its share of the rows."""
-    what, site, group = "reducescatter", call_site(), member(ranks, "reducescatter")
+    what, site, group = "reducescatter", call_site(), member(process_set, "reducescatter")
     if op not in (Average, Sum):
         raise ValueError(f"hvd.reducescatter: op: expected Average or Sum; got {op!r}")
-    if not source.ndim:
-        raise ShapeError("hvd.reducescatter: expected a tensor of at least one axis; got a scalar")
-    if prescale != 1.0:
-        source = multiplied(source, prescale, np.empty_like(source))
+    normal_axis(0, source.shape, f"hvd.{what}")
+    factors = prescale_factor, postscale_factor
+    if prescale_factor != 1.0:
+        source = multiplied(source, prescale_factor, np.empty_like(source))
     reduction, divisor = reduction_of(op, source.dtype, group.size)
     counts = shares(len(source), group.size)
     begin = sum(counts[: group.rank])
     mine = slice(begin, begin + counts[group.rank])
     even = len(source) % group.size == 0
     with as_horovod():
-        announced = announce(OTHER, name, source, op, ranks, site, (prescale, postscale))
+        announced = announce(OTHER, name, source, op, process_set, site, factors)
         how: dict[str, Any] = {"op": reduction, "async_op": True, "site": site}
         work = group.reduce_scatter(source, **how) if even else group.all_reduce(source, **how)
 
     def finish() -> Array:
         expect_one_call(announced, what, name, source.shape)
         result = work.wait()
-        return scaled(result if even else result[mine].copy(), divisor, postscale)
+        return scaled(result if even else result[mine].copy(), divisor, postscale_factor)
 
     return Handle(what, site, [announced, work], finish)
+
+
+class Collective(NamedTuple):
+    """A row of the table of Horovod's collectives."""
+
+    start: Callable[..., Handle]
+    """The function that starts it on arrays. Its arguments have Horovod's names and order."""
+    fills: bool = False
+    """Whether the result has the operand's shape: `start` takes the memory to fill as well."""
+    takes_list: bool = False
+    """Whether the operand is a list."""
+
+
+COLLECTIVES: Final = {
+    "allreduce": Collective(all_reduce, fills=True),
+    "grouped_allreduce": Collective(all_reduce_many, fills=True, takes_list=True),
+    "allgather": Collective(all_gather),
+    "broadcast": Collective(broadcast, fills=True),
+    "alltoall": Collective(all_to_all),
+    "reducescatter": Collective(reduce_scatter),
+}
+"""Horovod's collectives, by Horovod's names. `adapter.Adapter` runs them on tensors."""
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -475,16 +521,6 @@ def neutral(op: int, dtype: DType) -> Any:
     if dtype == np.bool_:
         return op == Min
     return np.iinfo(dtype).max if op == Min else np.iinfo(dtype).min
-
-
-def as_array(value: Any, where: str) -> Array:
-    """What a caller gives, as a contiguous array."""
-    return operand(value, f"hvd.{where}")
-
-
-def place(out: Any, like: Array, where: str) -> Array:
-    """Where a result goes: memory of its own, or `out`."""
-    return destination(out, like.dtype, like.shape, f"hvd.{where}")
 
 
 def poll(handle: Any) -> bool:

@@ -11,31 +11,20 @@ from __future__ import annotations
 import importlib
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ..dtypes import Array
-from . import calls
-from .calls import (
-    Adasum,
-    Average,
-    Handle,
-    Max,
-    Min,
-    Product,
-    Sum,
-    barrier,
-    join,
-    op_of,
-    poll,
-    synchronize,
-)
-from .world import *  # noqa: F403
+from .adapter import Adapter
+from .calls import Average, Handle, poll, synchronize
+from .common import *  # noqa: F403
+from .common import __all__ as _in_common
 from .world import ProcessSet, global_process_set
-from .world import __all__ as _of_world
 
 Tensors = Sequence[Any]
+
+ARRAYS: Final = Adapter(lambda array: array, lambda array: array)
 
 
 def allreduce_async(
@@ -47,17 +36,9 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """As `allreduce`; returns a handle."""
-    source = calls.as_array(tensor, "allreduce")
-    return calls.all_reduce(
-        source,
-        np.empty_like(source),
-        op=op_of(op, average),
-        name=name,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        ranks=process_set,
-    )
+    """Start `allreduce`, and return a handle."""
+    how = average, name, op, prescale_factor, postscale_factor, process_set
+    return ARRAYS.start("allreduce", tensor, *how)
 
 
 def allreduce(tensor: Any, *args: Any, **kwargs: Any) -> Array:
@@ -91,25 +72,16 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """`allreduce` of each of a list; all are under way at once, small ones together."""
-    sources = [calls.as_array(tensor, "grouped_allreduce") for tensor in tensors]
-    handle = calls.all_reduce_many(
-        sources,
-        [np.empty_like(source) for source in sources],
-        op=op_of(op, average),
-        name=name,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        ranks=process_set,
-    )
-    return list(handle.wait())
+    """Reduce each tensor of a list; see `allreduce`. They travel at once, small ones together."""
+    how = average, name, op, prescale_factor, postscale_factor, process_set
+    return list(ARRAYS.start("grouped_allreduce", tensors, *how).wait())
 
 
 def allgather_async(
     tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """As `allgather`; returns a handle."""
-    return calls.all_gather(calls.as_array(tensor, "allgather"), name=name, ranks=process_set)
+    """Start `allgather`, and return a handle."""
+    return ARRAYS.start("allgather", tensor, name, process_set)
 
 
 def allgather(
@@ -122,9 +94,8 @@ def allgather(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """`allgather` of each of a list."""
-    handles = [allgather_async(tensor, name, process_set) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+    """Gather each tensor of a list; see `allgather`."""
+    return list(ARRAYS.start_each("allgather", tensors, name, process_set).wait())
 
 
 def broadcast_async(
@@ -133,10 +104,8 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """As `broadcast`; returns a handle."""
-    source = calls.as_array(tensor, "broadcast")
-    out = np.empty_like(source)
-    return calls.broadcast(source, out, root_rank, name=name, ranks=process_set)
+    """Start `broadcast`, and return a handle."""
+    return ARRAYS.start("broadcast", tensor, root_rank, name, process_set)
 
 
 def broadcast(
@@ -155,9 +124,8 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """As `alltoall`; returns a handle, whose result has both in any case."""
-    source = calls.as_array(tensor, "alltoall")
-    return calls.all_to_all(source, splits, name=name, ranks=process_set)
+    """Start `alltoall`, and return a handle, whose result is always a pair."""
+    return ARRAYS.start("alltoall", tensor, splits, name, process_set)
 
 
 def alltoall(
@@ -185,15 +153,9 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """As `reducescatter`; returns a handle."""
-    return calls.reduce_scatter(
-        calls.as_array(tensor, "reducescatter"),
-        op=op,
-        name=name,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        ranks=process_set,
-    )
+    """Start `reducescatter`, and return a handle."""
+    how = name, op, process_set, prescale_factor, postscale_factor
+    return ARRAYS.start("reducescatter", tensor, *how)
 
 
 def reducescatter(tensor: Any, *args: Any, **kwargs: Any) -> Array:
@@ -205,9 +167,8 @@ def reducescatter(tensor: Any, *args: Any, **kwargs: Any) -> Array:
 
 
 def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Array]:
-    """`reducescatter` of each of a list."""
-    handles = [reducescatter_async(tensor, *args, **kwargs) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+    """Reduce and scatter each tensor of a list; see `reducescatter`."""
+    return list(ARRAYS.start_each("reducescatter", tensors, *args, **kwargs).wait())
 
 
 def dumps(obj: Any) -> bytes:
@@ -246,12 +207,6 @@ def allgather_object(
 
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -259,17 +214,15 @@ __all__ = [
     "allreduce_async",
     "alltoall",
     "alltoall_async",
-    "barrier",
     "broadcast",
     "broadcast_async",
     "broadcast_object",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "join",
     "poll",
     "reducescatter",
     "reducescatter_async",
     "synchronize",
-    *_of_world,
+    *_in_common,
 ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..comm import Group, calls, world
+from ..comm.checks import position_of_world_rank
 from ..profiling import timeline
 
 NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."
@@ -71,10 +72,8 @@ class ProcessSet:
         return self.group.rank
 
     def root(self, root_rank: int, where: str) -> int:
-        """The number in it of a rank of the world."""
-        if root_rank not in self.ranks:
-            raise ValueError(f"{where}: root_rank: expected one of {self.ranks}; got {root_rank}")
-        return self.ranks.index(root_rank)
+        """Return the number in the set of a rank of the world."""
+        return position_of_world_rank(root_rank, self.ranks, where, "root_rank")
 
 
 class World(ProcessSet):

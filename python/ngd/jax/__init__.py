@@ -35,10 +35,12 @@ from jax.interpreters import ad, batching, mlir
 from .. import _core
 from .._util.callsite import call_site
 from ..comm import Group
-from ..comm.kinds import KINDS, REDUCTIONS, Kind
+from ..comm.checks import block_rows, check_other_rank, check_root
+from ..comm.kinds import KINDS, Kind
 from ..comm.world import chosen
-from ..dtypes import ALL, as_dtype, is_float, lengths, whole
+from ..dtypes import ALL, Type, as_dtype, lengths, whole
 from ..errors import DTypeError, GradientError, ShapeError
+from ..ops.collectives.checks import expect_reduction, expect_rows
 
 Tree: TypeAlias = Any
 """An array of JAX, or a tree of them."""
@@ -86,20 +88,16 @@ def collective(
 ) -> Any:
     """One call of one array."""
     where = f"ngd.jax.{kind.name}"
-    if kind.reduces and op not in REDUCTIONS:
-        raise ValueError(f"{where}: op: expected sum, mean, min, max or prod; got {op!r}")
     ranks, x = chosen(group), operand(x, where)
-    if op == "mean" and not is_float(np.dtype(x.dtype)):
-        raise DTypeError(f"{where}: op='mean': expected floats; got {x.dtype}")
-    if not 0 <= root < ranks.size:
-        raise ValueError(f"{where}: root: expected 0 to {ranks.size - 1}; got {root}")
-    if kind.gives != "whole" and not x.ndim:
-        raise ShapeError(f"{where}: expected an array of at least one axis; got a scalar")
-    if kind.gives == "blocks" and x.shape[0] % ranks.size:
-        raise ShapeError(
-            f"{where}: expected a first axis that {ranks.size} ranks can share evenly; got an "
-            f"array of shape {x.shape}"
-        )
+    given = Type(np.dtype(x.dtype), x.shape)
+    if kind.reduces:
+        expect_reduction(where, op, given)
+    if kind.rooted:
+        root = check_root(root, ranks.size, where)
+    if kind.gives != "whole":
+        expect_rows(where, given)
+    if kind.gives == "blocks":
+        block_rows(x.shape, ranks.size, where)
     how = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
     return collective_p.bind(x, **how, asynchronous=bool(asynchronous), site=call_site())
 
@@ -107,14 +105,9 @@ def collective(
 def between_two(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
-    """What send_p and recv_p are told of the other rank."""
-    where = f"ngd.jax.{call}"
-    ranks, other = chosen(group), whole(other, where, name)
-    if not 0 <= other < ranks.size or other == ranks.rank:
-        raise ValueError(
-            f"{where}: {name}: expected another rank of 0 to {ranks.size - 1}; got {other} on rank "
-            f"{ranks.rank}"
-        )
+    """Return the parameters of send_p and recv_p that describe the other rank."""
+    where, ranks = f"ngd.jax.{call}", chosen(group)
+    other = check_other_rank(other, ranks.rank, ranks.size, where, name)
     how = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
     return {**how, "asynchronous": bool(asynchronous), "site": call_site()}
 

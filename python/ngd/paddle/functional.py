@@ -14,7 +14,8 @@ from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
 from .._util.callsite import call_site
-from ..errors import GradientError, ShapeError
+from ..comm.checks import block_rows, normal_axis
+from ..errors import GradientError
 from .memory import NAMES, Tensor, elements, reduction
 from .world import Group, chosen
 
@@ -122,15 +123,12 @@ def expect_gradient(x: Tensor, op: int, where: str) -> None:
 
 
 def expect_rows(x: Tensor, where: str, ranks: Group | None = None) -> None:
-    """Refuse a tensor without rows, or whose rows the ranks cannot share evenly."""
+    """Raise ShapeError for a scalar, or for rows that the ranks cannot share evenly."""
     elements(x, where)
-    if not x.ndim:
-        raise ShapeError(f"{where}: expected a tensor of at least one axis; got a scalar")
-    if ranks is not None and x.shape[0] % ranks.nranks:
-        raise ShapeError(
-            f"{where}: expected a first axis that {ranks.nranks} ranks can share evenly; got shape "
-            f"{list(x.shape)}"
-        )
+    shape = tuple(x.shape)
+    normal_axis(0, shape, where)
+    if ranks is not None:
+        block_rows(shape, ranks.nranks, where)
 
 
 def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from ..dtypes import Array, bfloat16, is_float
+from ..errors import DTypeError, ShapeError
 
 Tensor: TypeAlias = Any
 """A paddle.Tensor, dense and on the CPU."""
@@ -96,10 +97,10 @@ def nothing() -> None:
 
 
 def same_dtype(arrays: Sequence[Array], where: str) -> None:
-    """Refuse tensors of several dtypes."""
+    """Raise DTypeError for tensors of several dtypes."""
     dtypes = sorted({str(each.dtype) for each in arrays})
     if len(dtypes) > 1:
-        raise TypeError(f"{where}: expected tensors of one dtype; got {' and '.join(dtypes)}")
+        raise DTypeError(f"{where}: expected tensors of one dtype; got {' and '.join(dtypes)}")
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
@@ -111,9 +112,9 @@ def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
 
 
 def expect_size(array: Array, size: int, where: str, name: str) -> None:
-    """Refuse a tensor of another number of elements."""
+    """Raise ShapeError for a tensor of another number of elements."""
     if array.size != size:
-        raise ValueError(f"{where}: {name}: expected {size} elements; got {array.size}")
+        raise ShapeError(f"{where}: {name}: expected {size} elements; got {array.size}")
 
 
 def reduction(op: Any, tensor: Tensor, where: str) -> str:
@@ -125,7 +126,7 @@ def reduction(op: Any, tensor: Tensor, where: str) -> str:
     of_pairs = seen.kind == "c" and name not in ("sum", "mean")
     of_integers = name == "mean" and seen.kind != "c" and not is_float(seen)
     if name is None or of_pairs or of_integers:
-        raise TypeError(
+        raise DTypeError(
             f"{where}: op: expected a reduction of {seen}; got ReduceOp.{NAMES[op]}, which does "
             "not take this dtype. Cast the tensor, or use another op."
         )

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import paddle
 from paddle.distributed import ReduceOp
 
 from .._util.callsite import call_site
 from ..comm import Work
+from ..comm.checks import block_rows, check_row_counts, check_sum_of_rows
+from ..comm.kinds import KINDS
 from ..dtypes import Array
 from ..errors import CollectiveError, NotMemberError
 from .memory import (
@@ -103,86 +105,40 @@ def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = Tru
         task.wait()
 
 
-def all_reduce(
-    tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
-) -> Task | None:
-    """Reduce over the ranks, element by element, in place.
+class Staged(NamedTuple):
+    """The arrays of a collective: what this rank gives, and the memory for what it gets."""
 
-    Parameters
-    ----------
-    tensor
-        Of one shape and dtype on all ranks.
-    op
-        ReduceOp.SUM, MAX, MIN, PROD, or AVG of floats. Of booleans SUM and MAX are an or, PROD and
-        MIN an and; of complex numbers there are SUM and AVG.
-    group
-        The ranks: all by default.
-    sync_op
-        Whether to wait for the result.
-    """
-    ranks, where, site = chosen(group), "all_reduce", call_site()
-    if is_outside(ranks):
-        return None
-    name = reduction(op, tensor, where)
-    array, finish = place(tensor, where)
-    source = array if finish is nothing else elements(tensor, where)
-    work = ranks.group.all_reduce(source, op=name, out=array, async_op=True, site=site)
-    return started(work, [tensor], finish, sync_op)
+    source: Array | None
+    out: Array | None
+    finish: Finish
+    """Puts the contents of `out` into the caller's tensors, if they are not the same memory."""
+    tensors: list[Tensor]
+    """The caller's tensors, which belong to the collective until it is over."""
 
 
-def reduce(
-    tensor: Tensor,
-    dst: int,
-    op: int = ReduceOp.SUM,
-    group: Group | None = None,
-    sync_op: bool = True,
-) -> Task | None:
-    """As `all_reduce`; rank `dst` has the result, and the others keep what they have."""
-    ranks, where, site = chosen(group), "reduce", call_site()
-    if is_outside(ranks):
-        return None
-    root, name = ranks.place_of(dst, where, "dst"), reduction(op, tensor, where)
+def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
+    """Stage a collective from a tensor to itself."""
+    if not gets_result:
+        return Staged(elements(tensor, where), None, nothing, [tensor])
+    out, finish = place(tensor, where)
+    source = out if finish is nothing else elements(tensor, where)
+    return Staged(source, out, finish, [tensor])
+
+
+def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
+    """Stage a collective from a tensor to `given`, a block per rank."""
     source = elements(tensor, where)
-    array, finish = place(tensor, where) if root == ranks.rank else (None, nothing)
-    work = ranks.group.reduce(source, root, op=name, out=array, async_op=True, site=site)
-    return started(work, [tensor], finish, sync_op)
+    out, finish, tensors = received(given, tensor, count, where, list_name)
+    expect_size(out, count * source.size, where, list_name)
+    return Staged(source, out, finish, [tensor, *tensors])
 
 
-def broadcast(
-    tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True
-) -> Task | None:
-    """Give every rank the tensor of rank `src`, in place."""
-    ranks, where, site = chosen(group), "broadcast", call_site()
-    if is_outside(ranks):
-        return None
-    root = ranks.place_of(src, where, "src")
-    array, finish = place(tensor, where)
-    source = array if finish is nothing else elements(tensor, where)
-    work = ranks.group.broadcast(source, root, out=array, async_op=True, site=site)
-    return started(work, [tensor], finish, sync_op)
-
-
-def all_gather(
-    tensor_list: Any, tensor: Tensor, group: Group | None = None, sync_op: bool = True
-) -> Task:
-    """Give every rank the tensors of all, which have one shape and dtype.
-
-    Parameters
-    ----------
-    tensor_list
-        A tensor for each rank, or an empty list, which gets new ones; or one tensor for all of
-        them, end to end.
-    tensor
-        This rank's.
-    """
-    ranks, where, site = chosen(group), "all_gather", call_site()
-    if not ranks.is_member():
-        raise NotMemberError(f"{where}: group: expected one that has this rank; got {ranks!r}")
-    source = elements(tensor, where)
-    array, finish, tensors = received(tensor_list, tensor, ranks.nranks, where, "tensor_list")
-    expect_size(array, ranks.nranks * source.size, where, "tensor_list")
-    work = ranks.group.all_gather(source, out=array, async_op=True, site=site)
-    return started(work, [tensor, *tensors], finish, sync_op)
+def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
+    """Stage a collective from `given`, a block per rank, to a tensor."""
+    out, finish = place(tensor, where)
+    source, tensors = given_blocks(given, count, where, list_name)
+    expect_size(source, count * out.size, where, list_name)
+    return Staged(source, out, finish, [tensor, *tensors])
 
 
 def received(
@@ -205,6 +161,119 @@ def elements_each(tensor: Tensor) -> int:
     return 2 if tensor.is_complex() else 1
 
 
+def given_blocks(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
+    """What is given to each rank, end to end: one tensor, or many of one size."""
+    if isinstance(given, paddle.Tensor):
+        return elements(given, where), [given]
+    tensors = blocks(given, count, where, name)
+    whole = joined(tensors, where)
+    for each in tensors:
+        expect_size(elements(each, where), whole.size // count, where, name)
+    return whole, tensors
+
+
+def start_collective(
+    name: str,
+    ranks: Group,
+    tensor: Tensor,
+    given: Any = None,
+    *,
+    list_name: str = "tensor_list",
+    op: Any = None,
+    root: Any = None,
+    sync_op: bool = True,
+) -> Task:
+    """Start a collective of equal blocks, by its row of the table `KINDS`.
+
+    A rank gives and gets `tensor`, except where the row says "blocks": then it is `given`, one
+    tensor for all ranks or a list of one per rank. `list_name` is the caller's name for it.
+    """
+    kind, site = KINDS[name], call_site()
+    arguments: dict[str, Any] = {}
+    if kind.rooted:
+        arguments["root"] = ranks.place_of(root, name, "src" if kind.rooted == "gives" else "dst")
+    if kind.reduces:
+        arguments["op"] = reduction(op, tensor, name)
+    is_root = arguments.get("root", ranks.rank) == ranks.rank
+    if kind.gives == "blocks" and is_root:
+        staged = stage_scatter(tensor, given, ranks.nranks, name, list_name)
+    elif kind.gets == "blocks" and is_root:
+        staged = stage_gather(tensor, given, ranks.nranks, name, list_name)
+    elif kind.gives == "blocks":
+        out, finish = place(tensor, name)
+        staged = Staged(None, out, finish, [tensor])
+    else:
+        staged = stage_whole(tensor, name, gets_result=is_root or kind.rooted != "gets")
+    call = getattr(ranks.group, name)
+    work = call(staged.source, out=staged.out, async_op=True, site=site, **arguments)
+    return started(work, staged.tensors, staged.finish, sync_op)
+
+
+def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
+    """Start a collective, or warn and return None if this rank is not in the group."""
+    ranks = chosen(group)
+    if is_outside(ranks, stacklevel=4):
+        return None
+    return start_collective(name, ranks, *args, **kwargs)
+
+
+def all_reduce(
+    tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
+) -> Task | None:
+    """Reduce over the ranks, element by element, in place.
+
+    Parameters
+    ----------
+    tensor
+        Of one shape and dtype on all ranks.
+    op
+        ReduceOp.SUM, MAX, MIN, PROD, or AVG of floats. Of booleans SUM and MAX are an or, PROD and
+        MIN an and; of complex numbers there are SUM and AVG.
+    group
+        The ranks: all by default.
+    sync_op
+        Whether to wait for the result.
+    """
+    return run_collective("all_reduce", group, tensor, op=op, sync_op=sync_op)
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int,
+    op: int = ReduceOp.SUM,
+    group: Group | None = None,
+    sync_op: bool = True,
+) -> Task | None:
+    """Reduce as `all_reduce` does; only rank `dst` gets the result."""
+    return run_collective("reduce", group, tensor, op=op, root=dst, sync_op=sync_op)
+
+
+def broadcast(
+    tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True
+) -> Task | None:
+    """Give every rank the tensor of rank `src`, in place."""
+    return run_collective("broadcast", group, tensor, root=src, sync_op=sync_op)
+
+
+def all_gather(
+    tensor_list: Any, tensor: Tensor, group: Group | None = None, sync_op: bool = True
+) -> Task:
+    """Give every rank the tensors of all, which have one shape and dtype.
+
+    Parameters
+    ----------
+    tensor_list
+        A tensor for each rank, or an empty list, which gets new ones; or one tensor for all of
+        them, end to end.
+    tensor
+        This rank's.
+    """
+    ranks = chosen(group)
+    if not ranks.is_member():
+        raise NotMemberError(f"all_gather: group: expected one that has this rank; got {ranks!r}")
+    return start_collective("all_gather", ranks, tensor, tensor_list, sync_op=sync_op)
+
+
 def reduce_scatter(
     tensor: Tensor,
     tensor_list: Any,
@@ -223,26 +292,7 @@ def reduce_scatter(
     op
         As of `all_reduce`.
     """
-    ranks, where, site = chosen(group), "reduce_scatter", call_site()
-    if is_outside(ranks):
-        return None
-    name = reduction(op, tensor, where)
-    source, tensors = given_blocks(tensor_list, ranks.nranks, where, "tensor_list")
-    array, finish = place(tensor, where)
-    expect_size(source, ranks.nranks * array.size, where, "tensor_list")
-    work = ranks.group.reduce_scatter(source, op=name, out=array, async_op=True, site=site)
-    return started(work, [tensor, *tensors], finish, sync_op)
-
-
-def given_blocks(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """What is given to each rank, end to end: one tensor, or many of one size."""
-    if isinstance(given, paddle.Tensor):
-        return elements(given, where), [given]
-    tensors = blocks(given, count, where, name)
-    whole = joined(tensors, where)
-    for each in tensors:
-        expect_size(elements(each, where), whole.size // count, where, name)
-    return whole, tensors
+    return run_collective("reduce_scatter", group, tensor, tensor_list, op=op, sync_op=sync_op)
 
 
 def scatter(
@@ -261,18 +311,7 @@ def scatter(
     tensor_list
         On `src`: a tensor for each rank; or one tensor of them, end to end. Nobody else's is read.
     """
-    ranks, where, site = chosen(group), "scatter", call_site()
-    if is_outside(ranks):
-        return None
-    root = ranks.place_of(src, where, "src")
-    array, finish = place(tensor, where)
-    source: Array | None = None
-    tensors: list[Tensor] = []
-    if root == ranks.rank:
-        source, tensors = given_blocks(tensor_list, ranks.nranks, where, "tensor_list")
-        expect_size(source, ranks.nranks * array.size, where, "tensor_list")
-    work = ranks.group.scatter(source, root, out=array, async_op=True, site=site)
-    return started(work, [tensor, *tensors], finish, sync_op)
+    return run_collective("scatter", group, tensor, tensor_list, root=src, sync_op=sync_op)
 
 
 def gather(
@@ -291,17 +330,8 @@ def gather(
     gather_list
         On `dst`: a tensor for each rank, or an empty list, which gets new ones.
     """
-    ranks, where, site = chosen(group), "gather", call_site()
-    if is_outside(ranks):
-        return None
-    root, source = ranks.place_of(dst, where, "dst"), elements(tensor, where)
-    array: Array | None = None
-    finish, tensors = nothing, list[Tensor]()
-    if root == ranks.rank:
-        array, finish, tensors = received(gather_list, tensor, ranks.nranks, where, "gather_list")
-        expect_size(array, ranks.nranks * source.size, where, "gather_list")
-    work = ranks.group.gather(source, root, out=array, async_op=True, site=site)
-    return started(work, [tensor, *tensors], finish, sync_op)
+    how: dict[str, Any] = {"list_name": "gather_list", "root": dst, "sync_op": sync_op}
+    return run_collective("gather", group, tensor, gather_list, **how)
 
 
 def alltoall(
@@ -375,22 +405,14 @@ def alltoall_single(
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """How many numbers each rank's rows of a tensor are."""
-    rows = tensor.shape[0] if tensor.ndim else 1
+    """Return the number of elements of each rank's rows."""
+    shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
-        if rows % count:
-            raise ValueError(
-                f"alltoall_single: expected a first axis that {count} ranks can share evenly, or "
-                f"{name}; got shape {list(tensor.shape)}"
-            )
+        block_rows(shape, count, where)
         return [flat.size // count] * count
-    sizes = [int(each) for each in sizes]
-    if len(sizes) != count or min(sizes) < 0 or sum(sizes) != rows:
-        raise ValueError(
-            f"alltoall_single: {name}: expected {count} numbers >= 0 that add up to {rows}; got "
-            f"{sizes}"
-        )
-    return [each * (flat.size // rows) if rows else 0 for each in sizes]
+    counts = check_row_counts(sizes, count, where, name)
+    check_sum_of_rows(counts, shape[0], where, name)
+    return [int(each) * (flat.size // shape[0]) if shape[0] else 0 for each in counts]
 
 
 def send(

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import paddle
 
 from .. import comm
+from ..comm.checks import position_of_world_rank
 from ..comm.launchers.detect import detect
 from ..comm.world import init
 from ..errors import InitError
@@ -68,12 +69,8 @@ class Group:
         return self.ranks[rank] if self.is_member() else -1
 
     def place_of(self, rank: int, where: str, name: str) -> int:
-        """The number in it of a rank of the world, which is to be a member."""
-        if rank not in self.ranks:
-            raise ValueError(
-                f"{where}: {name}: expected a rank of the world among {self.ranks}; got {rank!r}"
-            )
-        return self.ranks.index(rank)
+        """Return the number in the group of a rank of the world, which must be a member."""
+        return position_of_world_rank(rank, self.ranks, where, name)
 
 
 class _Known:
@@ -229,11 +226,12 @@ def chosen(group: Group | None) -> Group:
     return group
 
 
-def is_outside(group: Group) -> bool:
-    """Whether this process is no member: Paddle warns of a call then, and does nothing."""
+def is_outside(group: Group, stacklevel: int = 3) -> bool:
+    """Return whether this process is not a member: Paddle then warns, and does nothing."""
     if not group.is_member():
         warnings.warn(
-            f"rank {get_rank()} is not in the group of the ranks {group.ranks}", stacklevel=3
+            f"rank {get_rank()} is not in the group of the ranks {group.ranks}",
+            stacklevel=stacklevel,
         )
     return not group.is_member()
 

@@ -4,41 +4,17 @@
 import ngd.horovod.keras as hvd
 """
 
-from ..calls import Adasum, Average, Max, Min, Product, Sum, barrier, join
+from ..common import *  # noqa: F403
+from ..common import __all__ as _in_common
 from ..numpy import allgather_object, broadcast_object
-from ..world import *  # noqa: F403
-from ..world import __all__ as _of_world
 from . import callbacks
-from .training import (
-    Compression,
-    DistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_variables,
-    load_model,
-    reducescatter,
-)
+from .training import *  # noqa: F403
+from .training import __all__ as _of_training
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast",
     "broadcast_object",
-    "broadcast_variables",
     "callbacks",
-    "join",
-    "load_model",
-    "reducescatter",
-    *_of_world,
+    *_in_common,
+    *_of_training,
 ]

@@ -6,26 +6,17 @@
 `ngd.horovod.tensorflow.keras` is `ngd.horovod.keras`.
 """
 
-from ..calls import Adasum, Average, Max, Min, Product, Sum, barrier, join
+from ..common import *  # noqa: F403
+from ..common import __all__ as _in_common
 from ..keras import DistributedOptimizer
 from ..numpy import allgather_object, broadcast_object
-from ..world import *  # noqa: F403
-from ..world import __all__ as _of_world
 from .operations import *  # noqa: F403
 from .operations import __all__ as _of_operations
 
 __all__ = [
-    "Adasum",
-    "Average",
     "DistributedOptimizer",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "allgather_object",
-    "barrier",
     "broadcast_object",
-    "join",
+    *_in_common,
     *_of_operations,
-    *_of_world,
 ]

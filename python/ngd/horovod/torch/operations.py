@@ -3,151 +3,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ...dtypes import Array, bfloat16
-from .. import calls
-from ..calls import Average, Handle, Sum, op_of, poll, synchronize
+from .. import numpy as arrays
+from ..adapter import Adapter, with_parameters_of
+from ..calls import Average, Handle, Sum, handle_of_all, op_of, poll, synchronize
 from ..world import ProcessSet, global_process_set
 from .compression import Compression, Compressor
 
 Tensors: TypeAlias = Sequence[Tensor]
 
 
-class TensorHandle:
-    """A collective on its way, and how its result becomes tensors; to call it is to wait."""
-
-    def __init__(self, handles: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
-        self.handles, self.finish = list(handles), finish
-
-    def __call__(self) -> Any:
-        return self.wait()
-
-    def poll(self) -> bool:
-        """Whether `wait` would return at once."""
-        return all(handle.poll() for handle in self.handles)
-
-    def wait(self) -> Any:
-        """The result."""
-        return self.finish([handle.wait() for handle in self.handles])
-
-
-def array_of(tensor: Tensor, where: str) -> Array:
-    """The tensor's memory as NumPy sees it; a copy where it is not contiguous."""
-    return calls.as_array(tensor.detach(), where)
-
-
 def tensor_of(array: Array) -> Tensor:
-    """An array's memory as PyTorch sees it."""
+    """Return an array's memory as a tensor."""
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def reduced(
-    source: Tensor, out: Tensor, op: int, name: str | None, scales: Any, ranks: ProcessSet
-) -> Handle:
-    """Begin to reduce a tensor into another, or itself."""
-    array = array_of(source, "allreduce")
-    place = calls.place(out.detach(), array, "allreduce")
-    pre, post = scales
-    return calls.all_reduce(
-        array, place, op=op, name=name, prescale=pre, postscale=post, ranks=ranks
-    )
+TENSORS: Final = Adapter(torch.Tensor.detach, tensor_of)
 
 
-def allreduce_async(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `allreduce`, without a gradient; returns a handle."""
-    out = torch.empty(tensor.shape, dtype=tensor.dtype)
-    scales = prescale_factor, postscale_factor
-    handle = reduced(tensor, out, op_of(op, average), name, scales, process_set)
-    return TensorHandle([handle], lambda _: out)
+@with_parameters_of(arrays.allreduce_async)
+def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `allreduce`, without a gradient, and return a handle."""
+    return TENSORS.start("allreduce", tensor, *args, **kwargs)
 
 
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `allreduce_`; returns a handle."""
-    scales = prescale_factor, postscale_factor
-    handle = reduced(tensor, tensor, op_of(op, average), name, scales, process_set)
-    return TensorHandle([handle], lambda _: tensor)
+@with_parameters_of(arrays.allreduce_async)
+def allreduce_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `allreduce_`, and return a handle."""
+    return TENSORS.start_in_place("allreduce", tensor, *args, **kwargs)
 
 
 def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As `allreduce`, in the place of the tensor, which is contiguous."""
+    """Reduce a contiguous tensor in place; see `allreduce`."""
     result: Tensor = allreduce_async_(tensor, *args, **kwargs).wait()
     return result
 
 
-def all_reduced(sources: Tensors, outs: Tensors, scales: Any, **how: Any) -> TensorHandle:
-    """Begin to reduce tensors into others, or themselves; small ones travel together."""
-    arrays = [array_of(source, "grouped_allreduce") for source in sources]
-    pairs = zip(outs, arrays, strict=True)
-    places = [calls.place(out.detach(), array, "grouped_allreduce") for out, array in pairs]
-    pre, post = scales
-    handle = calls.all_reduce_many(arrays, places, prescale=pre, postscale=post, **how)
-    return TensorHandle([handle], lambda _: list(outs))
+@with_parameters_of(arrays.grouped_allreduce)
+def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
+    """Start `grouped_allreduce`, without a gradient, and return a handle."""
+    return TENSORS.start("grouped_allreduce", tensors, *args, **kwargs)
 
 
-def grouped_allreduce_async(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `grouped_allreduce`, without a gradient; returns a handle."""
-    outs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-    scales = prescale_factor, postscale_factor
-    how = {"op": op_of(op, average), "name": name, "ranks": process_set}
-    return all_reduced(tensors, outs, scales, **how)
-
-
-def grouped_allreduce_async_(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `grouped_allreduce_`; returns a handle."""
-    scales = prescale_factor, postscale_factor
-    how = {"op": op_of(op, average), "name": name, "ranks": process_set}
-    return all_reduced(tensors, tensors, scales, **how)
+@with_parameters_of(arrays.grouped_allreduce)
+def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
+    """Start `grouped_allreduce_`, and return a handle."""
+    return TENSORS.start_in_place("grouped_allreduce", tensors, *args, **kwargs)
 
 
 def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """As `grouped_allreduce`, in the place of the tensors."""
+    """Reduce contiguous tensors in place; see `grouped_allreduce`."""
     result: list[Tensor] = grouped_allreduce_async_(tensors, *args, **kwargs).wait()
     return result
-
-
-def all_of(handles: Sequence[TensorHandle]) -> TensorHandle:
-    """One handle for many."""
-    inner = [handle for each in handles for handle in each.handles]
-    return TensorHandle(inner, lambda _: [each.wait() for each in handles])
 
 
 class AllReduce(torch.autograd.Function):
@@ -215,22 +130,19 @@ def grouped_compressed(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    *args: Any,
+    **kwargs: Any,
 ) -> list[Tensor]:
-    """Reduce many at once."""
+    """Reduce many at once; the other arguments are those of `allreduce` after `compression`."""
     sent = [compression.compress(tensor) for tensor in tensors]
-    how = average, name, op, prescale_factor, postscale_factor, process_set
-    results = grouped_allreduce_async([tensor for tensor, _ in sent], *how).wait()
-    pairs = zip(results, sent, strict=True)
+    handle = grouped_allreduce_async([tensor for tensor, _ in sent], average, name, *args, **kwargs)
+    pairs = zip(handle.wait(), sent, strict=True)
     return [compression.decompress(result, ctx) for result, (_, ctx) in pairs]
 
 
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
-) -> TensorHandle:
+) -> Handle:
     """Sum or average sparse tensors: their indices and values are gathered.
 
     The result is not coalesced. `op` is Average or Sum.
@@ -242,21 +154,19 @@ def sparse_allreduce_async(
         allgather_async(tensor._values(), name, process_set),
     ]
 
-    def finish(_: Any) -> Tensor:
-        indices, values = (handle.wait() for handle in handles)
+    def join(parts: list[Tensor]) -> Tensor:
+        indices, values = parts
         if op == Average:
             values = values / process_set.size()
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape)
 
-    return TensorHandle([each for handle in handles for each in handle.handles], finish)
+    return handle_of_all("sparse_allreduce", handles).then(join)
 
 
-def allgather_async(
-    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> TensorHandle:
-    """As `allgather`, without a gradient; returns a handle."""
-    handle = calls.all_gather(array_of(tensor, "allgather"), name=name, ranks=process_set)
-    return TensorHandle([handle], lambda found: tensor_of(found[0]))
+@with_parameters_of(arrays.allgather_async)
+def allgather_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `allgather`, without a gradient, and return a handle."""
+    return TENSORS.start("allgather", tensor, *args, **kwargs)
 
 
 class AllGather(torch.autograd.Function):
@@ -285,9 +195,9 @@ def allgather(
     return result
 
 
-def grouped_allgather_async(tensors: Tensors, *args: Any, **kwargs: Any) -> TensorHandle:
-    """As `grouped_allgather`, without a gradient; returns a handle."""
-    return all_of([allgather_async(tensor, *args, **kwargs) for tensor in tensors])
+def grouped_allgather_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
+    """Start `grouped_allgather`, without a gradient, and return a handle."""
+    return TENSORS.start_each("allgather", tensors, *args, **kwargs)
 
 
 def grouped_allgather(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
@@ -295,39 +205,20 @@ def grouped_allgather(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tenso
     return [allgather(tensor, *args, **kwargs) for tensor in tensors]
 
 
-def sent_from_root(
-    source: Tensor, out: Tensor, root: int, name: str | None, ranks: ProcessSet
-) -> TensorHandle:
-    """Begin to broadcast a tensor into another, or itself."""
-    array = array_of(source, "broadcast")
-    place = calls.place(out.detach(), array, "broadcast")
-    handle = calls.broadcast(array, place, root, name=name, ranks=ranks)
-    return TensorHandle([handle], lambda _: out)
+@with_parameters_of(arrays.broadcast_async)
+def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `broadcast`, without a gradient, and return a handle."""
+    return TENSORS.start("broadcast", tensor, *args, **kwargs)
 
 
-def broadcast_async(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `broadcast`, without a gradient; returns a handle."""
-    out = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return sent_from_root(tensor, out, root_rank, name, process_set)
-
-
-def broadcast_async_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `broadcast_`; returns a handle."""
-    return sent_from_root(tensor, tensor, root_rank, name, process_set)
+@with_parameters_of(arrays.broadcast_async)
+def broadcast_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `broadcast_`, and return a handle."""
+    return TENSORS.start_in_place("broadcast", tensor, *args, **kwargs)
 
 
 def broadcast_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """As `broadcast`, in the place of the tensor, which is contiguous."""
+    """Overwrite a contiguous tensor by that of a rank; see `broadcast`."""
     result: Tensor = broadcast_async_(tensor, *args, **kwargs).wait()
     return result
 
@@ -361,28 +252,17 @@ def broadcast(
     return result
 
 
-def exchanged(tensor: Tensor, splits: Any, name: str | None, ranks: ProcessSet) -> TensorHandle:
-    """Begin an all-to-all; its result has the rows, and how many came from each rank."""
-    array = array_of(tensor, "alltoall")
-    handle = calls.all_to_all(
-        array, None if splits is None else list(splits), name=name, ranks=ranks
-    )
-    return TensorHandle(
-        [handle], lambda found: (tensor_of(found[0][0]), tensor_of(found[0][1]).to(torch.int32))
-    )
+def exchange_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start an all-to-all; its result has the rows, and the number of rows from each rank."""
+    handle = TENSORS.start("alltoall", tensor, *args, **kwargs)
+    return handle.then(lambda pair: (pair[0], pair[1].to(torch.int32)))
 
 
-def alltoall_async(
-    tensor: Tensor,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> TensorHandle:
-    """As `alltoall`, without a gradient; returns a handle."""
-    handle = exchanged(tensor, splits, name, process_set)
-    if splits is not None:
-        return handle
-    return TensorHandle(handle.handles, lambda _: handle.wait()[0])
+@with_parameters_of(arrays.alltoall_async)
+def alltoall_async(tensor: Tensor, splits: Any = None, *args: Any, **kwargs: Any) -> Handle:
+    """Start `alltoall`, without a gradient, and return a handle."""
+    handle = exchange_async(tensor, splits, *args, **kwargs)
+    return handle if splits is not None else handle.then(lambda pair: pair[0])
 
 
 class AllToAll(torch.autograd.Function):
@@ -391,7 +271,7 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, ranks: Any) -> Any:
         """Send rows."""
-        rows, received = exchanged(tensor, splits, name, ranks).wait()
+        rows, received = exchange_async(tensor, splits, name, ranks).wait()
         ctx.how = received, ranks
         ctx.mark_non_differentiable(received)
         return rows, received
@@ -422,24 +302,10 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
-def reducescatter_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> TensorHandle:
-    """As `reducescatter`, without a gradient; returns a handle."""
-    handle = calls.reduce_scatter(
-        array_of(tensor, "reducescatter"),
-        op=op,
-        name=name,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        ranks=process_set,
-    )
-    return TensorHandle([handle], lambda found: tensor_of(found[0]))
+@with_parameters_of(arrays.reducescatter_async)
+def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start `reducescatter`, without a gradient, and return a handle."""
+    return TENSORS.start("reducescatter", tensor, *args, **kwargs)
 
 
 class ReduceScatter(torch.autograd.Function):
@@ -477,9 +343,9 @@ def reducescatter(
     return compression.decompress(ReduceScatter.apply(sent, name, op, process_set, scales), ctx)
 
 
-def grouped_reducescatter_async(tensors: Tensors, *args: Any, **kwargs: Any) -> TensorHandle:
-    """As `grouped_reducescatter`, without a gradient; returns a handle."""
-    return all_of([reducescatter_async(tensor, *args, **kwargs) for tensor in tensors])
+def grouped_reducescatter_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
+    """Start `grouped_reducescatter`, without a gradient, and return a handle."""
+    return TENSORS.start_each("reducescatter", tensors, *args, **kwargs)
 
 
 def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:

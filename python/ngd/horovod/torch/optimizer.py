@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..calls import SMALL, Adasum, Average, expect_average, op_of
+from ..calls import SMALL, Adasum, Average, Handle, expect_average, op_of
 from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
-from .operations import TensorHandle, all_reduced, allreduce_async_, sparse_allreduce_async
+from .operations import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
 
 TOGETHER: Final = 1 << 18
 """Elements of small gradients that travel together, at most."""
@@ -101,7 +101,7 @@ class Gradients:
         """No gradient is there."""
         self.left = dict.fromkeys(self.place, self.passes)
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.sent: list[tuple[TensorHandle, list[Arrival]]] = []
+        self.sent: list[tuple[Handle, list[Arrival]]] = []
         self.next = 0
 
     def arrived(self, parameter: Tensor) -> None:
@@ -136,8 +136,8 @@ class Gradients:
             dense.append((p, value.contiguous(), ctx))
         values = [value for _, value, _ in dense]
         name = ", ".join(self.names[p] for p, _, _ in dense)
-        how = {"op": self.op, "name": name, "ranks": self.ranks}
-        self.sent.append((all_reduced(values, values, self.scales, **how), dense))
+        handle = grouped_allreduce_async_(values, None, name, self.op, *self.scales, self.ranks)
+        self.sent.append((handle, dense))
 
     def reduce(self) -> None:
         """Send what was not sent, and put what comes where the gradients are."""

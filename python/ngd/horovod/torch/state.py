@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calls import handle_of_all
 from ..numpy import broadcast_object
 from ..world import ProcessSet, global_process_set
-from .operations import all_of, broadcast_async_
+from .operations import broadcast_async_
 
 
 def broadcast_parameters(
@@ -40,7 +41,8 @@ def broadcast_parameters(
 def send_in_place(tensors: list[Tensor], root_rank: int, process_set: ProcessSet) -> None:
     """Broadcast them all at once; those that are not contiguous through a copy."""
     places = [t.data if t.is_contiguous() else t.data.contiguous() for t in tensors]
-    all_of([broadcast_async_(place, root_rank, None, process_set) for place in places]).wait()
+    handles = [broadcast_async_(place, root_rank, None, process_set) for place in places]
+    handle_of_all("broadcast_parameters", handles).wait()
     for tensor, place in zip(tensors, places, strict=True):
         if not tensor.is_contiguous():
             tensor.data.copy_(place)

@@ -147,39 +147,20 @@ def batch_norm_of_batch(
     aten.batch_norm.default,
     samples=[Sample(X, CHANNELS, CHANNELS, MEANS, VARIANCES, False, 0.1, 1e-5, True)],
 )
-def batch_norm(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Node:
-    arguments = (x, weight, bias, mean, variance, training, momentum, eps)
+def batch_norm(call: Call, *args: Any) -> Node:
+    x, weight, bias, mean, _, training, momentum, eps, _ = args
     if training and mean is None:
         return batch_norm_of_batch(call, x, weight, bias, training, momentum, eps)[0]
-    return batch_norm_and_statistics(call, *arguments)[0]
+    return batch_norm_and_statistics(call, *args[:-1])[0]
 
 
 @rule(
     aten._native_batch_norm_legit_no_training.default,
     samples=[Sample(X, CHANNELS, CHANNELS, MEANS, VARIANCES, 0.1, 1e-5)],
 )
-def batch_norm_inference(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    momentum: float,
-    eps: float,
-) -> NodeOrNodes:
-    y, *_ = batch_norm_and_statistics(call, x, weight, bias, mean, variance, False, momentum, eps)
+def batch_norm_inference(call: Call, *args: Any) -> NodeOrNodes:
+    *inputs, momentum, eps = args
+    y, *_ = batch_norm_and_statistics(call, *inputs, False, momentum, eps)
     return y, None, None
 
 

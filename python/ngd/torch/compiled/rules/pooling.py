@@ -29,18 +29,11 @@ VOLUME: Final = T((1, 2, 4, 4, 4))
 )
 @rule(aten.max_pool3d.default, samples=[Sample(VOLUME, (2, 2, 2))])
 def max_pool(
-    call: Call,
-    x: Any,
-    kernel: PerAxis,
-    stride: PerAxis | None = None,
-    padding: PerAxis = 0,
-    dilation: PerAxis = 1,
-    ceil_mode: bool = False,
+    call: Call, x: Any, kernel: PerAxis, stride: PerAxis | None = None, *options: PerAxis
 ) -> Node:
     step = per_axis(stride) if stride else None
-    return ops.max_pool(
-        as_node(x), per_axis(kernel), step, per_axis(padding), per_axis(dilation), ceil_mode
-    )
+    rest = map(per_axis, options)  # padding, dilation, ceil_mode
+    return ops.max_pool(as_node(x), per_axis(kernel), step, *rest)
 
 
 @rule(aten.max_pool2d_with_indices.default, samples=[])

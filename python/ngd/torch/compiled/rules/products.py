@@ -144,23 +144,7 @@ def convolution(
 @rule(aten.conv_transpose1d.default, samples=[Sample(T((2, 4, 7)), T((4, 3, 3)), T((3,)), (2,))])
 @rule(aten.conv_transpose3d.input, samples=[Sample(T((1, 2, 3, 3, 3)), T((2, 3, 2, 2, 2)))])
 def transposed_convolution(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: PerAxis = 1,
-    padding: PerAxis = 0,
-    output_padding: PerAxis = 0,
-    groups: int = 1,
-    dilation: PerAxis = 1,
+    call: Call, x: Any, weight: Any, bias: Any = None, *options: PerAxis
 ) -> Node:
-    return ops.conv_transpose(
-        as_node(x),
-        as_node(weight),
-        as_optional_node(bias),
-        per_axis(stride),
-        per_axis(padding),
-        per_axis(output_padding),
-        groups,
-        per_axis(dilation),
-    )
+    x, weight, bias = as_node(x), as_node(weight), as_optional_node(bias)
+    return ops.conv_transpose(x, weight, bias, *map(per_axis, options))  # both have one order

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that the modules of all frameworks have: reductions, ranks and process sets."""
+
+from .calls import Adasum, Average, Max, Min, Product, Sum, barrier, join
+from .world import *  # noqa: F403
+from .world import __all__ as _of_world
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "barrier",
+    "join",
+    *_of_world,
+]
