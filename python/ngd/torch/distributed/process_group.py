@@ -358,7 +358,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Not done: a receive names the rank that sends."""
         raise ValueError("recv: expected src, the rank that sends; got none. Give src.")
 
-    def barrier(self, opts: Any = None, *_: Any, **__: Any) -> Work:
+    def barrier(self, opts: Any = None) -> Work:
         """Meet all ranks; the options may bring a timeout of their own."""
         call = Call(self, "barrier")
         call.submit(None, None, 0)
