@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ngd
-from ngd.devices.cpu import sharing
+from ngd.devices.cpu import shared_variables as sharing
 from ngd.graph.graph import Graph
 from ngd.passes import pipeline
 from ngd.passes.partition import Partition

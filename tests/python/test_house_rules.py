@@ -38,7 +38,7 @@ INCLUDES = {
 WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
 """Of the folders of comm: which of these each includes. All of them include what is above them."""
 
-KNOW_NO_OP = ("compiler/", "devices/", "ops/_adjoints.py", "passes/")
+KNOW_NO_OP = ("compiler/", "devices/", "ops/_reverse_mode.py", "passes/")
 """They ask an op for its properties (ngd.graph.node.Op), and do not know its name."""
 
 USERS_OF_THE_PUBLIC_API = ("checkpoint.py", "data/", "nn/", "optim/", "train/")

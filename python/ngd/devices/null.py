@@ -12,7 +12,7 @@ from ..dtypes import Array
 from ..errors import CompileError
 from ..passes import Plan
 from ..profiling import Report, report_of
-from .cpu.sharing import agree_on_sharing
+from .cpu.shared_variables import agree_on_sharing
 from .cpu.target import CpuTarget
 from .device import Lowered, LoweredStep
 from .executable import StepGraph

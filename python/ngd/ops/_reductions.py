@@ -15,17 +15,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtypes import (
-    FLOATS,
-    NUMBERS,
-    Array,
-    Shape,
-    Type,
-    bool_,
-    int64,
-    uint8,
-    uint64,
-)
+from ..dtypes import FLOATS, NUMBERS, Array, Shape, Type, bool_, int64, uint8, uint64
 from ..errors import ShapeError
 from ..graph.node import Node, Op
 from ..graph.registry import public, register

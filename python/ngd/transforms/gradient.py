@@ -23,12 +23,12 @@ from ..errors import GradientError
 from ..graph.leaves import constant_node
 from ..graph.node import Node
 from ..graph.variable import constant
-from ..ops._adjoints import UNUSED, gradients, walk_back
 from ..ops._arithmetic import add
 from ..ops._casting import cast
 from ..ops._creation import zeros
 from ..ops._custom import after
 from ..ops._operands import as_node
+from ..ops._reverse_mode import UNUSED, gradients, walk_back
 from ..trees import Structure, flatten
 
 KEPT: Final = 512

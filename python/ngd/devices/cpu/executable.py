@@ -20,7 +20,14 @@ from ..collective_sequence import opened
 from ..device import Lowered, LoweredStep
 from ..executable import StepGraph
 from .peaks import peak
-from .sharing import agree_on_sharing, are_alike, asked_once, expect_private, share, share_frozen
+from .shared_variables import (
+    agree_on_sharing,
+    are_alike,
+    asked_once,
+    expect_private,
+    share,
+    share_frozen,
+)
 from .storage import CpuStorage
 from .target import DEVICE, CpuTarget
 

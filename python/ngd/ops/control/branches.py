@@ -17,9 +17,9 @@ from ...graph.node import Node, newest, topological
 from ...graph.registry import public, register
 from ...graph.samples import Sample
 from ...graph.traits import Kernel
-from .._adjoints import walk_back
 from .._compare import expect_choice
 from .._operands import as_node
+from .._reverse_mode import walk_back
 from .._transcendental import tanh
 from .bodies import (
     Control,

@@ -21,10 +21,10 @@ from ...graph.precision_marks import wide
 from ...graph.registry import public, register
 from ...graph.samples import Sample
 from ...graph.traits import Kernel
-from .._adjoints import walk_back
 from .._arithmetic import add
 from .._creation import zeros
 from .._operands import as_node
+from .._reverse_mode import walk_back
 from .._shape import reshape
 from .._transcendental import tanh
 from .bodies import (

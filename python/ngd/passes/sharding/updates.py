@@ -2,7 +2,7 @@
 """Sharded weight updates: each rank of a host updates its shard of every variable.
 
 This is the automatic sharding of weight updates by Y. Xu et al. 2020 (arXiv:2004.13336). The ranks
-of a host keep one copy of a variable (devices/cpu/sharing.py). If the next value of the variable is
+of a host keep one copy of a variable (devices/cpu/shared_variables.py). If the next value of the variable is
 proved equal on all ranks, this rank computes only its shard of the next value, and writes only
 that. `shard_needs.py` finds which values are computed as shards. An all-reduce that is needed only
 as shards becomes a reduce-scatter. No all-gather follows, because the other ranks of the host read
