@@ -28,6 +28,9 @@ def new_words() -> dict[str, str]:
     """Return the identifiers whose last part has another name now."""
     words = dict(LOCAL_NAMES)
     for table in sections().values():
+        paths = split_table(table)[1]
+        words.update({Path(old).stem: Path(new).stem for old, new in paths.items()})
+    for table in sections().values():
         for old, new in table.items():
             before, after = old.rpartition(".")[2], new.rpartition(".")[2]
             if before != after and not after.islower():

@@ -265,7 +265,7 @@ def test_mismatched_programs_raise_before_the_first_step(
         assert f"rank {ranks - 1}" in outcome.value["message"]
         assert f"rank {outcome.rank}" in outcome.value["message"]
         if what != "extra":  # there one side has no such line
-            assert outcome.value["message"].count("test_graph.py:") >= 2, outcome
+            assert outcome.value["message"].count("test_collectives.py:") >= 2, outcome
 
 
 @harness.needs_ranks

@@ -315,4 +315,4 @@ def test_ranks_that_go_around_differently_are_told(
     for outcome in fail_in_world(different_rounds, communicator, 2, what=what, device=device):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert "3 times" in outcome.value["message"], outcome
-        assert outcome.value["message"].count("test_graph_control.py:") >= 2, outcome
+        assert outcome.value["message"].count("test_collectives_in_loops.py:") >= 2, outcome

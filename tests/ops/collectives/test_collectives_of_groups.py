@@ -277,7 +277,7 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 def test_a_mismatch_in_a_group_is_named(communicator: str, device: str, what: str) -> None:
     for outcome in fail_in_world(mismatched, communicator, 2, what=what, device=device):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
-        assert outcome.value["message"].count("test_graph_groups.py:") >= 2, outcome
+        assert outcome.value["message"].count("test_collectives_of_groups.py:") >= 2, outcome
 
 
 def refused() -> None:
@@ -285,7 +285,7 @@ def refused() -> None:
     x = ngd.placeholder("x", (3,), np.float32)
     me, n = world.rank, world.size
     for node, message in (
-        (ops.send(x, n), rf"send \(made at .*test_graph_groups.*expected a rank in \[0, {n}\)"),
+        (ops.send(x, n), rf"send \(made at .*test_collectives_of_groups.*expected a rank in \[0, {n}\)"),
         (ops.recv(me, shape=(3,), dtype=np.float32), f"recv.*expected another rank; got {me}"),
         (ops.reduce(x, op="sum", root=n), rf"reduce.*a root in \[0, {n}\)"),
     ):
