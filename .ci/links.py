@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[1]
 SITE = "https://ngd-runtime.readthedocs.io/en/latest/"
-QUOTING = {"tests/python/test_links.py"}
+QUOTING = {"tests/project/test_links.py"}
 """The files that contain dead links on purpose."""
 SOURCES = ("*.py", "*.pyx", "*.pxi", "*.cpp", "*.hpp", "*.sbatch", "*.yaml", "*.yml", "*.toml")
 

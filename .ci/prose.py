@@ -31,7 +31,7 @@ QUOTING = {
     "docs/style.md",
     "docs/glossary.md",
     ".ci/prose_patterns.py",
-    "tests/python/test_prose.py",
+    "tests/project/test_prose.py",
 }
 """The files that quote the old style."""
 SOURCES = ("*.md", "*.py", "*.pyx", "*.pxi", "*.cpp", "*.hpp")

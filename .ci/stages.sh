@@ -29,3 +29,11 @@ report() {
   printf '%s\n' "${times[@]}"
   printf '%5d s  in all\n' "$SECONDS"
 }
+
+# Tests of the whole package that take little time.
+short_tests=(tests/{cli,util,core/test_locale.py,devices/test_wrong_arrays.py,devices/cpu/test_variables.py}
+  tests/package/test_{checkpoint,golden_messages,import,logs,messages}.py
+  tests/project/test_{architecture_pages,changes_page,error_examples,errors_page,house_rules}.py
+  tests/project/test_{inject_package,links,prose,raise_sites,reference,training_docstrings}.py
+  tests/comm/test_{arrays,collective_signatures,collectives,environment,misused_collectives}.py
+  tests/comm/test_thread_counts.py)

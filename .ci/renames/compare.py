@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from rename import sections
+from rename import sections, split_table
 
 GOLDEN = ("**/golden/**/*.*", "**/golden_*.txt")
 CALLS = ("raises", "warns", "approx", "assert_array_equal", "assert_allclose", "match")
@@ -27,6 +27,9 @@ LOCAL_NAMES = {"Alone": "FakeGroup"}
 def new_words() -> dict[str, str]:
     """Return the identifiers whose last part has another name now."""
     words = dict(LOCAL_NAMES)
+    for table in sections().values():
+        paths = split_table(table)[1]
+        words.update({Path(old).stem: Path(new).stem for old, new in paths.items()})
     for table in sections().values():
         for old, new in table.items():
             before, after = old.rpartition(".")[2], new.rpartition(".")[2]
@@ -64,16 +67,20 @@ def missing_checks(old: Path, new: Path) -> list[str]:
 
 def changed_golden(old: Path, new: Path) -> list[str]:
     """Return the golden files that differ after the table is applied."""
-    dotted = {old_: new_ for table in sections().values() for old_, new_ in table.items()}
+    tables = [split_table(table) for table in sections().values()]
+    dotted = {before: after for names, _, _ in tables for before, after in names.items()}
+    moved = {before: after for _, paths, _ in tables for before, after in paths.items()}
     changed = []
     for pattern in GOLDEN:
         for path in sorted((old / "tests").glob(pattern)):
             text = path.read_text()
             for before, after in dotted.items():
                 text = re.sub(rf"(?<![\w.]){re.escape(before)}(?!\w)", after, text)
-            other = new / path.relative_to(old)
+            text = re.sub(r"\btests/[\w/.]+\.py\b", lambda file: moved.get(file[0], file[0]), text)
+            name = str(path.relative_to(old))
+            other = new / moved.get(name, name)
             if not other.exists() or other.read_text() not in (text, path.read_text()):
-                changed.append(str(path.relative_to(old)))
+                changed.append(name)
     return changed
 
 

@@ -7,6 +7,9 @@ A line `a.b -> a.c` renames the module, the function or the class `a.b`. If it i
 file exists, the file moves. Import statements, dotted names and paths of files are rewritten in
 programs (including those inside strings), documents and golden files. Sections of table.txt are
 applied in their order; a name that is in no line keeps its parent's new name.
+
+A line `tests/a/x.py -> tests/b/y.py` moves a file of the tests, and rewrites its path everywhere. A
+line `x -> tests.b.y` makes the tests import a module from its package instead of by its bare name.
 """
 
 from __future__ import annotations
@@ -42,6 +45,14 @@ def sections() -> dict[str, dict[str, str]]:
     return found
 
 
+def split_table(table: dict[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Return the names, the paths of tests, and the modules of tests in a section."""
+    paths = {old: new for old, new in table.items() if "/" in old}
+    modules = {old: new for old, new in table.items() if new.startswith("tests.")}
+    names = {old: new for old, new in table.items() if old not in paths and old not in modules}
+    return names, paths, modules
+
+
 def renamed(name: str, table: dict[str, str]) -> str:
     """Return the new form of a dotted name: by the longest of its prefixes in the table."""
     parts = name.split(".")
@@ -49,6 +60,19 @@ def renamed(name: str, table: dict[str, str]) -> str:
         if (new := table.get(".".join(parts[:end]))) is not None:
             return ".".join([new, *parts[end:]])
     return name
+
+
+def import_from_packages(text: str, modules: dict[str, str]) -> str:
+    """Return a program that imports the modules from their packages."""
+    for old, new in modules.items():
+        parent, _, leaf = new.rpartition(".")
+        shown = leaf if leaf == old else f"{leaf} as {old}"
+        text = re.sub(
+            rf"(?m)^( *)import {old} as (\w+)", rf"\1from {parent} import {leaf} as \2", text
+        )
+        text = re.sub(rf"(?m)^( *)import {old}\b", rf"\1from {parent} import {shown}", text)
+        text = re.sub(rf"(?m)^( *)from {old} import ", rf"\1from {new} import ", text)
+    return text
 
 
 class Tree:
@@ -77,6 +101,30 @@ class Tree:
 
     def apply(self, table: dict[str, str]) -> None:
         """Rewrite all files, then move those of renamed modules."""
+        names, paths, modules = split_table(table)
+        if names:
+            self.apply_names(names)
+        if paths or modules:
+            self.apply_to_tests(paths, modules)
+
+    def apply_to_tests(self, paths: dict[str, str], modules: dict[str, str]) -> None:
+        """Move files of the tests; rewrite their paths, and imports of modules of the tests."""
+        old_paths = sorted(map(re.escape, paths), key=len, reverse=True)
+        mentioned = re.compile(rf"(?<![\w/])(?:{'|'.join(old_paths) or '(?!)'})(?!\w)")
+        for file in self.files():
+            text = file.read_text()
+            changed = mentioned.sub(lambda match: paths[match[0]], text)
+            if file.is_relative_to(self.root / "tests") and file.suffix == ".py":
+                changed = import_from_packages(changed, modules)
+            if changed != text:
+                file.write_text(changed)
+        for old, new in paths.items():
+            if (self.root / old).exists():
+                (self.root / new).parent.mkdir(parents=True, exist_ok=True)
+                subprocess.run(["git", "mv", old, new], cwd=self.root, check=True)
+
+    def apply_names(self, table: dict[str, str]) -> None:
+        """Rewrite all files, then move those of renamed modules of the package."""
         for file in self.files():
             try:
                 text = file.read_text()

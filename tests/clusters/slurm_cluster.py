@@ -24,8 +24,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import harness
 import pytest
+
+from tests.support import harness
 
 NODES: Final = ("n1", "n2")
 CPUS: Final = 4

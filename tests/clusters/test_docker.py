@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 
-import engine
 import pytest
+
+from tests.clusters import engine
 
 BUILT = [
     pytest.param(mode, marks=engine.needs(f"localhost/ngd:{mode.lower()}"))

@@ -14,9 +14,10 @@ for needed in ("yaml", "jsonschema", "kubernetes_validate", "kubeflow_trainer_ap
     pytest.importorskip(needed, reason=f"{needed} is not installed: .ci/clusters does it")
 import jsonschema  # noqa: E402
 import kubernetes_validate  # noqa: E402
-import manifests  # noqa: E402
 from kubeflow_trainer_api import models  # noqa: E402
-from manifests import Object  # noqa: E402
+
+from tests.clusters import manifests  # noqa: E402
+from tests.clusters.manifests import Object  # noqa: E402
 
 VERSION = "1.37"  # of Kubernetes
 DOCKERFILE = (manifests.ROOT / "packaging/docker/Dockerfile").read_text()

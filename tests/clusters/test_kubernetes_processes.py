@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import engine
 import pytest
 
+from tests.clusters import engine
+
 pytest.importorskip("yaml", reason="yaml is not installed: .ci/clusters does it")
-import hosts
-import manifests
+from tests.clusters import manifests
+from tests.support import hosts
 
 IMAGE = "localhost/ngd:ompi"
 pytestmark = [

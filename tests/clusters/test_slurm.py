@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
-import lines
 import numpy as np
 import pytest
-import training
-from slurm_cluster import Cluster, needs_slurm
 
 from ngd import train
+from tests.clusters import training
+from tests.clusters.slurm_cluster import Cluster, needs_slurm
+from tests.support import harness
+from tests.train import lines
 
 pytestmark = [needs_slurm, harness.needs_ranks]
 

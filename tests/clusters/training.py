@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
-
-import lines
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import ngd
+from tests.train import lines
 
 EPOCHS = 60
 SLOW = 0.25

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import loaded
 import numpy as np
 import psutil
 import pytest
@@ -24,6 +23,7 @@ from ngd import data, trees
 from ngd.data import loader as loaders
 from ngd.data import sampler as samplers
 from ngd.errors import UnevenBatchWarning, WorkerError
+from tests.data import loaded
 
 pytestmark = pytest.mark.timeout(120)
 

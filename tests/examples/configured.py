@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runs import EXAMPLES, report_of, start
-
 import ngd
 from ngd import nn, ops, train
+from tests.examples.runs import EXAMPLES, report_of, start
 
 
 def program(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import ngd
+from tests.support.paths import PYTHONPATH, ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 DEADLINE = 120
 ONE_RANK_ONLY = ngd.build_info()["mode"] == "OFF"
 needs_ranks = pytest.mark.skipif(ONE_RANK_ONLY, reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
@@ -24,7 +25,7 @@ Run = subprocess.CompletedProcess[str]
 
 def run(command: list[str]) -> Run:
     """Run a command in time."""
-    environ = {**os.environ, "NGD_TIMEOUT": "60"}
+    environ = {**os.environ, "NGD_TIMEOUT": "60", "PYTHONPATH": PYTHONPATH}
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environ)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configured import program
-from runs import EXAMPLES, alone, needs_ranks, report_of, run
+
+from tests.examples.configured import program
+from tests.examples.runs import EXAMPLES, alone, needs_ranks, report_of, run
 
 DOCS = EXAMPLES.parent / "docs"
 SMALL = {"width": 32, "layers": 1, "context": 32, "lr": 5e-3}

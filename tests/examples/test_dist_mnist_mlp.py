@@ -13,13 +13,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mnist_files import write_images
 from numpy.typing import NDArray
-from runs import EXAMPLES, ONE_RANK_ONLY, Run, alone, needs_ranks, report_of, run, start
 
 import ngd
 from ngd import data, nn
 from ngd.checkpoint import read_safetensors
+from tests.examples.mnist_files import write_images
+from tests.examples.runs import (
+    EXAMPLES,
+    ONE_RANK_ONLY,
+    Run,
+    alone,
+    needs_ranks,
+    report_of,
+    run,
+    start,
+)
 
 EXAMPLE = "dist_mnist_mlp.py"
 RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3]

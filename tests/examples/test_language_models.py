@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configured import train_configured
-from runs import alone, expect_raised, needs_ranks
 from safetensors.numpy import save_file
 
 import ngd
+from tests.examples.configured import train_configured
+from tests.examples.runs import alone, expect_raised, needs_ranks
 
 pytestmark = pytest.mark.long
 

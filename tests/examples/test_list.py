@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 
-from runs import EXAMPLES
-
 from ngd.cli import examples
+from tests.examples.runs import EXAMPLES
 
 PROGRAMS = set(examples.find_scripts(EXAMPLES))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import lora
 import numpy as np
 import pytest
-from runs import needs_ranks, report_of, start
 
 import ngd
 from ngd import nn
+from tests.examples.runs import needs_ranks, report_of, start
 
 pytestmark = pytest.mark.long
 

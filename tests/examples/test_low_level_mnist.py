@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mnist_files import write_idx, write_images
 from numpy.typing import NDArray
-from runs import EXAMPLES, ONE_RANK_ONLY, expect_refused, report_of, run, start
 
 import ngd
+from tests.examples.mnist_files import write_idx, write_images
+from tests.examples.runs import EXAMPLES, ONE_RANK_ONLY, expect_refused, report_of, run, start
 
 pytestmark = pytest.mark.long
 

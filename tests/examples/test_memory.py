@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from runs import needs_ranks, report_of, start
+
+from tests.examples.runs import needs_ranks, report_of, start
 
 pytestmark = pytest.mark.long
 

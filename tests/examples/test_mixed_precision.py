@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from runs import needs_ranks, report_of, start
+
+from tests.examples.runs import needs_ranks, report_of, start
 
 pytestmark = pytest.mark.long
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import (
+
+from ngd.checkpoint import read_safetensors
+from tests.examples.runs import (
     DEADLINE,
     EXAMPLES,
     ONE_RANK_ONLY,
@@ -23,8 +25,6 @@ from runs import (
     report_of,
     start,
 )
-
-from ngd.checkpoint import read_safetensors
 
 pytestmark = pytest.mark.long
 

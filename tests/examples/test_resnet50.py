@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import resnet50
-from configured import train_configured
-from runs import ONE_RANK_ONLY, alone, expect_raised, needs_ranks, start
 from safetensors.numpy import load_file, save_file
+
+from tests.examples.configured import train_configured
+from tests.examples.runs import ONE_RANK_ONLY, alone, expect_raised, needs_ranks, start
 
 pytestmark = pytest.mark.long
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import EXAMPLES, ONE_RANK_ONLY
 
 from ngd.cli import examples
+from tests.examples.runs import EXAMPLES, ONE_RANK_ONLY
 
 PROGRAMS = sorted(examples.find_scripts(EXAMPLES))
 RANKS = 1 if ONE_RANK_ONLY else 2

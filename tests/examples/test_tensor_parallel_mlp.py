@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from configured import train_configured
-from runs import needs_ranks, start
+
+from tests.examples.configured import train_configured
+from tests.examples.runs import needs_ranks, start
 
 pytestmark = pytest.mark.long
 

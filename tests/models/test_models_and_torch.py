@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import formulas
 import gpt
 import lstm
 import numpy as np
 import pytest
 import resnet50
-import zoo
 from safetensors.numpy import save_file
-from witnesses import torch, witness
 
 import ngd
 from ngd import checkpoint, nn, ops, optim
+from tests.models import zoo
+from tests.models.witnesses import torch, witness
+from tests.optim import formulas
 
 pytestmark = pytest.mark.long
 CLASSES, IMAGE, PLACES, TOKENS = 7, 32, 12, 40

@@ -141,7 +141,7 @@ def computing_ops() -> list[Op]:
 
 
 def takes_two(op: Op) -> bool:
-    """Whether this needs another rank: tests/distributed has the cases that run."""
+    """Whether this needs another rank: tests/ops/collectives has the cases that run."""
     return isinstance(op, Collective) and op.kind.between_two
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ops.cases import all_cases, computing_ops, takes_two
 
 from ngd.dtypes import SHORT_NAMES, Array, DType
 from ngd.graph.node import Node
+from tests.ops.cases import all_cases, computing_ops, takes_two
 
 DEVICES = ("INTERPRETER", "CPU")
 ASPECTS = (*DEVICES, "gradient", "second gradient", "expansion")
@@ -70,7 +70,7 @@ class Coverage:
         for op in computing_ops():
             cells = [" ".join(sorted(self.passed[a][op.name], key=order.index)) for a in ASPECTS]
             if takes_two(op):
-                cells = ["between two ranks: tests/distributed"] + [""] * (len(ASPECTS) - 1)
+                cells = ["between two ranks: tests/ops/collectives"] + [""] * (len(ASPECTS) - 1)
             lines.append(f"| {op.name} | {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
 

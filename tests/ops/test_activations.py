@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
 
 Scalar = Callable[[float], float]
 

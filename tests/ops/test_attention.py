@@ -11,9 +11,6 @@ import numpy.testing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees, drawn
 
 import ngd
 from ngd import grad, ops
@@ -23,6 +20,9 @@ from ngd.graph.node import Node
 from ngd.graph.registry import op_named
 from ngd.ops._precision import expansion
 from ngd.passes.op_costs import cost_of
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, drawn
 
 CPU = pytest.mark.parametrize("device", ["CPU"])
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)

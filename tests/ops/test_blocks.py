@@ -10,6 +10,15 @@ from functools import reduce
 import numpy as np
 import numpy.testing as npt
 import pytest
+
+from ngd import grad
+from ngd.devices.interpreter.evaluate import evaluate
+from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
+from ngd.errors import DTypeError, GradientError
+from ngd.graph.graph import Graph
+from ngd.graph.node import Node, Op
+from ngd.ops import add, multiply, sum
+from ngd.ops._precision import expansion
 from tests.ops.cases import (
     Case,
     all_cases,
@@ -20,15 +29,6 @@ from tests.ops.cases import (
     takes_two,
 )
 from tests.ops.conftest import Coverage, Runner
-
-from ngd import grad
-from ngd.devices.interpreter.evaluate import evaluate
-from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
-from ngd.errors import DTypeError, GradientError
-from ngd.graph.graph import Graph
-from ngd.graph.node import Node, Op
-from ngd.ops import add, multiply, sum
-from ngd.ops._precision import expansion
 
 CASES = all_cases()
 NO_GRADIENT = {

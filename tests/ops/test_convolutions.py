@@ -11,13 +11,13 @@ import numpy.testing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees, torch_or_skip
 
 from ngd import ops
 from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.errors import ShapeError
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, torch_or_skip
 
 COMMON = settings(
     max_examples=12,

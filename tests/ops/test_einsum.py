@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import ops
 from ngd.dtypes import Type, bfloat16, float64
 from ngd.errors import ShapeError
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, drawn
 
 EQUATIONS: list[tuple[str, list[Shape]]] = [
     ("ij->ji", [(2, 3)]),

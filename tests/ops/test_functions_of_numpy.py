@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
 
 import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, float32, float64, int32
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
 
 pytestmark = pytest.mark.filterwarnings("ignore::ngd.errors.PromotionWarning")
 

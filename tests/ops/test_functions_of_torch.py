@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
-from tests.ops.witness import agrees, drawn
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.graph.node import Node
 from ngd.ops import _resizing as resizing
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+from tests.ops.witness import agrees, drawn
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 CPU = pytest.mark.parametrize("device", ["CPU"])

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
-from tests.ops.witness import agrees, drawn
 
 import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
+from tests.ops.witness import agrees, drawn
 
 GRIDS = [
     {"mode": mode, "padding_mode": padding, "align_corners": corners}

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
-from tests.ops.witness import agrees, drawn
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
+from tests.ops.witness import agrees, drawn
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 Loss = tuple[Callable[..., Node], Callable[..., Any], Callable[[Array], Array]]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
 from ngd import grad, ops
 from ngd.dtypes import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ops.cases import Case, all_cases, placeholders, run_reference
-from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import (
@@ -30,6 +28,8 @@ from ngd.dtypes import (
     is_float,
 )
 from ngd.graph.node import Node
+from tests.ops.cases import Case, all_cases, placeholders, run_reference
+from tests.ops.conftest import Runner
 
 HALVES = (float16, bfloat16)
 DIGITS = {float16: 11, bfloat16: 8, float32: 24, float64: 53}

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ops.cases import assert_close, placeholders
-from tests.ops.conftest import Runner
 
 from ngd import ops
 from ngd.dtypes import (
@@ -27,6 +25,8 @@ from ngd.dtypes import (
     float64,
 )
 from ngd.graph.node import Node
+from tests.ops.cases import assert_close, placeholders
+from tests.ops.conftest import Runner
 
 COMMON = settings(
     max_examples=60,

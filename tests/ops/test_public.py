@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
 
 from ngd import grad, ops
 from ngd.dtypes import (
@@ -34,6 +33,7 @@ from ngd.errors import DTypeError, ShapeError
 from ngd.graph.leaves import constant_node
 from ngd.graph.node import Node
 from ngd.ops._random import philox_4x32_10, random_words
+from tests.ops.cases import placeholders, run_reference
 
 NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees
 
 from ngd import ops
 from ngd.dtypes import Array, DType, float32, float64
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees
 
 COMMON = settings(
     max_examples=8,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.conftest import Runner
 
 from ngd import ops
 from ngd.dtypes import Array, bool_, float16, float32, float64, int8, int32, int64, uint64
 from ngd.errors import DTypeError, ShapeError
 from ngd.graph.node import Node
+from tests.ops.conftest import Runner
 
 N = 20_000
 

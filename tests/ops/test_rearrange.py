@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders, run_reference
-from tests.ops.conftest import Runner
-from tests.ops.witness import agrees, drawn
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.errors import DTypeError, ShapeError
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+from tests.ops.witness import agrees, drawn
 
 X = np.arange(24).reshape(2, 3, 4)
 SAME: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

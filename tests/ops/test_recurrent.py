@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
-from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import grad, ops
 from ngd.dtypes import DType, Type, float32, float64
 from ngd.errors import ShapeError
 from ngd.graph.graph import Graph
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, drawn
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 PLACES, BATCH, INPUTS, SIZE = 5, 2, 3, 4

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import Type, float32, float64
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
 
 INF, NAN = math.inf, math.nan
 LITERALS: dict[str, list[tuple[float, float]]] = {

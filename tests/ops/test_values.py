@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders
-from tests.ops.conftest import Runner
 
 from ngd.dtypes import (
     ALL,
@@ -26,6 +24,8 @@ from ngd.dtypes import (
 )
 from ngd.graph.node import Op
 from ngd.graph.registry import OPS
+from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders
+from tests.ops.conftest import Runner
 
 ELEMENTWISE = [op for op in OPS.values() if op.kernel.is_elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]

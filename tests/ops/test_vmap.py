@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders, run_reference
-from tests.ops.test_blocks import has_gradient, total
 
 import ngd
 from ngd import ops
 from ngd.dtypes import Array, Type, float32, is_float
 from ngd.graph.node import Node
 from ngd.ops.collectives.reductions import Collective
+from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders, run_reference
+from tests.ops.test_blocks import has_gradient, total
 
 SIZE = 3
 

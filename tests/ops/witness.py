@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.testing as npt
 import pytest
-from tests.ops.cases import placeholders
-from tests.ops.conftest import Runner
 
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.graph.node import Node
+from tests.ops.cases import placeholders
+from tests.ops.conftest import Runner
 
 TOLERANCE: dict[DType, float] = {float32: 1e-5, float64: 1e-12}
 Shape = tuple[int, ...]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-import formulas
 import numpy as np
 import pytest
 
 import ngd
 from ngd import ops, optim
+from tests.optim import formulas
 
 DEVICES = ("CPU", "INTERPRETER")
 STEPS = 10

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
 
 import ngd
 from ngd import checkpoint, data, nn, ops, optim, train
+from tests.support import harness
 
 BATCHES = [
     (x.astype(np.float32), y)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a job differs from the others, in every way that differing_ways.py lists.
 
-    python tests/stress/differing_ranks.py --runs 20 --seed 7
+    python -m tests.stress.differing_ranks --runs 20 --seed 7
 
 A run goes through all ways, in random order, with 2 to 4 ranks and a random odd one, on a random
 device; and it gives one rank another value of each environment switch. Each way must be named on
@@ -21,20 +21,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-import harness
 import numpy as np
-from differing_ways import EITHER, NAMED, RIGHT, WAYS, Run, Way
 
 import ngd
-
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-"""The environment in which a rank finds this file."""
+from tests.stress.differing_ways import EITHER, NAMED, RIGHT, WAYS, Run, Way
+from tests.support import harness
 
 TIMEOUT = 8
 """NGD_TIMEOUT of the jobs, in seconds."""
@@ -131,7 +124,7 @@ def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, l
     """Go some ways in one job; return the findings by way."""
     ranks = draw.randint(2, 4)
     how = {"odd": draw.randrange(ranks), "device": draw.choice(["CPU", "INTERPRETER"])}
-    env = {"NGD_TIMEOUT": str(TIMEOUT), "NGD_COMM": "shm", **HERE}
+    env = {"NGD_TIMEOUT": str(TIMEOUT), "NGD_COMM": "shm"}
     arguments = {"names": [*names], "seed": seed, **how}
     with harness.Job(go_ways, ranks, arguments=arguments, env=env) as job:
         outcomes = job.wait(START + PER_WAY * len(names))
@@ -146,7 +139,7 @@ def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, l
 def run_switch(name: str, seed: str) -> list[str]:
     """Give rank 1 of two another value of an environment switch; return the findings."""
     odd, usual = SWITCHES[name]
-    env = {"NGD_TIMEOUT": str(TIMEOUT), **HERE}
+    env = {"NGD_TIMEOUT": str(TIMEOUT)}
     with harness.Job(go_switch, 2, arguments={"seed": seed}, env=env, start=[]) as job:
         for rank, value in enumerate((usual, odd)):
             own = {name: value} if value else {}

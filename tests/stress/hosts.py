@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Injects faults into large collectives between hosts, and checks the memory of the user.
 
-    python tests/stress/hosts.py --seconds 60     # runs until then
-    python tests/stress/hosts.py --runs 500       # the long form
-    python tests/stress/hosts.py --seed 7 --first 12 --runs 1
+    python -m tests.stress.hosts --seconds 60     # runs until then
+    python -m tests.stress.hosts --runs 500       # the long form
+    python -m tests.stress.hosts --seed 7 --first 12 --runs 1
 
 Every run makes hosts of network namespaces on a slow link, and starts ranks on them. The ranks
 fill arrays with a pattern and check a small collective. Then one rank is interrupted, comes too
@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from started_ranks import last_words, meet, start
+
+from tests.stress.started_ranks import last_words, meet, start
 
 TIMEOUT_SECONDS = 4.0
 """NGD_TIMEOUT of the ranks."""

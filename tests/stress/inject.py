@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes each allocation and each system call of ngd's C++ side fail once, and looks what happens.
 
-    python tests/stress/inject.py --seconds 60        # some, at random; the seed is printed
-    python tests/stress/inject.py --all               # every site in every scenario
+    python -m tests.stress.inject --seconds 60        # some, at random; the seed is printed
+    python -m tests.stress.inject --all               # every site in every scenario
 
 ngd is built once more, with line numbers (into build/inject). Every run has two fresh processes,
 which are ranks of a world and go through a scenario (inject_scenarios.py); in one of them one call
@@ -49,8 +49,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from inject_sites import FUNCTIONS, Sites, find
-from inject_unreached import CALLED_BY_OTHERS, CANNOT_FAIL, UNREACHED, reasons
+from tests.stress.inject_sites import FUNCTIONS, Sites, find
+from tests.stress.inject_unreached import CALLED_BY_OTHERS, CANNOT_FAIL, UNREACHED, reasons
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "inject"
@@ -222,7 +222,7 @@ class Rank:
     """Goes through a scenario, and tells what it saw."""
 
     def __init__(self, hook: Hook, fault: Fault, rank: int, peer: socket.socket) -> None:
-        from inject_scenarios import SCENARIOS
+        from tests.stress.inject_scenarios import SCENARIOS
 
         self.hook, self.fault, self.rank, self.peer = hook, fault, rank, peer
         self.scenario = SCENARIOS[fault.scenario]
@@ -361,7 +361,7 @@ def rank_main(
     hook: Hook, fault: Fault, rank: int, peer: socket.socket, folder: Path, seconds: float
 ) -> None:
     """What a forked process runs; it does not return."""
-    from inject_scenarios import SCENARIOS
+    from tests.stress.inject_scenarios import SCENARIOS
 
     code = 1
     try:
@@ -402,7 +402,7 @@ class Run:
 
 def start(hook: Hook, fault: Fault, seconds: float) -> Run:
     """Fork the ranks."""
-    from inject_scenarios import SCENARIOS
+    from tests.stress.inject_scenarios import SCENARIOS
 
     folder = Path(tempfile.mkdtemp(prefix="ngd-inject-"))
     pair = socket.socketpair()
@@ -489,7 +489,7 @@ def nobody_came(error: dict[str, Any], fault: Fault, reports: dict[int, Any]) ->
 
 def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list[str]:
     """What is wrong with a run."""
-    from inject_scenarios import SCENARIOS
+    from tests.stress.inject_scenarios import SCENARIOS
 
     found: list[str] = []
     again, site = SCENARIOS[fault.scenario].again, place_of(hook.sites.names[fault.site])
@@ -540,7 +540,7 @@ def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list
 
 def survey(hook: Hook) -> tuple[list[Fault], dict[str, dict[int, dict[str, int]]], list[str]]:
     """Run each scenario without a fault: which calls may fail, and what stays allocated."""
-    from inject_scenarios import SCENARIOS
+    from tests.stress.inject_scenarios import SCENARIOS
 
     faults: list[Fault] = []
     quiet: dict[str, dict[int, dict[str, int]]] = {}
@@ -662,7 +662,7 @@ def main() -> int:
         if not options.no_build:
             build()
         libraries = f"{sysconfig.get_config_var('prefix')}/lib:{sys.prefix}/lib"
-        path = f"{PACKAGE}:{Path(__file__).parent}"
+        path = f"{PACKAGE}:{ROOT}"
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         env = {**os.environ, **one, "NGD_INJECT": "1", "LD_PRELOAD": str(HOOK)}
         # Bound threads, to all cores: then a rank looks which of them the others have left.
@@ -672,7 +672,7 @@ def main() -> int:
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
     del os.environ["LD_PRELOAD"]
     sys.meta_path.insert(0, BuiltPackage())
-    import inject_scenarios  # noqa: F401  (with all that a rank needs, before the first fork)
+    from tests.stress import inject_scenarios  # noqa: F401  (with all that a rank needs, before the first fork)
 
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)

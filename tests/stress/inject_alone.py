@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inject_refusals import REFUSED, Refused
-from inject_steps import Step
 
 import ngd
 from ngd import _core, errors, ops
 from ngd.comm.world import alone
 from ngd.devices.cpu import target as cpu
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.ops.cases import Case, all_cases, assert_close, placeholders, takes_two
+from tests.stress.inject_refusals import REFUSED, Refused
+from tests.stress.inject_steps import Step
 
 
 def refuses(query: Refused) -> Callable[[], None]:

@@ -13,9 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from inject_steps import Scenario, Step
-
 from ngd import _core, errors
+from tests.stress.inject_steps import Scenario, Step
 
 
 def another_size(rank: int) -> list[Step]:

@@ -8,9 +8,13 @@ import time
 from typing import Any
 
 import numpy as np
-from inject_alone import kernels, refusals, wrong_values
-from inject_meetings import MEETINGS
-from inject_steps import (
+
+import ngd
+from ngd import _core, errors, ops
+from ngd.profiling import perfetto, recording
+from tests.stress.inject_alone import kernels, refusals, wrong_values
+from tests.stress.inject_meetings import MEETINGS
+from tests.stress.inject_steps import (
     LARGE,
     MIDDLE,
     SMALL,
@@ -22,10 +26,6 @@ from inject_steps import (
     of,
     total,
 )
-
-import ngd
-from ngd import _core, errors, ops
-from ngd.profiling import perfetto, recording
 
 # ---- making and leaving a world
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import harness
-import interrupted_calls
 import numpy as np
 
 import ngd
+from tests.stress import interrupted_calls
+from tests.support import harness
 
 PACKAGE = str(Path(ngd.__file__).parent)
 POISON = 0xA5

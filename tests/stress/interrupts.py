@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interrupts public calls at random points, and looks whether the ranks are whole afterwards.
 
-    python tests/stress/interrupts.py --runs 2000 --seed 7 --mode tracer
+    python -m tests.stress.interrupts --runs 2000 --seed 7 --mode tracer
 
 In a run all ranks of a world make the same call, and one of them (in mode signal: at times all) is
 interrupted in it: in mode tracer by a KeyboardInterrupt before a random bytecode of ngd's own
@@ -36,11 +36,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]
-
-import harness  # noqa: E402
-import interrupted_calls  # noqa: E402
-import interrupted_ranks  # noqa: E402
+from tests.stress import (
+    interrupted_calls,
+    interrupted_ranks,
+)
+from tests.support import harness
 
 TIMEOUT_SECONDS = 4
 """Of a rank that waits for one that has gone another way: that of the ranks' world."""
@@ -77,7 +77,6 @@ class World:
             "NGD_JOB": secrets.token_hex(8),
             "NGD_TIMEOUT": str(TIMEOUT_SECONDS),
             "NGD_CHECK": "0",
-            "PYTHONPATH": str(Path(__file__).parent),
         }
         arguments = {"folder": str(self.folder)}
         how = harness.over(communicator, ranks, arguments=arguments, env=env)

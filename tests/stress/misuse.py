@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls every public callable of ngd with arguments that do not fit, and looks what it raises.
 
-    python tests/stress/misuse.py --runs 0 --seed 7
+    python -m tests.stress.misuse --runs 0 --seed 7
 
 A case is a callable of ngd, ops, nn, optim, data, train, checkpoint or metrics, or a method of a
 group, and one way to spoil its arguments: an unknown keyword, a wrong type, the wrong order, NaN,
@@ -34,10 +34,9 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.support.paths import PYTHONPATH
 
 BATCH: Final = 400
 """The number of cases of one child process."""
@@ -112,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="a pattern: cases that it matches")
     parser.add_argument("--verbose", action="store_true", help="print every finding")
     options = parser.parse_args(arguments)
-    import misused_calls
+    from tests.stress import misused_calls
 
     chosen = [
         str(i) for i, c in enumerate(misused_calls.cases()) if re.search(options.only, str(c))
@@ -143,8 +142,9 @@ def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
     while batch and time.monotonic() - begin < seconds:
         with tempfile.TemporaryDirectory() as folder:
             env = {"NGD_TIMEOUT": "3", "NGD_THREADS": "1", "NGD_DEVICE": "CPU"}
+            env["PYTHONPATH"] = PYTHONPATH
             child = subprocess.Popen(
-                [sys.executable, __file__, "--child", *batch],
+                [sys.executable, "-m", "tests.stress.misuse", "--child", *batch],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -170,10 +170,10 @@ def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
 
 def run_child(numbers: Sequence[str]) -> None:
     """Run cases in this process; print a line for each, (number, what became of it)."""
-    import misused_calls
     import numpy as np
 
     import ngd
+    from tests.stress import misused_calls
 
     resource.setrlimit(resource.RLIMIT_AS, (SPACE_BYTES, SPACE_BYTES))
     faulthandler.enable()
@@ -200,7 +200,7 @@ def run_child(numbers: Sequence[str]) -> None:
 
 def outcome(case: Any, target: Any) -> str:
     """Return "right", "raised" or "finding: ..." for one case."""
-    import misused_calls
+    from tests.stress import misused_calls
 
     try:
         result = misused_calls.made(case, target)

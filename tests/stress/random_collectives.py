@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares random collectives between hosts with NumPy, while ranks die, stop and lose their links.
 
-    python tests/stress/random_collectives.py --hosts 2,2 --calls 20000
-    python tests/stress/random_collectives.py --hosts 1,2,3 --kills 70 --stops 17 --cuts 7
+    python -m tests.stress.random_collectives --hosts 2,2 --calls 20000
+    python -m tests.stress.random_collectives --hosts 1,2,3 --kills 70 --stops 17 --cuts 7
 
 A job makes hosts of network namespaces and starts the given number of ranks on each. The ranks make
 collectives of random kinds, lengths, dtypes, groups and roots, some of them asynchronous or in
@@ -35,8 +35,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from random_calls import Counts, make_calls
-from started_ranks import START_SECONDS, last_words, meet, start
+from tests.stress.random_calls import Counts, make_calls
+from tests.stress.started_ranks import START_SECONDS, last_words, meet, start
 
 TIMEOUT_SECONDS = 8.0
 """NGD_TIMEOUT of the ranks."""

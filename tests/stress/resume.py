@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills trainings at random, resumes them, and compares them with trainings that were not killed.
 
-    python tests/stress/resume.py --runs 500 --seed 7
+    python -m tests.stress.resume --runs 500 --seed 7
 
 A run is one training with a drawn optimizer, schedule, average, loss scale, sampler, number of
 loading processes, random state and sharding, by `ngd.compile`, `@ngd.function` or `train.Trainer`,
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,12 +28,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-
-import harness
-import resumed_training as training
-
 from ngd import checkpoint
+from tests.stress import resumed_training as training
+from tests.support import harness
 
 CALLS = {
     "write": 150,
@@ -49,13 +45,7 @@ MOST_KILLS = 3
 DEADLINE = 120.0
 """Seconds for a life."""
 
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]
-    ),
-    "NGD_THREADS": "1",
-    "NGD_CHECK": "0",
-}
+ENVIRONMENT = {"NGD_THREADS": "1", "NGD_CHECK": "0"}
 
 
 class Suite:

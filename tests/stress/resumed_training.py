@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
 
 import ngd
 from ngd import checkpoint, data, nn, ops, optim, train
+from tests.support import harness
 
 EPOCHS = 4
 SAMPLES, FEATURES, CLASSES = 46, 6, 3

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.paths import PYTHONPATH
+
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 START_SECONDS = 60.0
@@ -38,11 +40,10 @@ def start(
     script.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")
     script.chmod(0o700)
     inherited = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
-    names = ["PYTHONPATH"] if "PYTHONPATH" in os.environ else []
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [*hosts.mpirun(per_host, names, options), str(script)],
-            env={**inherited, **OPEN_MPI},
+            [*hosts.mpirun(per_host, ["PYTHONPATH"], options), str(script)],
+            env={**inherited, **OPEN_MPI, "PYTHONPATH": PYTHONPATH},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

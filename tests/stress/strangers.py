@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another user of the host attacks real jobs in random ways; see tests/distributed/attackers.py.
+"""Another user of the host attacks real jobs in random ways; see tests/support/attackers.py.
 
-    python tests/stress/strangers.py --runs 500 --seed 1
+    python -m tests.stress.strangers --runs 500 --seed 1
 
 Each run draws a launcher, a number of ranks, one to four kinds of attackers, and how many of the
 job's names the squatters hold from the begin. Where they leave a name free the job must work; where
@@ -22,10 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-
-import harness
-from attackers import (
+from tests.support import harness
+from tests.support.attackers import (
     KNOCKERS,
     NAMES,
     NOBODY,
@@ -35,7 +33,7 @@ from attackers import (
     meet_twice,
     names_of,
 )
-from harness import Job
+from tests.support.harness import Job
 
 SECONDS = 240.0
 """For a job whose ranks share two cores with all attackers; more than twice NGD_TIMEOUT."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes, uses and tears down worlds, groups, works and executables in many threads at once.
 
-    python tests/stress/threads.py --runs 200 --seed 7
+    python -m tests.stress.threads --runs 200 --seed 7
 
 A run is the life of a world of two or three ranks. The main thread of each rank goes through one
 random sequence of collectives, splits and steps, equal on all ranks, and checks all results. Beside
@@ -28,24 +28,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-
-import harness
 import numpy as np
 
 import ngd
 from ngd import ops
 from ngd.errors import BusyError, CollectiveError, GroupClosedError, RankLostError, RemoteRankError
+from tests.support import harness
 
 ENDS = ("in order", "in order", "thread", "handler", "abort")
 LIVES = 10
 """Of a job."""
-
-HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-"""Where a rank finds this file."""
 
 SOON = 20.0
 """Seconds, on a machine that has other things to do; NGD_TIMEOUT is 60."""
@@ -298,7 +292,7 @@ def job(seed: str, ranks: int, number: int) -> tuple[list[str], Counter[str]]:
     counts: Counter[str] = Counter()
     arguments = {"seed": seed, "number": number}
     try:
-        with harness.Job(lives, ranks, arguments=arguments, env=HERE) as running:
+        with harness.Job(lives, ranks, arguments=arguments) as running:
             outcomes = running.wait(30 + 2 * SOON * number)
     except BaseException as error:  # pytest.fail's, too
         return [f"{seed}: {error}"], counts

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import numpy as np
 import pytest
 
 import ngd
 from ngd import checkpoint, ops, optim, train
 from ngd.train import local_sgd
+from tests.support import harness
 
 RANKS, EVERY, ROUNDS = 2, 3, 4
 RATE, DECAY = 0.01, 0.1

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
-import lines
 import numpy as np
 import pytest
 
 import ngd
 from ngd import checkpoint, data, ops, train
 from ngd.errors import NotFiniteError
+from tests.support import harness
+from tests.train import lines
 
 
 @pytest.fixture(scope="module")

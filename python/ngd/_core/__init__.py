@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part. Who may import it stands in tests/python/test_house_rules.py."""
+"""The compiled part. Who may import it stands in tests/project/test_house_rules.py."""
 
 import os
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which line a collective is counted at, in the quick way and in the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ngd
+from tests.support import harness
+
+pytestmark = harness.needs_ranks
+
+TIMES = 3
+BODY = "def call(function, *args):\n    return function(*args)\n"
+LIBRARY = "/home/me/.venv/lib/python3.12/site-packages/lightning/loops.py"
+
+
+def call_from(file: str) -> Callable[..., Any]:
+    """A function of a file of that name, which calls another."""
+    names: dict[str, Any] = {}
+    exec(compile(BODY, file, "exec"), names)
+    return names["call"]  # type: ignore[no-any-return]
+
+
+def calls_by_site() -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for row in ngd.comm_stats():
+        counted[row.site.rpartition("/")[2]] += row.calls
+    return counted
+
+
+def callers() -> list[str]:
+    """Many ways to the same collectives; the sites at which they were counted, sorted."""
+    group, x, library = ngd.init(), np.ones(2, np.float32), call_from(LIBRARY)
+    quick = functools.partial(ngd.all_reduce, x, op="sum", out=x)
+    slow = functools.partial(ngd.all_reduce, x[::-1], op="sum")
+    for call in (quick, slow, ngd.barrier, functools.partial(group.broadcast, x, 0)):
+        before = calls_by_site()
+        for _ in range(TIMES):
+            library(library, call)
+            with contextlib.ExitStack() as stack:
+                stack.callback(call)
+        thread = threading.Thread(target=library, args=(call,))
+        thread.start()
+        thread.join()
+        counted = calls_by_site() - before
+        assert sorted(counted.values()) == [1, TIMES, TIMES], counted
+        assert counted["loops.py:2"] == 1, counted  # the thread: nobody else is there
+        del counted["loops.py:2"]
+        assert all(site.startswith("test_call_sites.py:") for site in counted), counted
+    return ["fine"]
+
+
+def test_the_users_line_is_counted() -> None:
+    assert [o.value for o in harness.run(callers, 2)] == [["fine"]] * 2

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NGD_LOG=json: every line an object that says which rank of which job it is from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ngd.logs import JsonFormatter, as_json
+from tests.support import harness
+
+PLACE = {"rank": 3, "size": 4, "job": "0123abcd", "host": "node7"}
+
+PROGRAM = """
+import logging, sys, ngd
+world = ngd.init()
+logging.getLogger("ngd").warning("rank %d\\nis here", world.rank)
+print("plain")
+print()
+print('{"of": "the user"}')
+print('{"cut": ')
+sys.stdout.flush()
+print("to stderr", file=sys.stderr, flush=True)
+if world.rank == 1:
+    raise ValueError("no good")
+"""
+
+
+def launched(folder: Path, *options: str, **env: str) -> tuple[list[str], list[str]]:
+    """What a job of two ranks, of which one fails, has put on its two streams."""
+    (folder / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "ngd.launch", "-n", "2", *options, str(folder / "program.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "NGD_TIMEOUT": "60", **env},
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_a_record_is_one_line() -> None:
+    record = logging.LogRecord("a.b", logging.WARNING, "file", 1, "%s\n\u00e9", ("text",), None)
+    record.created = 1_700_000_000.25
+    line = JsonFormatter(PLACE).format(record)
+    assert line == (
+        '{"time": "2023-11-14T22:13:20.250000+00:00", "level": "WARNING", "logger": "a.b", '
+        '"message": "text\\n\\u00e9", "rank": 3, "size": 4, "job": "0123abcd", "host": "node7"}'
+    )
+
+
+def test_an_exception_is_a_field() -> None:
+    try:
+        raise KeyError("missing")
+    except KeyError:
+        record = logging.LogRecord("a", logging.ERROR, "", 1, "failed", None, sys.exc_info())
+    found = json.loads(JsonFormatter(PLACE).format(record))
+    assert found["message"] == "failed"
+    assert found["exception"].startswith("Traceback (most recent call last):\n")
+    assert found["exception"].endswith("KeyError: 'missing'")
+
+
+def test_the_place_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NGD_JOB": "k", "RANK": "2", "WORLD_SIZE": "5"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NGD_SURROUNDINGS", raising=False)
+    record = logging.LogRecord("a", logging.INFO, "", 1, "m", None, None)
+    found = json.loads(JsonFormatter().format(record))
+    assert (found["rank"], found["size"]) == (2, 5)
+    assert found["job"] not in ("k", None)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    found = json.loads(JsonFormatter().format(record))
+    assert (found["rank"], found["size"], found["job"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("text", [b'{"a": 1}', b'{"a": {"b": "c"}}'])
+def test_an_object_passes(text: bytes) -> None:
+    assert as_json(text + b"\r\n", "stdout", PLACE) == text + b"\n"
+
+
+@pytest.mark.parametrize("text", [b"12", b"[1]", b"{a}", b"{", b"\xff text"])
+def test_what_is_no_object_becomes_a_message(text: bytes) -> None:
+    found = json.loads(as_json(text + b"\n", "stderr", PLACE))
+    assert found["message"] == text.decode(errors="backslashreplace")
+    assert found["logger"] == "stderr"
+    assert {name: found[name] for name in PLACE} == PLACE
+
+
+@harness.needs_ranks
+def test_all_that_a_job_says_is_json(tmp_path: Path) -> None:
+    out, err = launched(tmp_path, NGD_LOG="json")
+    said: list[dict[str, Any]] = [json.loads(line) for line in out]
+    assert [each for each in said if "message" not in each] == [{"of": "the user"}] * 2
+    printed = sorted((m["rank"], m["message"]) for m in said if "message" in m)
+    assert printed == [(0, "plain"), (0, '{"cut":'), (1, "plain"), (1, '{"cut":')]
+    told: list[dict[str, Any]] = [json.loads(line) for line in err]
+    assert {each["size"] for each in told} == {2}
+    assert len({each["job"] for each in told}) == 1
+    by_logger = {
+        name: [each for each in told if each["logger"] == name] for name in ("ngd", "stderr")
+    }
+    here = [each for each in by_logger["ngd"] if each["level"] == "WARNING"]
+    assert sorted((m["rank"], m["message"]) for m in here) == [
+        (0, "rank 0\nis here"),
+        (1, "rank 1\nis here"),
+    ]
+    assert {m["rank"] for m in by_logger["stderr"] if m["message"] == "to stderr"} == {0, 1}
+    (failed,) = [each for each in by_logger["ngd"] if each["level"] == "CRITICAL"]
+    assert (failed["rank"], failed["message"]) == (1, "uncaught ValueError: no good")
+    assert failed["exception"].endswith("ValueError: no good")
+    (launcher,) = [each for each in told if each["logger"] == "ngd.run"]
+    assert launcher["rank"] is None
+    assert launcher["message"].startswith("rank 1 returned 1")
+
+
+@harness.needs_ranks
+def test_without_prefixes_lines_stay_what_they_are(tmp_path: Path) -> None:
+    out, _ = launched(tmp_path, "--no-prefix", NGD_LOG="json")
+    assert sorted(out) == sorted(["", "plain", '{"cut": ', '{"of": "the user"}'] * 2)
+
+
+@harness.needs_ranks
+def test_text_is_the_default(tmp_path: Path) -> None:
+    out, err = launched(tmp_path)
+    assert "[0] plain" in out
+    assert "[1] ValueError: no good" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "begin"),
+    [
+        (["-c", "import ngd; ngd.init()"], 1, "ngd.errors.InitError"),
+        (["-m", "ngd.launch", "-n", "1", "true"], 2, "ngd run"),
+    ],
+)
+def test_another_format_is_refused(command: list[str], code: int, begin: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "NGD_LOG": "xml"},
+    )
+    assert done.returncode == code
+    assert f"{begin}: NGD_LOG: expected one of text, json; got 'xml'" in done.stderr
+
+
+def test_braces_that_no_parser_takes_are_text() -> None:
+    line = b'{"a":' + b"[" * 20000 + b"]" * 20000 + b"}"
+    assert json.loads(as_json(line, "stdout", PLACE))["message"] == line.decode()
+
+
+def test_the_commands_own_complaints_are_json() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ngd.launch", "-n", "0", "nothing.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "NGD_LOG": "json"},
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["message"] == "-n 0: at least one rank is needed"
