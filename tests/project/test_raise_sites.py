@@ -22,7 +22,7 @@ EXPECTED: Final = re.compile(r"(?<!\{)\bexpected\b(?! keyword)")
 
 EXEMPT: Final = {
     "_core/__init__.py": "the import fails before anything is called",
-    "_util/numpy_io.py": "an error within ngd that `_from_dlpack` puts into its own message",
+    "_util/caller_arrays.py": "an error within ngd that `_from_dlpack` puts into its own message",
     "ops/_reverse_mode.py": "an internal error, which names the op",
     "_util/signature_errors.py": "helpers that add the call to another message",
     "data/messages.py": "an error between the loader and its workers, which they handle",

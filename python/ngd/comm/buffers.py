@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._util.numpy_io import destination, view
+from .._util.caller_arrays import check_out, view
 from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths
 from .kinds import Kind
 
@@ -45,7 +45,7 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
             f"{where}: out: expected a list of {len(sources)} arrays; got {got}. Give one array "
             "per input."
         )
-    buffers = [destination(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
+    buffers = [check_out(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
     for source, buffer in zip(sources, buffers, strict=True):
         check_apart(source, buffer, where)
     return buffers
@@ -90,14 +90,14 @@ def destination_along(
 ) -> tuple[Array, Callable[[], Any]]:
     """Return a buffer whose first axis is the caller's `axis`, and a function that gives `out`."""
     if axis == 0:
-        buffer = destination(out, dtype, shape, where)
+        buffer = check_out(out, dtype, shape, where)
         given = buffer if out is None else out
         return buffer, lambda: given
     buffer = np.empty(shape, dtype)
     turned = np.moveaxis(buffer, 0, axis)
     if out is None:
         return buffer, lambda: np.ascontiguousarray(turned)
-    final = destination(out, dtype, turned.shape, where)
+    final = check_out(out, dtype, turned.shape, where)
 
     def put() -> Any:
         final[...] = turned
@@ -110,10 +110,10 @@ def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Arr
     """Return the array for received data: `out`, or a new one of the given shape and dtype."""
     if out is not None and shape is None and dtype is None:
         seen = operand(out, f"{where}: out")
-        return destination(out, seen.dtype, seen.shape, where)
+        return check_out(out, seen.dtype, seen.shape, where)
     if shape is None or dtype is None:
         raise TypeError(
             f"{where}: expected out, or shape and dtype, of the received array; got neither"
         )
     wanted = as_dtype(dtype, where)
-    return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
+    return check_out(out, wanted, lengths(shape, where, wanted.itemsize), where)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules for the arguments of collectives on arrays: reductions, ranks, axes, rows of blocks.
 
-ops/collectives/checks.py has the rules for collectives in a graph.
+The dtype and shape of `out` are checked by `check_out` in _util/caller_arrays.py. That all ranks
+call the same collective with operands of the same shape is checked by the communicator, which
+compares the calls (src/cpp/comm/shm/group.cpp). ops/collectives/checks.py has the rules for
+collectives in a graph.
 """
 
 from __future__ import annotations

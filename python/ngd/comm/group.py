@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Never
 import numpy as np
 
 from .. import _core
+from .._util.caller_arrays import expect_rows
 from .._util.callsite import call_site
-from .._util.numpy_io import expect_rows
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
 from ..dtypes import Array, Shape, whole

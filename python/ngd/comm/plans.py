@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from .._util.caller_arrays import check_out
 from .._util.callsite import call_site
-from .._util.numpy_io import destination
 from ..dtypes import Array, Shape, whole
 from .buffers import (
     check_apart,
@@ -131,7 +131,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
     """Prepare an all_gather_v of numbers of rows that all ranks know."""
     where, rank = "all_gather_v", group.rank
     check_own_rows(rows, rank, len(source), where)
-    buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
+    buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
     begin = int(rows[:rank].sum())
     check_apart(source, buffer, where, buffer[begin : begin + len(source)])
     return plan_rows(group, where, source, buffer, out, site, element_counts(rows, source))
@@ -142,7 +142,7 @@ def plan_all_to_all_v(
 ) -> Plan:
     """Prepare an all_to_all_v of numbers of rows that all ranks know."""
     where = "all_to_all_v"
-    buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
+    buffer = check_out(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
     counts, receive_counts = element_counts(sent, source), element_counts(received, source)
     return plan_rows(group, where, source, buffer, out, site, counts, receive_counts)
@@ -216,7 +216,7 @@ def plan_scatter(
     else:
         source = operand(x, where)
         rows = block_rows(source.shape, group.size, where)
-        buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
+        buffer = check_out(out, source.dtype, (rows, *source.shape[1:]), where)
         check_blocks_apart(KINDS[where], source, buffer, group.rank)
     given = buffer if out is None else out
     return plan_one(

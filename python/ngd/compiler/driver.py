@@ -14,7 +14,7 @@ from .._util import config
 from ..comm import Group
 from ..comm.world import alone, init
 from ..devices import DEVICES
-from ..devices.collective_sequence import CollectiveSequence as Ordering
+from ..devices.collective_sequence import CollectiveSequence
 from ..devices.device import Lowered
 from ..devices.executable import Executable, StepGraph
 from ..devices.native import native_attrs, spec
@@ -45,21 +45,21 @@ SHARDS: Final = ("none", "host", "world")
 def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lowered:
     """Run the passes and write the program. This needs no other rank and no memory."""
     plan = passes.run(source.graph, target, source.options)
-    program, ordering = emit(plan, source)
+    program, sequence = emit(plan, source)
     program.use_arena(arena)
-    return Lowered(plan, program, ordering)
+    return Lowered(plan, program, sequence)
 
 
-def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Ordering]:
+def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
     """Write a plan as a program, which refers to groups by their numbers."""
-    ordering = Ordering(source.group, source.graph, source.options.precision)
-    builder = write(plan, ordering)
-    for text, hash, computation in ordering.sequences():
+    sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
+    builder = write(plan, sequence)
+    for text, hash, computation in sequence.sequences():
         builder.add_group(text, hash, computation)
-    return builder, ordering
+    return builder, sequence
 
 
-def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
+def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
     """Write down all but the groups; the graphs that an instruction runs are Programs too."""
     builder = _core.ProgramBuilder()
     builder.set_sizes(plan.inputs, plan.outputs, len(plan.variables))
@@ -77,9 +77,9 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
         return numbers[key]
 
     for step in plan.steps:
-        ranks, attrs = ordering.number(step.group), native_attrs(step.attrs)
+        ranks, attrs = sequence.number(step.group), native_attrs(step.attrs)
         if step.action == "start":
-            branch = ordering.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
+            branch = sequence.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
             if branch:
                 attrs["branch"] = branch
         number = builder.add_instruction(
@@ -92,8 +92,8 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
             ranks,
             str(step.site),
             [
-                write(body, ordering)
-                for body in ordering.inside(step.op, step.attrs, step.site, step.bodies)
+                write(body, sequence)
+                for body in sequence.inside(step.op, step.attrs, step.site, step.bodies)
             ],
         )
         if members is not None:

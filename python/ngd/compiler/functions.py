@@ -23,8 +23,8 @@ from typing import Any, Final, overload
 import numpy as np
 
 from .._util.blocks import open_blocks
+from .._util.caller_arrays import view
 from .._util.callsite import call_site
-from .._util.numpy_io import view
 from .._util.signature_errors import expect_fit
 from ..comm import Group
 from ..comm.world import init, living_world

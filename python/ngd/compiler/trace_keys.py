@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 from numpy import ndarray
 
-from .._util.numpy_io import view
+from .._util.caller_arrays import view
 from ..dtypes import DType
 from ..graph.node import Node
 from ..graph.variable import Variable

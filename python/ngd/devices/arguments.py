@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .._util.numpy_io import view
+from .._util.caller_arrays import view
 from ..dtypes import Array, DType, Type, bfloat16, is_float
 from ..errors import ShapeError
 from ..graph.node import Node

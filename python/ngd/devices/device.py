@@ -27,7 +27,7 @@ class Lowered:
 
     plan: Plan
     program: _core.ProgramBuilder
-    ordering: CollectiveSequence
+    sequence: CollectiveSequence
 
 
 class LoweredStep(CompiledStep):
@@ -38,7 +38,7 @@ class LoweredStep(CompiledStep):
     ) -> None:
         super().__init__(source)
         self.explanation = Explanation(plan_again, target)
-        self.plan, self.ordering = lowered.plan, lowered.ordering
+        self.plan, self.sequence = lowered.plan, lowered.sequence
         self.program = str(lowered.program)
 
     def cost(self) -> Cost:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from .. import _core, metrics
+from .._util.caller_arrays import check_out
 from .._util.callsite import call_site
-from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
 from ..comm import Group, compare_ranks
 from ..dtypes import Array, DType
@@ -206,7 +206,7 @@ class CompiledStep(BoundToProcess):
 
     instead = "copy its nodes and variables, and compile those"
     device: ClassVar[str]
-    ordering: CollectiveSequence
+    sequence: CollectiveSequence
 
     def __init__(self, source: StepGraph) -> None:
         graph = source.graph
@@ -234,12 +234,12 @@ class CompiledStep(BoundToProcess):
             *([plural(self.num_instructions, "instruction")] if self.num_instructions else []),
             f"{format_bytes(memory.get('private', 0) + memory.get('shared', 0))} for values",
         ]
-        return f"<ngd step compiled at {self.ordering.site}: {', '.join(sizes)}; {self.device}>"
+        return f"<ngd step compiled at {self.sequence.site}: {', '.join(sizes)}; {self.device}>"
 
     @property
     def title(self) -> str:
         """The name of the step in messages."""
-        return f"step compiled at {self.ordering.site}"
+        return f"step compiled at {self.sequence.site}"
 
     @property
     def num_instructions(self) -> int:
@@ -285,7 +285,7 @@ class CompiledStep(BoundToProcess):
             name = f"out[{i}]"
             if array is None:
                 raise TypeError(f"{self.title}: {name}: expected an array {wanted}; got None")
-            result = destination(array, wanted.dtype, wanted.shape, self.title, name)
+            result = check_out(array, wanted.dtype, wanted.shape, self.title, name)
             if any(np.may_share_memory(result, other) for other in (*inputs, *results)):
                 raise ValueError(
                     f"{self.title}: {name}: expected memory of its own; got an array that overlaps "
@@ -319,7 +319,7 @@ class CompiledStep(BoundToProcess):
         answers = [
             compare_ranks(group, text, computation, site)
             for group, (text, _, computation) in zip(
-                opened(self.ordering.groups), self.ordering.sequences(), strict=True
+                opened(self.sequence.groups), self.sequence.sequences(), strict=True
             )
         ]
         return "\n".join(answers)

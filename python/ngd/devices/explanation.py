@@ -78,7 +78,7 @@ def expect_computed(step: CompiledStep, node: Any) -> None:
     first = node.results[0]
     if not any(first is each for each in (*step.graph.nodes, *step.graph.inputs)):
         raise ValueError(
-            f"Executable.explain: expected a node that the step compiled at {step.ordering.site} "
+            f"Executable.explain: expected a node that the step compiled at {step.sequence.site} "
             f"computes; got {node!r} (made at {node.site}). Give a node of the same trace that its "
             "outputs or updates are computed from, or add the node to the outputs."
         )

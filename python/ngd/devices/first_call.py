@@ -53,7 +53,7 @@ class ComparedStep(Protocol):
 
     device: ClassVar[str]
     graph: Graph
-    ordering: CollectiveSequence
+    sequence: CollectiveSequence
     hold: _core.Hold
     next_values: list[NextValue]
 
@@ -160,7 +160,7 @@ class Watched:
 
 def talking_groups(step: ComparedStep) -> dict[Group, int]:
     """Return the groups in which a step has collectives, with the hash of their sequence."""
-    pairs = zip(step.ordering.groups, step.ordering.hashes(), strict=True)
+    pairs = zip(step.sequence.groups, step.sequence.hashes(), strict=True)
     return {
         group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
     }
@@ -298,7 +298,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
     )
     error = VariableMismatchError(
         "compile: expected variables that are equal on all ranks after the first call of the step "
-        f"compiled at {step.ordering.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
+        f"compiled at {step.sequence.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
         f"{named} than on rank {different[0].usual}, for {which}. {CURES[what]}, or, where ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )

@@ -66,4 +66,4 @@ class NullExecutable(LoweredStep):
 
     def report(self) -> Report:
         """See Executable; without times."""
-        return report_of(self.plan, None, None, self.ordering.site, self.device, self.memory())
+        return report_of(self.plan, None, None, self.sequence.site, self.device, self.memory())

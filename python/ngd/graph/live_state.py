@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .._util.numpy_io import view
+from .._util.caller_arrays import view
 from ..dtypes import Array, Type
 from .variable import Variable, variable
 

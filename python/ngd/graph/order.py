@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which all ranks start the collectives of a step."""
+"""The sort key by which all ranks start the collectives of a step in one order.
+
+passes/collective_order.py gives each collective its key. devices/collective_sequence.py writes down
+the sequence that results, and the ranks compare it when they start its collectives.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from .. import _core
 from .._util import config
+from .._util.caller_arrays import view
 from .._util.callsite import at_site, call_site
-from .._util.numpy_io import view
 from ..comm import Group
 from ..comm.world import chosen
 from ..dtypes import Array, DType, Shape, Type, as_dtype, lengths

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from .._util.numpy_io import destination
+from .._util.caller_arrays import check_out
 from ..comm.buffers import operand
 from ..dtypes import Array
 from .calls import COLLECTIVES, Handle, handle_of_all
@@ -69,7 +69,7 @@ class Adapter:
     def _to_array_and_memory(self, tensor: Any, call: str) -> tuple[Array, Array]:
         """Return the tensor as an array, and its memory; ShapeError if it is not contiguous."""
         source = self._to_array(tensor, call)
-        memory = destination(self.to_readable(tensor), source.dtype, source.shape, f"hvd.{call}")
+        memory = check_out(self.to_readable(tensor), source.dtype, source.shape, f"hvd.{call}")
         return source, memory
 
     def _from_arrays(self, result: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._util.numpy_io import view
+from .._util.caller_arrays import view
 from ..dtypes import Array, as_dtype
 from ..errors import DTypeError, ShapeError
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._util.numpy_io import view
+from .._util.caller_arrays import view
 from ..dtypes import (
     FLOATS,
     NUMBERS,

@@ -100,8 +100,8 @@ class CpuExecutable(LoweredStep):
             storages[node].expect_part(span)
         for storage in read:
             storage.expect_whole()
-        expect_private(whole, agreement.equal, self.ordering.site)
-        communicators = [g.communicator for g in opened(self.ordering.groups)]
+        expect_private(whole, agreement.equal, self.sequence.site)
+        communicators = [g.communicator for g in opened(self.sequence.groups)]
         given, made = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
             for types in (self.input_types, self.output_types)
@@ -117,7 +117,7 @@ class CpuExecutable(LoweredStep):
 
     def share_variables(self, agreement: CpuAgreement) -> None:
         """Move the variables to memory that the ranks of a host share; all ranks call this."""
-        equal, sharing, site = agreement.equal, agreement.target.sharing, self.ordering.site
+        equal, sharing, site = agreement.equal, agreement.target.sharing, self.sequence.site
         if sharing.variables:
             share(self.plan.shared, equal, sharing, self.storages, site)
         if sharing.has_uniform_types:
@@ -153,6 +153,6 @@ class CpuExecutable(LoweredStep):
 
     def report(self) -> Report:
         """See Executable."""
-        site, record = self.ordering.site, self.native.record()
+        site, record = self.sequence.site, self.native.record()
         first = first_record(self)
         return report_of(self.plan, record, peak, site, self.device, self.memory(), first)

@@ -20,7 +20,7 @@ from .target import DEVICE
 
 
 class CpuStorage:
-    """A variable's value in the CPU device's memory, which sharing.py may share between ranks."""
+    """The value of a variable in memory of the CPU device; shared_variables.py may share it."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell

@@ -61,37 +61,37 @@ class Conversation:
 
     def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
         self.rank, self.size = group.rank, group.size
-        self.ordering = CollectiveSequence(group, graph, precision)
+        self.sequence = CollectiveSequence(group, graph, precision)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
         """The branch that a collective stands in."""
         self.note(graph, group)
-        self.groups = opened(self.ordering.groups)
+        self.groups = opened(self.sequence.groups)
         self.identities = {
             (number, branch): _core.Sequence(text, hash, computes, branch, of.communicator)
             for number, ((text, hash, computes), of) in enumerate(
-                zip(self.ordering.sequences(), self.groups, strict=True)
+                zip(self.sequence.sequences(), self.groups, strict=True)
             )
             for branch in {0, *self.branches.values()}
             if hash
         }
 
     def note(self, graph: Graph, group: Group) -> None:
-        """Tell the ordering of the collectives of a graph, and of graphs inside it."""
+        """Tell the sequence of the collectives of a graph, and of graphs inside it."""
         for node in in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
-            for body in self.ordering.inside(name, attrs, node.site, bodies_of(node)):
+            for body in self.sequence.inside(name, attrs, node.site, bodies_of(node)):
                 self.note(body, group)
             ranks = node.attrs.get("group")
             check_root(node, (ranks or group).rank, (ranks or group).size)
             if node.op.comm.is_collective and (ranks or group).size > 1:
-                attrs, number = submission(node), self.ordering.number(ranks)
+                attrs, number = submission(node), self.sequence.number(ranks)
                 kind = kind_of(node)
-                self.branches[node] = self.ordering.add(kind, attrs, node.type, number, node.site)
+                self.branches[node] = self.sequence.add(kind, attrs, node.type, number, node.site)
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         """Start one; what is returned waits for its result."""
-        number = self.ordering.number(node.attrs.get("group"))
+        number = self.sequence.number(node.attrs.get("group"))
         group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
         group.check_open(kind)
@@ -178,7 +178,7 @@ class InterpreterExecutable(CompiledStep):
         """The graph, with the casts of its precision."""
         self.precision = options.precision
         self.ranks = Conversation(graph, source.group, self.precision)
-        self.ordering = self.ranks.ordering
+        self.sequence = self.ranks.sequence
         self.variables_touched = False
         self.storages: dict[Variable, HostStorage] = {}
         for variable in self.variables:

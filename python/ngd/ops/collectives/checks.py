@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules for collectives in a graph: reductions, ranks, shapes of operands and results.
 
-comm/checks.py has the rules for collectives on arrays.
+`infer` of each collective applies them. comm/checks.py has the rules for collectives on arrays, and
+says where the ranks are compared.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ...errors import CompileError, Error
-from .functional import make_functional
+from .functionalize import make_functional
 from .hidden_writes import expect_no_hidden_writes
 from .refusals import changed_state, expect_no_hooks, python_state, refuse_state, watched
 from .rules import RULES

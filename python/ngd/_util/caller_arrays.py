@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caller gives to read and to write, as NumPy sees it: the one way in.
+"""Arrays of the caller: operands that are read, and `out`, which is written.
 
-NumPy's arrays and array-likes, DLPack (PyTorch, JAX, CuPy's on the host), the buffer protocol; no
-copy where the memory can be used as it lies.
+They are arrays and array-likes of NumPy, tensors with DLPack (PyTorch, JAX, CuPy on the host), or
+objects with the buffer protocol. Their memory is used without a copy if possible.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _from_dlpack(array: Any, where: str) -> Array:
 
 
 def expect_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
-    """Raise what `destination` raises of an `out` that fits no number of rows.
+    """Raise the error of `check_out` for an `out` that fits no number of rows.
 
     A call that exchanges the numbers of rows first checks its other arguments before that, so that
     a wrong one leaves the group as it was.
@@ -76,11 +76,11 @@ def expect_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -
         )
     if out is not None:
         count = tuple(getattr(out, "shape", ()))[:1] or (0,)
-        destination(out, dtype, (*count, *row), where)
+        check_out(out, dtype, (*count, *row), where)
 
 
-def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
-    """What `out` is to NumPy, where it fits; a fresh array where it is None."""
+def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
+    """Return `out` as an array, or a new one for None; ShapeError if dtype or shape is another."""
     if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:
         return out
     if out is None:
