@@ -133,8 +133,8 @@ def compile(
         The next value of each variable. In a list, a pair (variables, nodes) of two structures may
         stand for a dict. All reads in a step see the values before the step.
     device : str, optional
-        "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only). The default
-        is NGD_DEVICE, or CPU.
+        The name of a device, in capitals. docs/environment.md lists them at NGD_DEVICE. The default
+        is the value of this variable, or "CPU", which runs C++ kernels.
     group : Group, optional
         The ranks of collectives that have no group of their own. The default is the world. A graph
         with such a collective joins the world.

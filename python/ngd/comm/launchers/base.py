@@ -18,7 +18,7 @@ class Launch(NamedTuple):
     """The rank, size and job of this process, from its launcher's variables."""
 
     launcher: str
-    """"ngd", "openmpi", "flux", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
+    """The name of the launcher (`Launcher.name`); "plain" or "alone" without a launcher."""
     rank: int
     size: int
     local_rank: int
