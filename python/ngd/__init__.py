@@ -19,14 +19,13 @@ from .comm.calls import (
     build_info,
     gather,
     join,
-    recv,
     reduce,
     reduce_scatter,
     scatter,
-    send,
 )
 from .comm.membership import newcomers
 from .comm.mesh import make_mesh
+from .comm.point_to_point import recv, send
 from .comm.world import call_after_joining as _call_after_joining
 from .comm.world import init, is_initialized, raise_together, rank, shutdown, world_size
 from .compiler.driver import compile

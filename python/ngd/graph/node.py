@@ -14,7 +14,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -67,6 +67,13 @@ class Op:
     """The position in the order of collectives, once the compiler has numbered them."""
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
+    batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
+    """How the op computes operands that all have one more axis in front, for ngd.vmap.
+
+    "leading": with the same attributes, since it computes each part along the first axes by itself.
+    "axis", "axes": with the attribute of this name moved by one. By default the op has a rule in
+    ops/batching, or the ops of its expansion have.
+    """
     public: ClassVar[bool] = True
     """Whether ngd.ops offers it."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS

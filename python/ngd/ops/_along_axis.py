@@ -64,6 +64,7 @@ class TakeAlongAxis(Op):
     """
 
     name = "take_along_axis"
+    batching = "axis"
     kernel = Kernel(is_copy=True)
     dtypes = ALL
 
@@ -112,6 +113,7 @@ class AddAlongAxis(Op):
     """
 
     name = "add_along_axis"
+    batching = "axis"
     numerics = Numerics(can_keep_16_bits=True)
     public = False
     dtypes = NUMBERS

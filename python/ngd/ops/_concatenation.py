@@ -39,6 +39,7 @@ class Concat(Op):
     """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
 
     name = "concat"
+    batching = "axis"
     kernel = Kernel(is_copy=True)
     dtypes = ALL
 
@@ -90,6 +91,7 @@ class Split(Op):
     """
 
     name = "split"
+    batching = "axis"
     kernel = Kernel(is_copy=True)
     dtypes = ALL
 

@@ -43,6 +43,7 @@ class CumSum(Op):
     """
 
     name = "cumsum"
+    batching = "axis"
     dtypes = (int64, uint64, *FLOATS)
 
     def __call__(self, x: Value, axis: int | None = None, reverse: bool = False) -> Node:

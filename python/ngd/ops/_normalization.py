@@ -77,6 +77,7 @@ class Moments(Op):
     """
 
     name = "moments"
+    batching = "axes"
     numerics = Numerics(has_float32_results=True)
     public = False
     dtypes = FLOATS
@@ -121,6 +122,7 @@ class Standardize(Op):
     """
 
     name = "standardize"
+    batching = "axes"
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
 
@@ -190,6 +192,7 @@ class RmsStandardize(Op):
     """
 
     name = "rms_standardize"
+    batching = "axes"
     public = False
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)

@@ -83,6 +83,7 @@ def extent(shape: Shape, axes: Shape) -> int:
 class Reduction(Op):
     """One result for all elements along the axes; attrs: axes, keepdims."""
 
+    batching = "axes"
     numerics = Numerics(needs_float32_gradient=True)
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
@@ -311,6 +312,7 @@ all: Final[AllTrue] = register(AllTrue())
 class ArgExtremum(Op):
     """The place of an extremum, int64; attrs: axis."""
 
+    batching = "axis"
     compute: ClassVar[Callable[..., Any]]
 
     def __call__(self, x: Value, axis: int | None = None, keepdims: bool = False) -> Node:

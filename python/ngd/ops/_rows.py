@@ -24,6 +24,7 @@ class RowNumber(Op):
     """
 
     name = "row_number"
+    batching = "leading"
     public = False
     dtypes = INDICES
 

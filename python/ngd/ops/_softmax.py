@@ -64,6 +64,7 @@ def _log_softmax(x: Array, axis: int) -> Array:
 class AlongAxis(Op):
     """A normalization along one axis, of at least one element; attrs: axis."""
 
+    batching = "axis"
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
 
@@ -142,6 +143,7 @@ class SoftmaxCrossEntropy(Op):
     """
 
     name = "softmax_cross_entropy"
+    batching = "leading"
     dtypes = FLOATS
 
     def __call__(self, logits: Value, labels: Value) -> Node:
@@ -184,6 +186,7 @@ class SoftmaxCrossEntropyGrad(Op):
     """(softmax(logits) - one_hot(labels)) * dy: the adjoint of softmax_cross_entropy's logits."""
 
     name = "softmax_cross_entropy_grad"
+    batching = "leading"
     public = False
     dtypes = FLOATS
 

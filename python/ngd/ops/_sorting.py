@@ -29,6 +29,7 @@ class TopK(Op):
     """
 
     name = "top_k"
+    batching = "leading"
     dtypes = NUMBERS
 
     def __call__(self, x: Value, k: int, axis: int = -1, largest: bool = True) -> tuple[Node, Node]:

@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of ops that compute along axes, which follow the batch axis by one."""
+"""Batching rules of elementwise ops, and of ops that change shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...dtypes import Shape
 from ...graph.node import Node
 from .._activation import Activation
-from .._along_axis import AddAlongAxis, TakeAlongAxis
 from .._casting import Cast
-from .._concatenation import Concat, Split
 from .._creation import OneHot
-from .._cumulative import CumSum
 from .._elementwise import Elementwise
-from .._normalization import Moments, RmsStandardize, Standardize
-from .._reductions import ArgExtremum, Reduction
-from .._rows import RowNumber
 from .._shape import (
     BroadcastTo,
     Reshape,
@@ -27,41 +20,14 @@ from .._shape import (
     transpose,
 )
 from .._slicing import PadSlice, Slice
-from .._softmax import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
-from .._sorting import TopK
-from .rewrite import Batched, Batching, Results, batches, lead
+from .rewrite import Batched, Batching, Results, after_batch_axis, batches, lead
 
 
-def shift(axes: Sequence[int]) -> Shape:
-    """Return the axes of a tensor with one more axis in front."""
-    return tuple(axis + 1 for axis in axes)
-
-
-@batches(Elementwise, Activation, Cast, OneHot, StopGradient, TopK)
+@batches(Elementwise, Activation, Cast, OneHot, StopGradient)
 def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op to operands whose trailing axes broadcast."""
     ndim = max(x.ndim for x in node.inputs)
     return node.op.node([lead(x, ndim) for x in operands], node.attrs)
-
-
-@batches(RowNumber, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad)
-def repeat_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op to operands that all have the batch axis, as one more leading axis."""
-    return node.op.node([batching.with_batch_axis(x) for x in operands], node.attrs)
-
-
-@batches(AddAlongAxis, AlongAxis, ArgExtremum, Concat, CumSum, Split, TakeAlongAxis)
-def shift_axis(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op along the axis that follows by one."""
-    attrs = {**node.attrs, "axis": node.attrs["axis"] + 1}
-    return node.op.node([batching.with_batch_axis(x) for x in operands], attrs)
-
-
-@batches(Moments, Reduction, RmsStandardize, Standardize)
-def shift_axes(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op over the axes that follow by one."""
-    attrs = {**node.attrs, "axes": shift(node.attrs["axes"])}
-    return node.op.node([x.node for x in operands], attrs)
 
 
 @batches(Reshape)
@@ -79,7 +45,7 @@ def batch_broadcast_to(batching: Batching, node: Node, operands: Sequence[Batche
 @batches(Transpose)
 def batch_transpose(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Keep the batch axis in front."""
-    return transpose(operands[0].node, (0, *shift(node.attrs["axes"])))
+    return transpose(operands[0].node, (0, *after_batch_axis(node.attrs["axes"])))
 
 
 @batches(Slice, PadSlice)

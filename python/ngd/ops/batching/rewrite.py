@@ -6,7 +6,8 @@ A function is traced without the mapped axis. `Batching` rewrites the traced gra
 node is computed once for all examples.
 
 A rule belongs to a class of ops (`batches`), and a subclass inherits it. An op without a rule is
-replaced by its expansion. If it has no expansion either, `Batching` raises a CompileError.
+applied by `Op.batching`, or replaced by its expansion. If it has neither, `Batching` raises a
+CompileError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
 from ..._util.callsite import at_site
-from ...dtypes import Type
+from ...dtypes import Shape, Type
 from ...errors import CompileError
 from ...graph import notes
 from ...graph.graph import Graph, bodies_of
@@ -160,12 +161,29 @@ def rule_of(node: Node) -> BatchingRule:
     for kind in type(node.op).__mro__:
         if kind in RULES:
             return RULES[kind]
+    if node.op.batching:
+        return by_declaration
     if node.op.has_expansion:
         return expand
     raise CompileError(
         f"vmap: expected ops that have a batching rule; got {node.op.name} (made at {node.site}). "
         "Call the function for one example after the other instead: ops.scan loops over an axis."
     )
+
+
+def by_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Apply the op to operands that all have the batch axis, by `Op.batching`."""
+    attrs = dict(node.attrs)
+    if node.op.batching == "axis":
+        attrs["axis"] += 1
+    elif node.op.batching == "axes":
+        attrs["axes"] = after_batch_axis(attrs["axes"])
+    return node.op.node([batching.with_batch_axis(x) for x in operands], attrs)
+
+
+def after_batch_axis(axes: Sequence[int]) -> Shape:
+    """Return the axes of a tensor with one more axis in front."""
+    return tuple(axis + 1 for axis in axes)
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:

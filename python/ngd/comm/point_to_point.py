@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd.send` and `ngd.recv`: arrays between two ranks. calls.py has the collectives on arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._util.callsite import call_site
+from ..dtypes import Shape
+from . import world
+from .group import Group
+
+
+def send(
+    x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
+) -> Any:
+    """Send an array to one rank, which receives it by ngd.recv.
+
+    The call returns when the array is received. Between two ranks, receives take the arrays in the
+    order of the sends. The tag, the dtype and the number of elements are compared.
+
+    Parameters
+    ----------
+    x : array_like
+        The array to send, of any shape.
+    to : int
+        The rank that receives it.
+    tag : int, default 0
+        A number that both ranks give.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    None or Work
+        A Work with async_op=True.
+
+    Examples
+    --------
+    >>> if ngd.world_size() > 1 and ngd.rank() == 0:
+    ...     ngd.send(np.arange(4), to=1)
+    """
+    return world.chosen(group).send(x, to, tag, async_op=async_op, site=call_site())
+
+
+def recv(
+    source: int,
+    tag: int = 0,
+    *,
+    out: Any = None,
+    shape: Shape | None = None,
+    dtype: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Receive an array that one rank sends by ngd.send.
+
+    Parameters
+    ----------
+    source : int
+        The rank that sends it.
+    tag : int, default 0
+        A number that both ranks give.
+    out : array, optional
+        The array for the result.
+    shape, dtype : tuple of ints and dtype, optional
+        Those of the result, if there is no `out`.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The received array.
+
+    Examples
+    --------
+    >>> if ngd.rank() == 1:
+    ...     received = ngd.recv(0, shape=(4,), dtype=np.int64)
+    """
+    return world.chosen(group).recv(
+        source, tag, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
+    )
