@@ -74,6 +74,13 @@ class Op:
     "axis", "axes": with the attribute of this name moved by one. By default the op has a rule in
     ops/batching, or the ops of its expansion have.
     """
+    is_heavy: ClassVar[bool] = False
+    """True if the class has `cost`; heavy ops take most of the time of a step.
+
+    Depth is counted in these, not in costs: sizes may differ between ranks, depths must not.
+    """
+    has_expansion: ClassVar[bool] = False
+    """True if the class has `expand`."""
     public: ClassVar[bool] = True
     """Whether ngd.ops offers it."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
@@ -83,6 +90,8 @@ class Op:
         """Let the errors of the call's signature name the public op and not the class."""
         if "__call__" in vars(cls):
             cls.__call__ = name_method_errors(cls.__call__)  # type: ignore[method-assign]
+        cls.is_heavy = cls.cost is not Op.cost
+        cls.has_expansion = cls.expand is not Op.expand
 
     def infer(self, *inputs: Any, **attrs: Any) -> Type | tuple[Type, ...]:
         """The type of the result, or of each in a tuple.
@@ -177,19 +186,6 @@ class Op:
     def fused_ops(self, node: Node) -> tuple[tuple[str, str], ...]:
         """Return the ops that the kernel of a node computes, each with its call site."""
         return ((self.name, node.site),)
-
-    @property
-    def is_heavy(self) -> bool:
-        """True if the class has `cost`; heavy ops take most of the time of a step.
-
-        Depth is counted in these, not in costs: sizes may differ between ranks, depths must not.
-        """
-        return type(self).cost is not Op.cost
-
-    @property
-    def has_expansion(self) -> bool:
-        """True if the class has `expand`."""
-        return type(self).expand is not Op.expand
 
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
         """Apply the op: infer the type and make the node, the first of several (`results`)."""

@@ -38,7 +38,7 @@ def test_a_body_has_the_text_that_the_kernel_parses() -> None:
 
 
 def test_statements_are_put_before_a_body() -> None:
-    body = SUM_OF_PRODUCT.prepend([Statement("copy", "f32", (Input(1),))], {1: Value(0)})
+    body = SUM_OF_PRODUCT.prepend([Statement("copy", "f32", (Input(1),))], {Input(1): Value(0)})
     assert body.text == "copy:f32 i1;multiply:f32 i0 #0.5;add:f32 t1 t0;exp:f32 t1"
     assert body.stored == (2, 3)
 

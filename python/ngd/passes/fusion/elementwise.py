@@ -44,7 +44,18 @@ from ...graph.order import Order
 from ...ops._operands import scalar_value
 from ..options import CompileOptions
 from ..target import Target
-from .kernel_body import Input, KernelBody, Literal, Operand, Statement, Value, body_of, fused_node
+from .kernel_body import (
+    Input,
+    KernelBody,
+    Literal,
+    Operand,
+    Statement,
+    Value,
+    body_of,
+    fused_node,
+    input_at,
+    value_at,
+)
 
 MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
@@ -285,8 +296,8 @@ class BodyWriter:
         self.new = new
         self.values: dict[Node, Value] = {}
         """The value of each node that has a statement."""
-        self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
-        """The number and the node of each input, by the id of the operand and its strides."""
+        self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
+        """The operand and the node of each input, by the id of the node and its strides."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
@@ -300,8 +311,10 @@ class BodyWriter:
         source = see_through(node)
         source = self.new.get(source, source)
         key = (source.id, broadcast_strides(broadcast_chain(node), self.shape))
-        position, _ = self.inputs.setdefault(key, (len(self.inputs), source))
-        return Input(position)
+        found = self.inputs.get(key)
+        if found is None:
+            found = self.inputs[key] = input_at(len(self.inputs)), source
+        return found[0]
 
     def add(self, node: Node) -> None:
         """Append the statement of one node."""
@@ -310,7 +323,7 @@ class BodyWriter:
         if kernel.is_conversion:
             domain += ">" + SHORT_NAMES[node.dtype]
         operands = tuple([self.operand(x) for x in node.inputs])
-        self.values[node] = Value(len(self.statements))
+        self.values[node] = value_at(len(self.statements))
         self.statements.append(Statement(kernel.opcode or node.op.name, domain, operands))
 
 

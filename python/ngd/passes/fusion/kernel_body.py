@@ -9,9 +9,9 @@ C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 from ...dtypes import SHORT_NAMES, DType, Shape, Type, float32
@@ -20,23 +20,23 @@ from ...ops._casting import cast
 
 
 class Operand:
-    """A value that a statement reads. Two operands are equal if kind and number are."""
+    """A value that a statement reads. Operands of one class and number are equal."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "text")
     prefix: ClassVar[str]
     number: float
+    text: str
+    """The operand in the text of the kernel."""
 
     def __init__(self, number: float) -> None:
         self.number = number
+        self.text = f"{self.prefix}{number!r}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self.number == other.number
+        return isinstance(other, Operand) and self.text == other.text
 
     def __hash__(self) -> int:
-        return hash((self.prefix, self.number))
-
-    def __str__(self) -> str:
-        return f"{self.prefix}{self.number!r}"
+        return hash(self.text)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.number!r})"
@@ -65,6 +65,12 @@ class Literal(Operand):
     prefix = "#"
 
 
+input_at = cache(Input)
+"""Return the input of a number; the same object each time, because passes make very many."""
+value_at = cache(Value)
+"""Return the value of a number; the same object each time."""
+
+
 class Statement(NamedTuple):
     """One elementwise operation."""
 
@@ -74,7 +80,11 @@ class Statement(NamedTuple):
     operands: tuple[Operand, ...]
 
     def __str__(self) -> str:
-        return f"{self.opcode}:{self.domain} {' '.join(map(str, self.operands))}"
+        return f"{self.opcode}:{self.domain} {' '.join([x.text for x in self.operands])}"
+
+    def with_operands(self, operands: Iterable[Operand]) -> Statement:
+        """Return the statement with other operands."""
+        return Statement(self.opcode, self.domain, tuple(operands))
 
 
 def cast_statement(operand: Operand, source: DType, result: DType) -> Statement:
@@ -122,29 +132,32 @@ class KernelBody:
 
     def cast_inputs(self, numbers: Sequence[int], dtype: DType) -> KernelBody:
         """Return the body for inputs of which some have this dtype instead of float32."""
-        casts = [cast_statement(Input(number), dtype, float32) for number in numbers]
-        return self.prepend(casts, {number: Value(k) for k, number in enumerate(numbers)})
+        inputs = [input_at(number) for number in numbers]
+        casts = [cast_statement(each, dtype, float32) for each in inputs]
+        return self.prepend(casts, {each: value_at(k) for k, each in enumerate(inputs)})
 
     def prepend(
-        self, statements: Sequence[Statement], replaced: Mapping[int, Value] | None = None
+        self, statements: Sequence[Statement], replaced: Mapping[Input, Value] | None = None
     ) -> KernelBody:
         """Return the body with statements before its own.
 
-        `replaced` has the values that its own statements read instead of some inputs, by number.
+        `replaced` has the values that its own statements read instead of some inputs.
         """
+        if not statements:
+            return self
         shift, inputs = len(statements), replaced or {}
 
         def renumber(operand: Operand) -> Operand:
             if isinstance(operand, Value):
-                return Value(operand.number + shift)
-            return inputs.get(operand.number, operand) if isinstance(operand, Input) else operand
+                return value_at(operand.number + shift)
+            return inputs.get(operand, operand) if isinstance(operand, Input) else operand
 
-        own = [s._replace(operands=tuple(map(renumber, s.operands))) for s in self.statements]
-        return self.renumbered((*statements, *own), {k: k + shift for k in range(len(own))})
+        own = [s.with_operands(map(renumber, s.operands)) for s in self.statements]
+        return self.renumbered((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
         """Return the body that stores a float32 result in this dtype, or in both as the last."""
-        cast = cast_statement(Value(self.stored[number]), float32, dtype)
+        cast = cast_statement(value_at(self.stored[number]), float32, dtype)
         narrow, stored = len(self.statements), [*self.stored]
         if keeps_wide:
             stored.append(narrow)
@@ -163,37 +176,42 @@ class KernelBody:
         new = {old: number for number, old in enumerate(sorted(used))}
 
         def renumber(operand: Operand) -> Operand:
-            return Value(new[operand.number]) if isinstance(operand, Value) else operand
+            return value_at(new[operand.number]) if isinstance(operand, Value) else operand
 
         kept = [self.statements[old] for old in new]
-        statements = [s._replace(operands=tuple(map(renumber, s.operands))) for s in kept]
-        return replace(self, stored=stored).renumbered(tuple(statements), new)
+        statements = tuple([s.with_operands(map(renumber, s.operands)) for s in kept])
+        return replace(self, stored=stored).renumbered(statements, new)
 
     def renumbered(
-        self, statements: tuple[Statement, ...], numbers: Mapping[int, int]
+        self, statements: tuple[Statement, ...], numbers: Mapping[int, int] | Sequence[int]
     ) -> KernelBody:
-        """Return the body with other statements; `numbers` maps old numbers to new ones."""
+        """Return the body with other statements; `numbers` has the new number of each old one."""
         reductions = self.reductions
         if reductions is not None:
             moved = tuple(numbers[number] for number in reductions.statements)
             reductions = reductions._replace(statements=moved)
-        stored = tuple(numbers[number] for number in self.stored)
-        return replace(self, statements=statements, stored=stored, reductions=reductions)
+        stored = tuple([numbers[number] for number in self.stored])
+        return KernelBody(statements, stored, self.input_strides, reductions, self.products)
 
-    @cached_property
+    @property
     def text(self) -> str:
         """The text that the C++ kernel parses."""
-        return ";".join(map(str, self.statements))
+        return ";".join([str(statement) for statement in self.statements])
 
-    @cached_property
+    @property
     def lowered(self) -> dict[str, Any]:
         """The attributes of the C++ kernel."""
+        # Not functools.cached_property, which takes a lock in Python 3.11.
+        made: dict[str, Any] | None = self.__dict__.get("lowered_attrs")
+        if made is None:
+            made = self.__dict__["lowered_attrs"] = self.kernel_attrs()
+        return made
+
+    def kernel_attrs(self) -> dict[str, Any]:
+        """Write the attributes of the C++ kernel."""
         attrs: dict[str, Any] = {} if self.products is None else dict(self.products.attrs)
-        attrs |= {
-            "program": self.text,
-            "results": self.stored,
-            "input_strides": self.input_strides,
-        }
+        attrs["program"], attrs["results"] = self.text, self.stored
+        attrs["input_strides"] = self.input_strides
         if (reductions := self.reductions) is not None:
             attrs["shape"], attrs["axes"] = reductions.shape, reductions.axes
             attrs["reduced"], attrs["reductions"] = reductions.statements, reductions.kinds
@@ -219,6 +237,7 @@ class FusedKernel(Op):
     ) -> None:
         self.name = kernel_name(body)  # type: ignore[misc]
         self.types, self.members, self.wide, self.products = types, members, wide, products
+        self.is_elementwise = body.reductions is None and body.products is None
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
         """Return the types of the stored results, then those of the reductions."""
@@ -266,10 +285,7 @@ def body_of(node: Node) -> KernelBody:
 
 def is_elementwise_kernel(node: Node) -> bool:
     """Return whether a node is a fused kernel without reductions and products."""
-    if not isinstance(node.op, FusedKernel):
-        return False
-    body = body_of(node)
-    return body.reductions is None and body.products is None
+    return isinstance(node.op, FusedKernel) and node.op.is_elementwise
 
 
 def shape_of(node: Node) -> Shape:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 from ...dtypes import SHORT_NAMES, Shape, Type, float32, float64
@@ -262,15 +261,18 @@ def body_with_reductions(
     body = body.prepend(copies)
     made = {x: number for number, x in enumerate(copied)}
     made |= dict(zip(kernel.results, body.stored, strict=True))
-    return replace(
-        body,
-        stored=tuple(made[node] for node in stored),
-        reductions=Reductions(
-            kernel.shape,
-            reductions[0].attrs["axes"],
-            tuple(made[x] for x in read),
-            tuple(node.op.kernel.reduction for node in reductions),
-        ),
+    taken = Reductions(
+        kernel.shape,
+        reductions[0].attrs["axes"],
+        tuple([made[x] for x in read]),
+        tuple([node.op.kernel.reduction for node in reductions]),
+    )
+    return KernelBody(
+        body.statements,
+        tuple([made[node] for node in stored]),
+        body.input_strides,
+        taken,
+        body.products,
     )
 
 
