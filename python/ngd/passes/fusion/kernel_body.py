@@ -80,11 +80,20 @@ class Statement(NamedTuple):
     operands: tuple[Operand, ...]
 
     def __str__(self) -> str:
-        return f"{self.opcode}:{self.domain} {' '.join([x.text for x in self.operands])}"
+        return text_of((self,))
 
     def with_operands(self, operands: Iterable[Operand]) -> Statement:
         """Return the statement with other operands."""
         return Statement(self.opcode, self.domain, tuple(operands))
+
+
+def text_of(statements: Iterable[Statement]) -> str:
+    """Return the text that the C++ kernel parses."""
+    lines = [
+        f"{opcode}:{domain} {' '.join([x.text for x in operands])}"
+        for opcode, domain, operands in statements
+    ]
+    return ";".join(lines)
 
 
 def cast_statement(operand: Operand, source: DType, result: DType) -> Statement:
@@ -196,7 +205,7 @@ class KernelBody:
     @property
     def text(self) -> str:
         """The text that the C++ kernel parses."""
-        return ";".join([str(statement) for statement in self.statements])
+        return text_of(self.statements)
 
     @property
     def lowered(self) -> dict[str, Any]:
