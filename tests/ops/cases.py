@@ -141,7 +141,7 @@ def computing_ops() -> list[Op]:
 
 
 def takes_two(op: Op) -> bool:
-    """Whether this needs another rank: tests/ops/collectives has the cases that run."""
+    """Return whether an op needs another rank; tests/ops/collectives has its cases."""
     return isinstance(op, Collective) and op.kind.between_two
 
 

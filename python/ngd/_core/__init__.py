@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part. Who may import it stands in tests/project/test_house_rules.py."""
+"""The compiled part. tests/project/test_house_rules.py lists the modules that may import it."""
 
 import os
 

@@ -54,7 +54,7 @@ class Op:
 
     name: ClassVar[str]
     kernel: ClassVar[Kernel] = Kernel()
-    """How the op is computed."""
+    """The computation of the op."""
     fusion: ClassVar[Fusion] = Fusion()
     """The part of the op in the fusion with other ops."""
     numerics: ClassVar[Numerics] = Numerics()
@@ -68,7 +68,7 @@ class Op:
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
-    """How the op computes operands that all have one more axis in front, for ngd.vmap.
+    """The computation of operands that all have one more axis in front, for ngd.vmap.
 
     "leading": with the same attributes, since it computes each part along the first axes by itself.
     "axis", "axes": with the attribute of this name moved by one. By default the op has a rule in

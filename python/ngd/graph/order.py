@@ -21,7 +21,7 @@ class Stage(IntEnum):
     BETWEEN_HOSTS = 2
     """The part between counterparts, after `ITSELF` inside each host."""
     TOTALS = 3
-    """The reduction of totals, such as norms, of what the stages before have summed."""
+    """The reduction of totals, such as norms, of sums that the stages before have made."""
     OWNED_RESULTS = 4
     """The broadcast of a result that one rank of a host computes for all of its ranks."""
     UPDATED_PARTS = 5

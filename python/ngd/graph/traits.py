@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 
 class Kernel(NamedTuple):
-    """How an op is computed. Passes read it to fuse, to plan memory and to choose kernels.
+    """The computation of an op. Passes read it to fuse, to plan memory and to choose kernels.
 
-    An op that leaves it alone has a kernel of its own name, or is replaced by its expansion.
+    An op without this record has a kernel of its own name, or is replaced by its expansion.
     """
 
     is_elementwise: bool = False
@@ -57,7 +57,7 @@ class Kernel(NamedTuple):
     """The instruction, "scan" or "cond", that runs the graphs in the attributes of this op.
 
     Each graph is an attribute of type Body; the attribute `length` is the number of iterations. The
-    compiler plans the graphs, and asks for no kernel. An op that leaves it alone runs no graphs.
+    compiler plans the graphs, and asks for no kernel. An op without this field runs no graphs.
     """
 
 
@@ -85,9 +85,9 @@ class Fusion(NamedTuple):
 
 
 class Numerics(NamedTuple):
-    """How an op computes 16-bit floats. Mixed precision and gradients read it.
+    """The use of 16-bit floats. Mixed precision and gradients read it.
 
-    An op that leaves it alone computes float32 if the user asks for mixed precision, unless it is
+    An op without this record computes float32 if the user asks for mixed precision, unless it is
     elementwise, a copy or a reduction. Its gradient is computed in the dtype of its operands.
     """
 
@@ -103,7 +103,7 @@ class Numerics(NamedTuple):
     needs_float32_gradient: bool = False
     """True for an op with a gradient of several roundings, which is computed in float32.
 
-    Ops that copy, choose, negate or add have no rounding or one, and leave it alone.
+    Ops that copy, choose, negate or add round at most once, and do not set it.
     """
 
 
@@ -120,7 +120,7 @@ class Layout(NamedTuple):
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
 
-    `assign_layouts` moves it behind other ops. The default is no transposition.
+    `assign_layouts` moves it after other ops. The default is no transposition.
     """
 
 

@@ -435,9 +435,9 @@ class Collective(NamedTuple):
     start: Callable[..., Handle]
     """The function that starts it on arrays. Its arguments have Horovod's names and order."""
     fills: bool = False
-    """Whether the result has the operand's shape: `start` takes the memory to fill as well."""
+    """True if the result has the operand's shape; then `start` takes the memory to fill as well."""
     takes_list: bool = False
-    """Whether the operand is a list."""
+    """True if the operand is a list."""
 
 
 COLLECTIVES: Final = {

@@ -106,7 +106,7 @@ def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = Tru
 
 
 class Staged(NamedTuple):
-    """The arrays of a collective: what this rank gives, and the memory for what it gets."""
+    """The operand of a collective, and the memory for its result."""
 
     source: Array | None
     out: Array | None
@@ -157,12 +157,12 @@ def received(
 
 
 def elements_each(tensor: Tensor) -> int:
-    """How many numbers an element travels as."""
+    """Return the count of numbers that represent one element: two for a complex number."""
     return 2 if tensor.is_complex() else 1
 
 
 def given_blocks(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """What is given to each rank, end to end: one tensor, or many of one size."""
+    """Return the blocks for all ranks as one array, from one tensor or many of one size."""
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
     tensors = blocks(given, count, where, name)

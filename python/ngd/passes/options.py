@@ -9,7 +9,7 @@ from ..dtypes import DType, float32
 
 
 class CompileOptions(NamedTuple):
-    """The arguments of `ngd.compile` that say how a graph is compiled."""
+    """The arguments of `ngd.compile` that the passes need."""
 
     precision: DType = float32
     """The dtype of matrix multiplications and of stored activations."""

@@ -2,7 +2,7 @@
 """The rules for collectives in a graph: reductions, ranks, shapes of operands and results.
 
 `infer` of each collective applies them. comm/checks.py has the rules for collectives on arrays, and
-says where the ranks are compared.
+names the code that compares the calls of the ranks.
 """
 
 from __future__ import annotations

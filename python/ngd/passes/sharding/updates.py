@@ -5,8 +5,8 @@ This is the automatic sharding of weight updates by Y. Xu et al. 2020 (arXiv:200
 of a host keep one copy of a variable (devices/cpu/shared_variables.py). If the next value of the
 variable is proved equal on all ranks, this rank computes only its shard of the next value, and
 writes only that. `shard_needs.py` finds which values are computed as shards. An all-reduce that is
-needed only as shards becomes a reduce-scatter. No all-gather follows, because the other ranks of
-the host read what this rank writes.
+needed only as shards becomes a reduce-scatter. No all-gather follows, because all ranks of the host
+read the same memory.
 
 A variable is divided as a flat array of elements (partition.py), so the shards of all variables of
 one size have the same bounds. A small variable is not divided, because its all-reduce is a single
