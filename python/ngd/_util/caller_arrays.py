@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the caller: operands that are read, and `out`, which is written.
+"""Arrays of the caller.
 
 They are arrays and array-likes of NumPy, tensors with DLPack (PyTorch, JAX, CuPy on the host), or
 objects with the buffer protocol. Their memory is used without a copy if possible.
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import Array, DType, Shape, bfloat16
-from ..errors import ShapeError
+from ..dtypes import Array, bfloat16
 
 
 def view(array: Any, where: str) -> Array:
@@ -61,48 +60,3 @@ def _from_dlpack(array: Any, where: str) -> Array:
             f"{where}: expected an array in the CPU's memory; got a {type(array).__name__} that "
             f"NumPy cannot read: {error}. Copy it to the CPU."
         ) from None
-
-
-def expect_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
-    """Raise the error of `check_out` for an `out` that fits no number of rows.
-
-    A call that exchanges the numbers of rows first checks its other arguments before that, so that
-    a wrong one leaves the group as it was.
-    """
-    if not isinstance(async_op, (bool, np.bool_)):
-        raise TypeError(
-            f"{where}: async_op: expected a bool; got {type(async_op).__name__}. Write "
-            "async_op=True."
-        )
-    if out is not None:
-        count = tuple(getattr(out, "shape", ()))[:1] or (0,)
-        check_out(out, dtype, (*count, *row), where)
-
-
-def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
-    """Return `out` as an array, or a new one for None; ShapeError if dtype or shape is another."""
-    if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:
-        return out
-    if out is None:
-        return np.empty(shape, dtype)
-    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
-        try:
-            memoryview(out)
-        except TypeError:
-            raise TypeError(
-                f"{where}: {name}: expected an array (NumPy's, or with DLPack or the buffer "
-                f"protocol); got {type(out).__name__}"
-            ) from None
-    seen = view(out, f"{where}: {name}")
-    flags = seen.flags
-    fits = seen.shape == shape and seen.dtype == dtype
-    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
-        contiguous = "contiguous" if flags.c_contiguous else "strided"
-        if not flags.aligned:
-            contiguous = "misaligned"
-        raise ShapeError(
-            f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
-            f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
-        )
-    return seen

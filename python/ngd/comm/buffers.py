@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .._util.caller_arrays import check_out, view
+from .._util.caller_arrays import view
 from ..dtypes import SHORT_NAMES, Array, DType, Shape, as_dtype, lengths
+from .checks import check_out
 from .kinds import Kind
 
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules for the arguments of collectives on arrays: reductions, ranks, axes, rows of blocks.
 
-The dtype and shape of `out` are checked by `check_out` in _util/caller_arrays.py. That all ranks
-call the same collective with operands of the same shape is checked by the communicator, which
-compares the calls (src/cpp/comm/shm/group.cpp). ops/collectives/checks.py has the rules for
-collectives in a graph.
+They include the dtype and shape of `out`. That all ranks call the same collective with operands of
+the same shape is checked by the communicator, which compares the calls
+(src/cpp/comm/shm/group.cpp). ops/collectives/checks.py has the rules for collectives in a graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from ..dtypes import Array, Shape, whole
+from .._util.caller_arrays import view
+from ..dtypes import Array, DType, Shape, whole
 from ..errors import ShapeError
 from .kinds import REDUCTIONS
 
@@ -119,3 +119,48 @@ def element_counts(rows: Array, source: Array) -> list[int]:
     """Return numbers of elements for numbers of rows of an array."""
     row = int(np.prod(source.shape[1:], dtype=np.int64))
     return [int(n) * row for n in rows]
+
+
+def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
+    """Return `out` as an array, or a new one for None; ShapeError if dtype or shape is another."""
+    if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:
+        return out
+    if out is None:
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
+        try:
+            memoryview(out)
+        except TypeError:
+            raise TypeError(
+                f"{where}: {name}: expected an array (NumPy's, or with DLPack or the buffer "
+                f"protocol); got {type(out).__name__}"
+            ) from None
+    seen = view(out, f"{where}: {name}")
+    flags = seen.flags
+    fits = seen.shape == shape and seen.dtype == dtype
+    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
+        contiguous = "contiguous" if flags.c_contiguous else "strided"
+        if not flags.aligned:
+            contiguous = "misaligned"
+        raise ShapeError(
+            f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
+            f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
+            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
+        )
+    return seen
+
+
+def check_out_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
+    """Raise the error of `check_out` for an `out` that fits no number of rows.
+
+    A call that exchanges the numbers of rows first checks its other arguments before that, so that
+    a wrong one leaves the group as it was.
+    """
+    if not isinstance(async_op, (bool, np.bool_)):
+        raise TypeError(
+            f"{where}: async_op: expected a bool; got {type(async_op).__name__}. Write "
+            "async_op=True."
+        )
+    if out is not None:
+        count = tuple(getattr(out, "shape", ()))[:1] or (0,)
+        check_out(out, dtype, (*count, *row), where)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Never
 import numpy as np
 
 from .. import _core
-from .._util.caller_arrays import expect_rows
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
@@ -22,7 +21,7 @@ from ..dtypes import Array, Shape, whole
 from ..errors import GroupClosedError, NotMemberError
 from . import reduction
 from .buffers import operand, receive_buffer
-from .checks import check_other_rank, check_row_counts, check_sum_of_rows
+from .checks import check_other_rank, check_out_rows, check_row_counts, check_sum_of_rows
 from .plans import (
     plan_all_gather_v,
     plan_all_to_all_v,
@@ -249,7 +248,7 @@ class Group(BoundToProcess):
             rows = check_row_counts(counts, self.size, "all_gather_v", "counts")
             plan = plan_all_gather_v(self, source, rows, out, site)
             return self._run_plan("all_gather", plan, async_op)
-        expect_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
+        check_out_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
         with self.under_way():
             rows = self.all_gather(np.array([len(source)]), site=f"all_gather_v() at {site}")
             plan = plan_all_gather_v(self, source, rows, out, site)
@@ -344,7 +343,7 @@ class Group(BoundToProcess):
             received = check_row_counts(receive_counts, self.size, where, "receive_counts")
             plan = plan_all_to_all_v(self, source, sent, received, out, site)
             return self._run_plan("all_to_all", plan, async_op)
-        expect_rows(out, async_op, source.dtype, source.shape[1:], where)
+        check_out_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
             received = self.all_to_all(sent, site=f"{where}() at {site}")
             plan = plan_all_to_all_v(self, source, sent, received, out, site)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from .._util.caller_arrays import check_out
 from .._util.callsite import call_site
 from ..dtypes import Array, Shape, whole
 from .buffers import (
@@ -25,7 +24,15 @@ from .buffers import (
     operand,
     receive_buffer,
 )
-from .checks import block_rows, check_op, check_own_rows, check_root, element_counts, normal_axis
+from .checks import (
+    block_rows,
+    check_op,
+    check_out,
+    check_own_rows,
+    check_root,
+    element_counts,
+    normal_axis,
+)
 from .kinds import KINDS, Kind
 from .work import Plan, RankGroup
 

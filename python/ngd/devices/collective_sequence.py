@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step tells the groups that it talks in: the sequence of its collectives."""
+"""The sequence of collectives of a step, for each group.
+
+The ranks compare its hash when they start a collective (src/cpp/comm/shm/group.cpp; over MPI,
+src/cpp/comm/mpi/wire.hpp), so that a rank with another sequence is found at once.
+"""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from .. import _core, metrics
-from .._util.caller_arrays import check_out
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from ..comm import Group, compare_ranks
+from ..comm.checks import check_out
 from ..dtypes import Array, DType
 from ..errors import CompileError
 from ..graph.cost import Cost

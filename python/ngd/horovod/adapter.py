@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from .._util.caller_arrays import check_out
 from ..comm.buffers import operand
+from ..comm.checks import check_out
 from ..dtypes import Array
 from .calls import COLLECTIVES, Handle, handle_of_all
 
