@@ -160,7 +160,6 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ediff1d: differences.ediff1d,
     np.correlate: differences.correlate,
     np.gradient: differences.gradient,
-    np.trapezoid: differences.trapezoid,
     np.convolve: differences.convolve,
     np.rot90: rearrange.rot90,
     np.searchsorted: searching.searchsorted,
@@ -179,8 +178,6 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.isin: numpy_compositions.isin,
     np.flipud: rearrange.flipud,
     np.fliplr: rearrange.fliplr,
-    np.matrix_transpose: numpy_compositions.matrix_transpose,
-    np.linalg.matrix_transpose: numpy_compositions.matrix_transpose,
     np.column_stack: joining.column_stack,
     np.dstack: joining.dstack,
     np.block: numpy_compositions.block,
@@ -223,14 +220,19 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.size: lambda a: a.type.count,
 }
 
-SINCE_2_1: Final[dict[str, Callable[..., Any]]] = {
+SINCE_NUMPY_2: Final[dict[str, Callable[..., Any]]] = {
+    "matrix_transpose": numpy_compositions.matrix_transpose,
+    "trapezoid": differences.trapezoid,
     "unstack": numpy_compositions.unstack,
     "cumulative_sum": numpy_compositions.cumulative_sum,
     "cumulative_prod": numpy_compositions.cumulative_prod,
 }
-"""Functions that NumPy 2.0 does not have."""
+"""Functions that NumPy 1.26 or NumPy 2.0 does not have."""
 
-FUNCTIONS.update((getattr(np, name), op) for name, op in SINCE_2_1.items() if hasattr(np, name))
+for _module in (np, np.linalg):
+    for _name, _op in SINCE_NUMPY_2.items():
+        if hasattr(_module, _name):
+            FUNCTIONS[getattr(_module, _name)] = _op
 
 SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
