@@ -16,9 +16,9 @@ from ..dtypes import Array, bfloat16
 
 
 def view(array: Any, where: str) -> Array:
-    """The array as NumPy sees it; `where` is the public call, for the message.
+    """Return an array of the caller as a NumPy array; `where` is the public call, for messages.
 
-    A mask would be lost: NumPy's own functions would give the values under it.
+    A masked array is a TypeError, because its mask would be lost.
     """
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
@@ -38,7 +38,7 @@ def view(array: Any, where: str) -> Array:
 
 
 def has_mask(value: Any) -> bool:
-    """Whether this is a masked array, or holds one."""
+    """Return whether a value is a masked array, or a list or tuple that contains one."""
     if isinstance(value, (list, tuple)):
         return any(map(has_mask, value))
     masked = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for
@@ -46,7 +46,7 @@ def has_mask(value: Any) -> bool:
 
 
 def _from_dlpack(array: Any, where: str) -> Array:
-    """NumPy has no bfloat16 of its own and refuses it: as integers it gets through."""
+    """Return a DLPack tensor as an array. NumPy reads bfloat16 only as integers of 16 bits."""
     try:
         if getattr(array, "is_neg", bool)():  # PyTorch would export what is stored
             raise BufferError("its negative bit is set; resolve_neg() gives one without")

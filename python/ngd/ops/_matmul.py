@@ -41,9 +41,10 @@ class MatMul(Op):
 
     A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
     of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
-    and post, a tuple of the post-operations of floats (`Fusion.post_operations`), of which "add"
-    adds one more operand. Two-byte floats are accumulated in float32 and rounded once; `dtype` may
-    ask for the float32 itself, and the bias and what is added may be float32 then or else.
+    and post, a tuple of the post-operations of floats (`Fusion.post_operations`). The
+    post-operation "add" has one more operand. 16-bit floats are accumulated in float32 and rounded
+    once. With `dtype` float32 they are not rounded, and the bias and the added operand may be
+    float32.
     """
 
     name = "matmul"

@@ -6,7 +6,7 @@ its type says. First, a heavy op is replaced by the op in a layout of its own, w
 and the device has a kernel for it, between transpositions of its data. Then transpositions move
 towards the outputs: an op all of whose large operands are transposed alike computes on what they
 were before (Op.move_transpose; elementwise ops here), and its result is transposed instead. Where
-two meet they merge, mostly to none. What is left is made where a layout ends.
+two meet, they are merged, and most of them cancel. The others are computed where a layout ends.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import ngd.torch  # noqa: F401
 from tests.support import harness
 from tests.support.paths import PYTHONPATH
 
-# torch.distributed says things at its exit that are no news.
+# torch.distributed prints warnings when it ends, which these tests expect.
 ENVIRONMENT = {
     "PYTHONPATH": PYTHONPATH,
     "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -178,7 +178,7 @@ class AllReduce(Collective):
         # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
         # A mean is no larger than the largest x: only rounding can make it so.
         # Arrays are weighted likewise: comm/reduction.py.
-        dtype = compute_dtype(x.dtype)  # the sums of a two-byte mean
+        dtype = compute_dtype(x.dtype)  # sums of 16-bit floats are float32
         sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
         key = (weight.id, attrs["algorithm"], attrs.get("group"))
         total = _TOTALS.get(key)  # all that have one weight are told it once

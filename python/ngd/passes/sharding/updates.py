@@ -133,7 +133,7 @@ class Levels(NamedTuple):
     level: dict[Node, int]
     """The largest number of totals on a path that ends at a node, the node included."""
     last_collective: dict[Node, int]
-    """The number of the last collective that a node is computed from; -1 if there is none."""
+    """The number of the last collective that a node is computed from; -1 without one."""
 
 
 def levels_of(graph: Graph, totals: set[Node]) -> Levels:
