@@ -26,6 +26,10 @@ MAX_LINES_IN_PACKAGE = {"file": 600, "function": 50}
 LONG_FOR_A_REASON = "long because"
 """A comment with these words, in a function or a file's first ten lines, argues its length."""
 
+KERNEL_LAYERS = ["shapes", "tiles", "gemm", "reduce"]
+"""The lower folders of kernels/, each of which includes only those before it. All other folders of
+kernels/ include these, and not each other."""
+
 INCLUDES = {
     "base": {"base"},
     "device": {"base", "device"},
@@ -221,6 +225,20 @@ def faults_of_ways(folder: str, source: str) -> list[str]:
     return [f"{folder} includes {way}" for way in sorted(set(included) - WAYS.get(folder, set()))]
 
 
+def included_folders(path: Path, source: str) -> set[Path]:
+    """Return the other folders of the core whose files a file of the core includes."""
+    included = re.findall(r'^\s*#include "([^"]+)"', source, re.MULTILINE)
+    folders = {(CORE / file).parent for file in included if (CORE / file).exists()}
+    return folders - {path.parent}
+
+
+def faults_of_layers(folder: str, source: str) -> list[str]:
+    """Return the folders of kernels that a file of kernels/FOLDER includes although it may not."""
+    included = set(re.findall(r'^\s*#include "kernels/(\w+)/', source, re.MULTILINE)) - {folder}
+    layer = KERNEL_LAYERS.index(folder) if folder in KERNEL_LAYERS else len(KERNEL_LAYERS)
+    return [f"{folder} includes {f}" for f in sorted(included - set(KERNEL_LAYERS[:layer]))]
+
+
 def long_python_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]:
     """Functions of more lines than allowed that do not say why."""
     lines = source.splitlines()
@@ -294,6 +312,18 @@ def test_no_pass_or_device_knows_an_op_by_name(path: Path) -> None:
 )
 def test_the_training_library_uses_the_public_api(path: Path) -> None:
     assert private_imports(path, path.read_text()) == []
+
+
+def test_folders_of_the_core_do_not_include_each_other_in_cycles() -> None:
+    includes: dict[Path, set[Path]] = {}
+    for path in CPP_FILES:
+        includes.setdefault(path.parent, set()).update(included_folders(path, path.read_text()))
+    assert circle(includes) == []
+
+
+@pytest.mark.parametrize("path", sorted((CORE / "kernels").glob("*/*.?pp")), ids=name_of)
+def test_kernels_include_only_lower_layers(path: Path) -> None:
+    assert faults_of_layers(path.parent.name, path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
@@ -372,6 +402,11 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert faults_of_includes("comm", '#include "kernels/a.hpp"\n#include "base/a.hpp"') == [
         "comm includes kernels"
     ]
+    assert faults_of_layers("gemm", '#include "kernels/tiles/a.hpp"\n#include "base/a.hpp"') == []
+    assert faults_of_layers("gemm", '#include "kernels/fused/a.hpp"') == ["gemm includes fused"]
+    assert faults_of_layers("fused", '#include "kernels/onednn/a.hpp"') == ["fused includes onednn"]
+    including = '#include "base/error.hpp"\n#include "device/threads.hpp"\n#include <omp.h>'
+    assert included_folders(CORE / "base/x.cpp", including) == {CORE / "device"}
     assert faults_of_ways("shm", '#include "comm/mpi/a.hpp"') == ["shm includes mpi"]
     assert faults_of_ways("mpi", '#include "comm/hierarchical/a.hpp"\n#include "comm/a.hpp"') == [
         "mpi includes hierarchical"

@@ -17,7 +17,7 @@ class Kernel(NamedTuple):
     """
 
     is_elementwise: bool = False
-    """True for an opcode of the fused kernel, a line in `kernels/fused/elementwise.inc`.
+    """True for an opcode of the fused kernel, a line in `kernels/tiles/opcodes.inc`.
 
     Read by fusion, layouts, mixed precision, sharding and rematerialisation. An op that leaves it
     alone is never fused with elementwise ops.

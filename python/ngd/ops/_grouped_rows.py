@@ -188,7 +188,7 @@ def offsets_of(groups: int, most: int) -> Operand:
 def rows_of_groups(offsets: Array, rows: int) -> list[slice]:
     """Return the rows of each group, or raise an OutOfRangeError for an offset that cannot be.
 
-    The message is that of src/cpp/kernels/portable/grouped_matmul.cpp.
+    The message is that of src/cpp/kernels/fallback/grouped_matmul.cpp.
     """
     found, before = [], 0
     for group, offset in enumerate(offsets.tolist()):

@@ -91,7 +91,7 @@ def check_indices(
 ) -> Array:
     """Raise an OutOfRangeError that names the first index outside the axis.
 
-    The message is that of src/cpp/kernels/portable/indexing.cpp.
+    The message is that of src/cpp/kernels/shapes/indices.cpp.
     """
     lowest = -size if negative else 0
     bad = np.argwhere((indices < lowest) | (indices >= size))

@@ -124,7 +124,7 @@ TEST_P(Conv, AllThreeOps) {
       for (int op = 0; op < 3; ++op) {
         const KernelQuery query = query_of(names[op], operands[op], {types[op]}, attrs_for(c));
         if (!row_of(names[op], GetParam()).accept(query).accepted) {
-          ASSERT_STRNE(GetParam(), "portable");
+          ASSERT_STRNE(GetParam(), "fallback");
           ASSERT_NE(dtype, DType::F32);
           continue;
         }
@@ -179,7 +179,7 @@ TEST_P(Conv, RunsInAForkedChild) {
 std::vector<const char*> general() {
   std::vector<const char*> names = implementations_of("conv");
   std::erase_if(names,
-                [](std::string_view name) { return name != "onednn" && name != "portable"; });
+                [](std::string_view name) { return name != "onednn" && name != "fallback"; });
   return names;
 }
 
@@ -346,7 +346,7 @@ TEST(Placewise, GradientOfWeights) {
   };
   for (const Last& c : all)
     expect_close(
-        run("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs(), "placewise")[0],
+        run("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs(), "weight_grad")[0],
         c.exact[2], "conv_weight_grad");
 }
 
@@ -354,14 +354,14 @@ TEST(Placewise, RunsInAForkedChild) {
   const Last c({2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1});
   const KernelQuery query =
       query_of("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs());
-  expect_same_in_a_forked_child(row_of("conv_weight_grad", "placewise"), query, {c.data, c.dy});
+  expect_same_in_a_forked_child(row_of("conv_weight_grad", "weight_grad"), query, {c.data, c.dy});
 }
 
 TEST(Placewise, RefusesWhatOneDnnDoesBetter) {
   const Last small({1, 9, 11}, 64, 32, {0, 0, 0, 0}, {1, 1, 1});
   const KernelQuery query =
       query_of("conv_weight_grad", {small.data, small.dy}, {{DType::F32, small.w}}, small.attrs());
-  EXPECT_EQ(row_of("conv_weight_grad", "placewise").accept(query).reason,
+  EXPECT_EQ(row_of("conv_weight_grad", "weight_grad").accept(query).reason,
             "oneDNN is faster, or nearly so");
 }
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "harness.hpp"
-#include "kernels/fused/tiles.hpp"
+#include "kernels/tiles/tiles.hpp"
 
 namespace ngd::kernels::test {
 namespace {
@@ -691,14 +691,14 @@ TEST(Elementwise, RefusesWithAReason) {
 // Every opcode gives the same bits on every SIMD level that this CPU runs. (Run this program with
 // NGD_SIMD set to compare others with the baseline.)
 TEST(Elementwise, ResultsDoNotDependOnTheSimdLevel) {
-  const fused::TileTable& best = fused::tile_table();
-  const fused::TileTable& base = fused::baseline::tile_table();
+  const tiles::TileTable& best = tiles::tile_table();
+  const tiles::TileTable& base = tiles::baseline::tile_table();
   constexpr std::int64_t n = 1009;
   for (const DType dtype : {DType::F32, DType::F64, DType::I32, DType::U8})
-    for (int op = 0; op < fused::kTabledOpcodes; ++op) {
+    for (int op = 0; op < tiles::kTabledOpcodes; ++op) {
       const auto f = best.operations[op][static_cast<int>(dtype)];
       const auto g = base.operations[op][static_cast<int>(dtype)];
-      if (f == nullptr || op == static_cast<int>(fused::Opcode::where)) continue;
+      if (f == nullptr || op == static_cast<int>(tiles::Opcode::where)) continue;
       const double low = is_floating(dtype) ? -50 : 0;
       const Tensor a = random_floats(dtype, {n}, 18, low, 50),
                    b = random_floats(dtype, {n}, 19, low, 50);

@@ -160,7 +160,7 @@ TEST_P(Matmul, Floats) {
         const Attrs attrs = attrs_for(transpose_a, transpose_b, post);
         const KernelQuery query = query_of("matmul", inputs, {{dtype, out}}, attrs);
         if (row_of("matmul", GetParam()).accept(query).reason == "the own product is for this")
-          continue;  // "portable" is asked for it, too
+          continue;  // "fallback" is asked for it, too
         const Tensor product = run("matmul", inputs, {{dtype, out}}, attrs, GetParam())[0];
         exact_product(a, b, with_bias ? &bias : nullptr, out,
                       [&](std::int64_t i, double sum, double magnitude) {
@@ -287,14 +287,14 @@ TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
     std::string reasons;
     return std::string(find(cpu_table(), query, &verdict, &reasons)->implementation);
   };
-  EXPECT_EQ(served_by(1024, 128, 1024, {}, false, true), "portable");
-  EXPECT_EQ(served_by(16, 4, 1000, {}, false, true), "portable");
+  EXPECT_EQ(served_by(1024, 128, 1024, {}, false, true), "fallback");
+  EXPECT_EQ(served_by(16, 4, 1000, {}, false, true), "fallback");
   EXPECT_EQ(served_by(1024, 300, 1024, {}, false, true), "onednn");
   EXPECT_EQ(served_by(200, 128, 96, {}, false, true), "onednn");
   EXPECT_EQ(served_by(1024, 128, 1024, {"gelu"}, false, true), "onednn");
   if (simd_level() != SimdLevel::Avx512) GTEST_SKIP() << "the rest was measured with AVX-512";
-  EXPECT_EQ(served_by(128, 784, 1024), "portable");
-  EXPECT_EQ(served_by(32, 200, 512, {"relu"}), "portable");
+  EXPECT_EQ(served_by(128, 784, 1024), "fallback");
+  EXPECT_EQ(served_by(32, 200, 512, {"relu"}), "fallback");
   EXPECT_EQ(served_by(31, 200, 512), "onednn");
   EXPECT_EQ(served_by(129, 784, 1024), "onednn");
   EXPECT_EQ(served_by(128, 784, 1536), "onednn");
@@ -302,8 +302,8 @@ TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
   EXPECT_EQ(served_by(128, 100, 1024), "onednn");
   EXPECT_EQ(served_by(128, 784, 1024, {"gelu"}), "onednn");
   EXPECT_EQ(served_by(128, 784, 1024, {}, true), "onednn");
-  EXPECT_EQ(served_by(128, 784, 100), "portable");
-  EXPECT_EQ(served_by(128, 784, 50, {"relu"}), "portable");
+  EXPECT_EQ(served_by(128, 784, 100), "fallback");
+  EXPECT_EQ(served_by(128, 784, 50, {"relu"}), "fallback");
   EXPECT_EQ(served_by(128, 784, 50, {}, true), "onednn");
   EXPECT_EQ(served_by(128, 784, 200), "onednn");
   EXPECT_EQ(served_by(128, 784, 96), "onednn");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The generator against known answers, and distributions against a scalar transcription of the
-// definition in portable/random.cpp.
+// definition in fallback/random.cpp.
 #include <array>
 #include <numbers>
 

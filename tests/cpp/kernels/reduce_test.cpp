@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduce, moments, argmax, argmin and top_k against loops over the whole tensor.
-#include "kernels/portable/reduce.hpp"
-
 #include <algorithm>
 #include <limits>
 
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "harness.hpp"
-#include "kernels/portable/moments.hpp"
+#include "kernels/fallback/moments.hpp"
+#include "kernels/reduce/loops.hpp"
 
 namespace ngd::kernels::test {
 namespace {
@@ -215,20 +214,20 @@ TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-const portable::ReduceTable* best_table() {
-  using namespace portable;
+const reduce::ReduceTable* best_table() {
+  using namespace reduce;
   return &NGD_SIMD_SELECT(reduce_table)();
 }
 
 TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
-  const portable::ReduceTable& best = *best_table();
-  const portable::ReduceTable& base = portable::baseline::reduce_table();
+  const reduce::ReduceTable& best = *best_table();
+  const reduce::ReduceTable& base = reduce::baseline::reduce_table();
   for (const DType dtype : {DType::F32, DType::F64})
-    for (int r = 0; r < portable::kReductionCount; ++r)
+    for (int r = 0; r < reduce::kReductionCount; ++r)
       for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
         const Tensor x = random_floats(dtype, {n * 3}, 8);
-        const auto by = [&](const portable::ReduceTable& table) {
-          const portable::ReduceLoops& loops = table[r][static_cast<int>(dtype)];
+        const auto by = [&](const reduce::ReduceTable& table) {
+          const reduce::ReduceLoops& loops = table[r][static_cast<int>(dtype)];
           std::vector<double> out(static_cast<std::size_t>(n));
           loops.clear(out.data(), n);
           loops.columns(x.data(), 3, n, n, out.data());
@@ -415,7 +414,7 @@ TEST(Moments, AreThoseOfLoops) {
 }
 
 TEST(Moments, BitsDependNeitherOnThreadsNorOnTheSimdLevel) {
-  using namespace portable;
+  using namespace fallback;
   for (const DType dtype : {DType::F32, DType::F64}) {
     for (const Case& c :
          {Case{{300001}, {0}}, Case{{30001, 17}, {0}}, Case{{64, 100, 50}, {0, 2}}}) {
@@ -545,7 +544,7 @@ TEST(ElementwiseReduce, RefusesWhatItCannotDo) {
 TEST(Moments, RefuseWhatHasNoElements) {
   const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
   const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};
-  EXPECT_FALSE(row_of("moments", "portable").accept(query).accepted);
+  EXPECT_FALSE(row_of("moments", "fallback").accept(query).accepted);
 }
 
 }  // namespace

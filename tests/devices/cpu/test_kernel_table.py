@@ -12,7 +12,7 @@ from ngd.graph.leaves import Leaf
 from ngd.graph.registry import OPS
 
 MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "elementwise_product", "reduce", "copy"}
-OPCODES = Path(__file__).parents[3] / "src/cpp/kernels/fused/elementwise.inc"
+OPCODES = Path(__file__).parents[3] / "src/cpp/kernels/tiles/opcodes.inc"
 
 
 def test_every_kernel_serves_an_op() -> None:

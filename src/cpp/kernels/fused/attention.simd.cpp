@@ -5,9 +5,11 @@
 
 #include <utility>
 
-#include "kernels/fused/vector_math.hpp"
+#include "kernels/tiles/vector_math.hpp"
 
 namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
+
+using namespace tiles::NGD_SIMD_LEVEL;
 
 namespace {
 

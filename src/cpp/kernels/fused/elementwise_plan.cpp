@@ -9,9 +9,16 @@
 
 #include "base/error.hpp"
 #include "base/number.hpp"
-#include "kernels/portable/reducer.hpp"
+#include "kernels/reduce/reducer.hpp"
 
 namespace ngd::kernels::fused {
+
+using tiles::First;
+using tiles::narrowing;
+using tiles::Second;
+using tiles::tile_table;
+using tiles::TileTable;
+using tiles::widening;
 
 namespace {
 
@@ -395,13 +402,13 @@ void Plan::choose_tiles(std::int64_t element_bytes) {
   }
 }
 
-void Plan::choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& g) {
+void Plan::choose_reduced_tiles(std::int64_t element_bytes, const reduce::Geometry& g) {
   const std::int64_t row = g.by_rows ? g.along.length : g.width,
                      longest = kTileBytes / element_bytes;
   if (inner != row) throw Refusal("an input is read unevenly along a row");
   if (inner == 0 || rows == 0) return;
   if (!g.by_rows) {
-    rows_per_tile = g.column_pieces == 1 ? portable::rows_of_a_tile(longest, inner) : 1;
+    rows_per_tile = g.column_pieces == 1 ? reduce::rows_of_a_tile(longest, inner) : 1;
     tile_length = rows_per_tile * g.columns;
     tiles_per_row = g.column_pieces;
   } else if (g.reduced.empty() && inner <= longest) {
@@ -508,7 +515,7 @@ Plan::Plan(const KernelQuery& query) {
     choose_tiles(static_cast<std::int64_t>(item));
   else
     choose_reduced_tiles(static_cast<std::int64_t>(item),
-                         portable::make_geometry(whole, query.attrs.integers("axes")));
+                         reduce::make_geometry(whole, query.attrs.integers("axes")));
   choose_readings(query);
   Builder builder(*this, program, results, reduced, query);
   builder.build();

@@ -21,9 +21,11 @@
 
 #include "kernels/fused/elementwise_program.hpp"
 #include "kernels/kernel.hpp"
-#include "kernels/portable/reduce_geometry.hpp"
+#include "kernels/reduce/geometry.hpp"
 
 namespace ngd::kernels::fused {
+
+using tiles::TileFunction;
 
 inline constexpr std::int64_t kTileBytes = 4096;
 inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
@@ -85,7 +87,7 @@ struct Plan {
   class Builder;
   void merge_axes(const KernelQuery& query, const Shape& whole);
   void choose_tiles(std::int64_t element_bytes);
-  void choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& geometry);
+  void choose_reduced_tiles(std::int64_t element_bytes, const reduce::Geometry& geometry);
   void choose_readings(const KernelQuery& query);
   bool is_given(std::size_t input) const;
   void choose_in_place(const std::vector<Instruction>& program,

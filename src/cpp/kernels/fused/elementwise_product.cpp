@@ -10,7 +10,7 @@
 
 #include "base/simd.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
-#include "kernels/portable/product.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fused {
@@ -57,7 +57,7 @@ KernelQuery elementwise_of(const KernelQuery& query) {
 template <class T>
 class Taker {
  public:
-  using Range = typename portable::Gemm<T>::Range;
+  using Range = typename gemm::Gemm<T>::Range;
 
   Taker(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
@@ -147,7 +147,7 @@ class ElementwiseProduct final : public Kernel {
 
  private:
   Plan plan_;
-  portable::Gemm<T> gemm_;
+  gemm::Gemm<T> gemm_;
   std::size_t factors_;
   std::int64_t width_;
   std::vector<std::size_t>

@@ -20,7 +20,7 @@ struct OpcodeRow {
 
 constexpr OpcodeRow kOpcodes[] = {
 #define NGD_OP(name, operands, domain, result, expression) {#name, operands, Result::result},
-#include "kernels/fused/elementwise.inc"
+#include "kernels/tiles/opcodes.inc"
 #undef NGD_OP
     {"cast", 1, Result::Same},
 };

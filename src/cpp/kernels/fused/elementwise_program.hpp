@@ -10,9 +10,12 @@
 
 #include "base/dtype.hpp"
 #include "base/shape.hpp"
-#include "kernels/fused/tiles.hpp"
+#include "kernels/tiles/tiles.hpp"
 
 namespace ngd::kernels::fused {
+
+using tiles::kTabledOpcodes;
+using tiles::Opcode;
 
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };

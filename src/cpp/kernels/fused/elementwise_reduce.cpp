@@ -6,17 +6,17 @@
 
 #include "device/threads.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
-#include "kernels/portable/reducer.hpp"
+#include "kernels/reduce/reducer.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fused {
 
 namespace {
 
-using portable::Geometry;
-using portable::kCell;
-using portable::kMaxColumns;
-using portable::Reducer;
+using reduce::Geometry;
+using reduce::kCell;
+using reduce::kMaxColumns;
+using reduce::Reducer;
 
 constexpr std::size_t kMaxReductions = 8;
 
@@ -25,7 +25,7 @@ class ElementwiseReduce final : public Kernel {
   explicit ElementwiseReduce(const KernelQuery& query)
       : plan_(query),
         geometry_(
-            portable::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
+            reduce::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
         dense_(plan_.outputs.size()) {
     const std::vector<std::string> ops = query.attrs.texts("reductions");
     for (std::size_t k = 0; k < ops.size(); ++k) {
@@ -37,12 +37,12 @@ class ElementwiseReduce final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     if (geometry_.by_rows && plan_.rows_per_tile > 1) return run_short_rows(args);
-    device::parallel_for(geometry_.tasks(), portable::grain_of(geometry_),
+    device::parallel_for(geometry_.tasks(), reduce::grain_of(geometry_),
                          [&](std::int64_t begin, std::int64_t end) {
                            TileWalk walk(plan_, args);
                            for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
                          });
-    portable::combine_results(geometry_, [&](std::int64_t result) {
+    reduce::combine_results(geometry_, [&](std::int64_t result) {
       for (const std::size_t k : added_) {
         std::byte* cells = scratch_cells(args, k, 0);
         store_alike(k, result, reducers_[k].combine(geometry_, result, cells), args);
@@ -91,7 +91,7 @@ class ElementwiseReduce final : public Kernel {
       cells[k] = g.chunks == 1 ? own[k] : scratch_cells(args, k, task);
       reducers_[k].loops.clear(cells[k], columns);
     }
-    portable::for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
+    reduce::for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
       if (g.by_rows)
         add_row(walk, offset, count, cells);
       else
@@ -118,8 +118,8 @@ class ElementwiseReduce final : public Kernel {
       const std::int64_t n = std::min(plan_.rows_per_tile, count - r);
       walk.elements(offset + r * geometry_.along.stride, n * columns);
       for (const std::size_t k : added_)
-        portable::add_tile(reducers_[k].loops, {r, n, count}, walk.values(plan_.kept[k]), columns,
-                           partials[k], cells[k]);
+        reduce::add_tile(reducers_[k].loops, {r, n, count}, walk.values(plan_.kept[k]), columns,
+                         partials[k], cells[k]);
     }
   }
 
@@ -149,7 +149,7 @@ class ElementwiseReduce final : public Kernel {
 
 // A row's tile must be the block in which the reduction adds.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
-  const std::int64_t block = portable::kBlockBytes / static_cast<std::int64_t>(item);
+  const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;
 }
 
@@ -161,7 +161,7 @@ Verdict accept_elementwise_reduce(const KernelQuery& query) try {
   const std::vector<std::int64_t>& axes = query.attrs.integers("axes");
   if (ops.empty() || ops.size() != plan.kept.size() || ops.size() > kMaxReductions)
     return Verdict::reject("a reduction for each reduced instruction, at most 8, is expected");
-  const Geometry g = portable::make_geometry(query.attrs.integers("shape"), axes);
+  const Geometry g = reduce::make_geometry(query.attrs.integers("shape"), axes);
   for (std::size_t k = 0; k < ops.size(); ++k) {
     const TensorType& output = query.outputs[plan.outputs.size() + k];
     const DType dtype = output.dtype;

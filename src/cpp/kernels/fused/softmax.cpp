@@ -9,9 +9,9 @@
 
 #include "base/simd.hpp"
 #include "device/threads.hpp"
-#include "kernels/fused/tiles.hpp"
-#include "kernels/portable/indexing.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/shapes/indices.hpp"
+#include "kernels/tiles/tiles.hpp"
 
 namespace ngd::kernels::fused {
 

@@ -3,9 +3,11 @@
 // combined as a tree: the same order on every SIMD level.
 #include "kernels/fused/softmax.hpp"
 
-#include "kernels/fused/vector_math.hpp"
+#include "kernels/tiles/vector_math.hpp"
 
 namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
+
+using namespace tiles::NGD_SIMD_LEVEL;
 
 namespace {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/onednn/engine.hpp"
-#include "kernels/portable/conv_shape.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/shapes/conv_shape.hpp"
 
 namespace ngd::kernels::onednn {
 

@@ -7,10 +7,10 @@
 
 #include "base/simd.hpp"
 #include "device/threads.hpp"
-#include "kernels/fused/tiles.hpp"
 #include "kernels/onednn/engine.hpp"
-#include "kernels/portable/matmul_shape.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/shapes/matmul_shape.hpp"
+#include "kernels/tiles/tiles.hpp"
 
 namespace ngd::kernels::onednn {
 
@@ -20,7 +20,7 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
 
-// Whether portable/product.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
+// Whether gemm/gemm.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
 //
 // Transposed A of little depth, the gradient of weights in a step of few samples. What cuts it, or
 // computes more with it (elementwise_product.cpp), is the own product, too, and has its bits. With
@@ -186,8 +186,8 @@ class Matmul final : public Kernel {
   explicit Matmul(const KernelQuery& query)
       : primitive_(query),
         count_(query.outputs[0].count()),
-        widen_(fused::widening(query.outputs[0].dtype)),
-        narrow_(fused::narrowing(query.outputs[0].dtype)) {
+        widen_(tiles::widening(query.outputs[0].dtype)),
+        narrow_(tiles::narrowing(query.outputs[0].dtype)) {
     const MatmulShape shape(query);
     relu_ = !shape.post.empty() && shape.post.back() == "relu";
   }
@@ -199,9 +199,9 @@ class Matmul final : public Kernel {
 
  private:
   void relu(void* out) const {
-    const fused::TileFunction function =
-        fused::tile_table()
-            .operations[static_cast<int>(fused::Opcode::relu)][static_cast<int>(DType::F32)];
+    const tiles::TileFunction function =
+        tiles::tile_table()
+            .operations[static_cast<int>(tiles::Opcode::relu)][static_cast<int>(DType::F32)];
     device::parallel_for(count_, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
       if (widen_ == nullptr) {
         auto* x = static_cast<float*>(out) + begin;
@@ -222,7 +222,7 @@ class Matmul final : public Kernel {
 
   Threaded<Primitive> primitive_;
   std::int64_t count_;
-  fused::TileFunction widen_, narrow_;  // null: the output is f32
+  tiles::TileFunction widen_, narrow_;  // null: the output is f32
   bool relu_ = false;
 };
 

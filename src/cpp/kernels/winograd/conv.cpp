@@ -10,19 +10,18 @@
 
 #include "base/simd.hpp"
 #include "device/threads.hpp"
-#include "kernels/portable/conv_shape.hpp"
-#include "kernels/portable/groups.hpp"
-#include "kernels/portable/product.hpp"
+#include "kernels/gemm/channel_groups.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/rows.hpp"
+#include "kernels/shapes/conv_shape.hpp"
 #include "kernels/winograd/transforms.hpp"
 
 namespace ngd::kernels::winograd {
 
 namespace {
 
-using portable::Groups;
-using portable::round_up;
-using portable::TileWork;
+using gemm::Groups;
+using gemm::TileWork;
 using Which = ConvShape::Which;
 
 constexpr std::int64_t kLine = 16;  // elements: values are an odd number of lines apart
@@ -66,7 +65,7 @@ struct Images {
 
 // How far apart values of a tile lie: of so many tiles, each of so many channels.
 std::int64_t apart(std::int64_t tiles, std::int64_t channels) {
-  return round_up(tiles, portable::tile_of<float>().rows) * channels + kLine;
+  return round_up(tiles, gemm::tile_of<float>().rows) * channels + kLine;
 }
 
 // What both kinds share: the cut into tiles, and the threads.
@@ -235,7 +234,7 @@ class Product {
                          cut_.result.tile(out, first + t, kTile, column));
   }
 
-  const portable::GemmTile<float>& tile_ = portable::tile_of<float>();
+  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
   const Transforms& transforms_ = transforms();
   Cut cut_;
   bool turned_;
@@ -377,7 +376,7 @@ class WeightGradient {
     });
   }
 
-  const portable::GemmTile<float>& tile_ = portable::tile_of<float>();
+  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
   const Transforms& transforms_ = transforms();
   Cut cut_;
   Groups in_, out_;

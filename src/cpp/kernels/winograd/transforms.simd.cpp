@@ -3,7 +3,7 @@
 // vectors, each of which holds one place of several channels.
 #include "kernels/winograd/transforms.hpp"
 
-#include "kernels/simd_loops.hpp"
+#include "kernels/tiles/simd_loops.hpp"
 
 namespace ngd::kernels::winograd::NGD_SIMD_LEVEL {
 

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// take_along_axis, in which each line along an axis has indices of its own, and its adjoint.
+#include <algorithm>
+#include <type_traits>
+
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/shapes/indices.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+
+// Lines of `whole` and, with the indices, of the part: [outer, length or count, inner].
+class AlongAxis final : public Kernel {
+ public:
+  explicit AlongAxis(const KernelQuery& query)
+      : add_(query.op == "add_along_axis"),
+        dtype_(query.outputs[0].dtype),
+        index_dtype_(query.inputs[1].dtype),
+        length_((add_ ? query.outputs : query.inputs)[0]
+                    .shape[static_cast<std::size_t>(query.attrs.integer("axis"))]),
+        range_(query, 1, length_) {
+    const Shape &whole = (add_ ? query.outputs : query.inputs)[0].shape,
+                &part = query.inputs[1].shape;
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    count_ = part[axis];
+    for (std::size_t a = 0; a < axis; ++a) outer_ *= whole[a];
+    for (std::size_t a = axis + 1; a < whole.size(); ++a) inner_ *= whole[a];
+  }
+
+  void run(const KernelArgs& args) const override {
+    range_.check(args.inputs[1]);
+    const std::int64_t work = std::max<std::int64_t>(1, add_ ? std::max(length_, count_) : count_);
+    device::parallel_for(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / work),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           visit_dtype(dtype_, [&]<class T>() {
+                             for (std::int64_t line = begin; line < end;) {
+                               const std::int64_t outer = line / inner_, first = line % inner_;
+                               const std::int64_t last = std::min(inner_, first + end - line);
+                               if (add_)
+                                 add<T>(args, outer, first, last);
+                               else
+                                 take<T>(args, outer, first, last);
+                               line += last - first;
+                             }
+                           });
+                         });
+  }
+
+ private:
+  // As NumPy: a negative index counts from the end.
+  std::int64_t index(const KernelArgs& args, std::int64_t i) const {
+    const std::int64_t index = index_at(index_dtype_, args.inputs[1], i);
+    return index < 0 ? index + length_ : index;
+  }
+
+  template <class T>
+  void take(const KernelArgs& args, std::int64_t outer, std::int64_t first,
+            std::int64_t last) const {
+    const T* from = static_cast<const T*>(args.inputs[0]) + outer * length_ * inner_;
+    for (std::int64_t row = outer * count_; row < (outer + 1) * count_; ++row)
+      for (std::int64_t j = first; j < last; ++j) {
+        const std::int64_t i = row * inner_ + j;
+        static_cast<T*>(args.outputs[0])[i] = from[index(args, i) * inner_ + j];
+      }
+  }
+
+  // In the order of the indices.
+  template <class T>
+  void add(const KernelArgs& args, std::int64_t outer, std::int64_t first,
+           std::int64_t last) const {
+    using Sum = SumType<T>;
+    const std::int64_t begin = outer * length_ * inner_;
+    T* output = static_cast<T*>(args.outputs[0]) + begin;
+    Sum* sums = nullptr;
+    if constexpr (std::is_same_v<Sum, T>)
+      sums = output;
+    else
+      sums = static_cast<Sum*>(args.scratch) + begin;
+    for (std::int64_t row = 0; row < length_; ++row)
+      std::fill(sums + row * inner_ + first, sums + row * inner_ + last, Sum(0));
+    for (std::int64_t row = outer * count_; row < (outer + 1) * count_; ++row)
+      for (std::int64_t j = first; j < last; ++j) {
+        const std::int64_t i = row * inner_ + j;
+        Sum& sum = sums[index(args, i) * inner_ + j];
+        sum = wrapping_sum(sum, static_cast<Sum>(static_cast<const T*>(args.inputs[0])[i]));
+      }
+    if constexpr (!std::is_same_v<Sum, T>)
+      for (std::int64_t row = 0; row < length_; ++row)
+        for (std::int64_t j = first; j < last; ++j)
+          output[row * inner_ + j] = T(sums[row * inner_ + j]);
+  }
+
+  bool add_;
+  DType dtype_, index_dtype_;
+  std::int64_t length_, count_ = 0, outer_ = 1, inner_ = 1;
+  IndexCheck range_;
+};
+
+}  // namespace
+
+Verdict accept_along_axis(const KernelQuery& query) {
+  const bool add = query.op == "add_along_axis";
+  const TensorType &whole = (add ? query.outputs : query.inputs)[0],
+                   &part = (add ? query.inputs : query.outputs)[0];
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the tensor");
+  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the indices are not i32 or i64");
+  if (whole.dtype != part.dtype) return Verdict::reject("dtypes differ");
+  if (part.shape != query.inputs[1].shape || part.shape.size() != whole.shape.size())
+    return Verdict::reject("the indices are not one for each element of the part");
+  for (std::size_t a = 0; a < whole.shape.size(); ++a)
+    if (static_cast<std::int64_t>(a) != axis && part.shape[a] != whole.shape[a])
+      return Verdict::reject("shapes differ beside the axis");
+  const bool sums = add && is_half(whole.dtype);
+  return Verdict::accept(sums ? static_cast<std::size_t>(whole.count()) * sizeof(float) : 0);
+}
+
+std::unique_ptr<Kernel> construct_along_axis(const KernelQuery& query) {
+  return std::make_unique<AlongAxis>(query);
+}
+
+}  // namespace ngd::kernels::fallback

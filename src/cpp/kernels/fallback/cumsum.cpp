@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// cumsum: the sum of each element and of all before it along an axis, or, in reverse, behind it.
+#include <algorithm>
+#include <type_traits>
+
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/shapes/indices.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+constexpr std::int64_t kLines = 64;           // side by side, summed in one pass over memory
+
+// f32 is summed in f64, two-byte floats in f32: an element is rounded once.
+template <class T>
+using Running = std::conditional_t<std::is_same_v<T, float>, double, SumType<T>>;
+
+class CumSum final : public Kernel {
+ public:
+  explicit CumSum(const KernelQuery& query)
+      : dtype_(query.inputs[0].dtype), reverse_(query.attrs.integer("reverse") != 0) {
+    const Shape& shape = query.inputs[0].shape;
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    length_ = shape[axis];
+    for (std::size_t a = 0; a < axis; ++a) outer_ *= shape[a];
+    for (std::size_t a = axis + 1; a < shape.size(); ++a) inner_ *= shape[a];
+  }
+
+  void run(const KernelArgs& args) const override {
+    const std::int64_t blocks = (inner_ + kLines - 1) / kLines;
+    const std::int64_t work = std::max<std::int64_t>(1, length_ * std::min(inner_, kLines));
+    visit_dtype(dtype_, [&]<class T>() {
+      device::parallel_for(outer_ * blocks, std::max<std::int64_t>(1, kGrainWork / work),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t block = begin; block < end; ++block) {
+                               const std::int64_t first = block % blocks * kLines;
+                               const std::int64_t offset =
+                                   block / blocks * length_ * inner_ + first;
+                               sum_lines(static_cast<const T*>(args.inputs[0]) + offset,
+                                         static_cast<T*>(args.outputs[0]) + offset,
+                                         std::min(kLines, inner_ - first));
+                             }
+                           });
+    });
+  }
+
+ private:
+  template <class T>
+  void sum_lines(const T* x, T* sums, std::int64_t lines) const {
+    Running<T> running[kLines] = {};
+    for (std::int64_t row = 0; row < length_; ++row) {
+      const std::int64_t at = (reverse_ ? length_ - 1 - row : row) * inner_;
+      for (std::int64_t line = 0; line < lines; ++line) {
+        running[line] = wrapping_sum(running[line], static_cast<Running<T>>(x[at + line]));
+        sums[at + line] = static_cast<T>(running[line]);
+      }
+    }
+  }
+
+  DType dtype_;
+  bool reverse_;
+  std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
+};
+
+}  // namespace
+
+Verdict accept_cumsum(const KernelQuery& query) {
+  const TensorType& input = query.inputs[0];
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  if (input != query.outputs[0]) return Verdict::reject("the output has not the input's type");
+  if (input.dtype == DType::Bool) return Verdict::reject("cumsum is not for bool");
+  return Verdict::accept(0, {{0, 0}});
+}
+
+std::unique_ptr<Kernel> construct_cumsum(const KernelQuery& query) {
+  return std::make_unique<CumSum>(query);
+}
+
+}  // namespace ngd::kernels::fallback

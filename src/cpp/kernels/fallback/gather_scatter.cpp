@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// gather, scatter_add, row_number, one_hot and iota.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/shapes/indices.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
+
+std::int64_t grain_for(std::int64_t work) {
+  return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
+}
+
+// A tensor around one of its axes, and the indices into that axis.
+struct Axes {
+  Axes(const KernelQuery& query, const Shape& whole)
+      : index_dtype(query.inputs[1].dtype),
+        indices(query.inputs[1].count()),
+        length(whole[static_cast<std::size_t>(query.attrs.integer("axis"))]),
+        range(query, 1, length) {
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    for (std::size_t a = 0; a < axis; ++a) outer *= whole[a];
+    for (std::size_t a = axis + 1; a < whole.size(); ++a) inner *= whole[a];
+  }
+
+  // As NumPy: a negative index counts from the end.
+  std::int64_t wrapped(const void* values, std::int64_t i) const {
+    const std::int64_t index = index_at(index_dtype, values, i);
+    return index < 0 ? index + length : index;
+  }
+
+  DType index_dtype;
+  std::int64_t indices, length, outer = 1, inner = 1;
+  IndexCheck range;
+};
+
+class Gather final : public Kernel {
+ public:
+  explicit Gather(const KernelQuery& query)
+      : axes_(query, query.inputs[0].shape),
+        run_bytes_(static_cast<std::size_t>(axes_.inner) * size_of(query.outputs[0].dtype)) {}
+
+  void run(const KernelArgs& args) const override {
+    const Axes& a = axes_;
+    a.range.check(args.inputs[1]);
+    device::parallel_for(
+        a.outer * a.indices, grain_for(a.inner), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t from =
+                i / a.indices * a.length + a.wrapped(args.inputs[1], i % a.indices);
+            std::memcpy(static_cast<std::byte*>(args.outputs[0]) +
+                            i * static_cast<std::int64_t>(run_bytes_),
+                        static_cast<const std::byte*>(args.inputs[0]) +
+                            from * static_cast<std::int64_t>(run_bytes_),
+                        run_bytes_);
+          }
+        });
+  }
+
+ private:
+  Axes axes_;
+  std::size_t run_bytes_;
+};
+
+// Updates are added in the order of the indices; threads share out the other axes.
+class ScatterAdd final : public Kernel {
+ public:
+  explicit ScatterAdd(const KernelQuery& query)
+      : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
+
+  void run(const KernelArgs& args) const override {
+    const Axes& a = axes_;
+    a.range.check(args.inputs[1]);
+    const std::int64_t work = std::max<std::int64_t>(a.length, a.indices);
+    device::parallel_for(a.outer * a.inner, grain_for(work),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           visit_dtype(dtype_, [&]<class T>() { add<T>(args, begin, end); });
+                         });
+  }
+
+ private:
+  // Lines [begin, end) of the plane of the outer and the inner axes.
+  template <class T>
+  void add(const KernelArgs& args, std::int64_t begin, std::int64_t end) const {
+    using Sum = SumType<T>;
+    const Axes& a = axes_;
+    auto* output = static_cast<T*>(args.outputs[0]);
+    auto* sums = static_cast<Sum*>(std::is_same_v<Sum, T> ? args.outputs[0] : args.scratch);
+    const auto* updates = static_cast<const T*>(args.inputs[0]);
+    while (begin < end) {
+      const std::int64_t outer = begin / a.inner, first = begin % a.inner;
+      const std::int64_t last = std::min(a.inner, first + end - begin);
+      for (std::int64_t row = 0; row < a.length; ++row) {
+        Sum* to = sums + (outer * a.length + row) * a.inner;
+        std::fill(to + first, to + last, Sum(0));
+      }
+      for (std::int64_t i = 0; i < a.indices; ++i) {
+        Sum* to = sums + (outer * a.length + a.wrapped(args.inputs[1], i)) * a.inner;
+        const T* from = updates + (outer * a.indices + i) * a.inner;
+        for (std::int64_t j = first; j < last; ++j)
+          to[j] = wrapping_sum<Sum>(to[j], static_cast<Sum>(from[j]));
+      }
+      if constexpr (!std::is_same_v<Sum, T>)
+        for (std::int64_t row = 0; row < a.length; ++row)
+          for (std::int64_t j = first; j < last; ++j) {
+            const std::int64_t at = (outer * a.length + row) * a.inner + j;
+            output[at] = T(sums[at]);
+          }
+      begin += last - first;
+    }
+  }
+
+  Axes axes_;
+  DType dtype_;
+};
+
+// The number of a row by one index for each of several axes, the outermost axis first.
+class RowNumber final : public Kernel {
+ public:
+  explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {
+    const std::vector<std::int64_t>& extents = query.attrs.integers("extents");
+    for (std::size_t i = 0; i < query.inputs.size(); ++i)
+      ranges_.emplace_back(query, i, extents[i]);
+  }
+
+  void run(const KernelArgs& args) const override {
+    for (std::size_t i = 0; i < ranges_.size(); ++i) ranges_[i].check(args.inputs[i]);
+    auto* rows = static_cast<std::int64_t*>(args.outputs[0]);
+    device::parallel_for(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t element = begin; element < end; ++element) {
+        std::int64_t row = 0;
+        for (std::size_t i = 0; i < ranges_.size(); ++i) {
+          const std::int64_t length = ranges_[i].length;
+          const std::int64_t index = index_at(ranges_[i].dtype, args.inputs[i], element);
+          row = row * length + (index < 0 ? index + length : index);
+        }
+        rows[element] = row;
+      }
+    });
+  }
+
+ private:
+  std::int64_t count_;
+  std::vector<IndexCheck> ranges_;
+};
+
+class OneHot final : public Kernel {
+ public:
+  explicit OneHot(const KernelQuery& query)
+      : index_dtype_(query.inputs[0].dtype),
+        dtype_(query.outputs[0].dtype),
+        rows_(query.inputs[0].count()),
+        depth_(query.outputs[0].shape.back()) {}
+
+  void run(const KernelArgs& args) const override {
+    visit_dtype(dtype_, [&]<class T>() {
+      const T one(static_cast<SumType<T>>(1));
+      auto* out = static_cast<T*>(args.outputs[0]);
+      device::parallel_for(rows_, grain_for(depth_), [&](std::int64_t begin, std::int64_t end) {
+        std::memset(static_cast<void*>(out + begin * depth_), 0,
+                    static_cast<std::size_t>((end - begin) * depth_) * sizeof(T));
+        visit_dtype(index_dtype_, [&]<class Index>() {
+          if constexpr (std::is_integral_v<Index>)
+            for (std::int64_t row = begin; row < end; ++row) {
+              const Index index = static_cast<const Index*>(args.inputs[0])[row];
+              // A negative index is huge when unsigned.
+              if (static_cast<std::uint64_t>(index) < static_cast<std::uint64_t>(depth_))
+                out[row * depth_ + static_cast<std::int64_t>(index)] = one;
+            }
+        });
+      });
+    });
+  }
+
+ private:
+  DType index_dtype_, dtype_;
+  std::int64_t rows_, depth_;
+};
+
+class Iota final : public Kernel {
+ public:
+  explicit Iota(const KernelQuery& query)
+      : dtype_(query.outputs[0].dtype), count_(query.outputs[0].count()) {
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    const Shape& shape = query.outputs[0].shape;
+    length_ = shape[axis];
+    for (std::size_t a = axis + 1; a < shape.size(); ++a) inner_ *= shape[a];
+  }
+
+  void run(const KernelArgs& args) const override {
+    visit_dtype(dtype_, [&]<class T>() {
+      auto* out = static_cast<T*>(args.outputs[0]);
+      device::parallel_for(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i)
+          out[i] = T(static_cast<SumType<T>>(i / inner_ % length_));
+      });
+    });
+  }
+
+ private:
+  DType dtype_;
+  std::int64_t count_, length_ = 1, inner_ = 1;
+};
+
+// Of gather (whole, part = input 0, output) and of scatter_add (output, input 0).
+Verdict accept_indexed(const KernelQuery& query, const TensorType& whole, const TensorType& part) {
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the tensor");
+  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the indices are not i32 or i64");
+  if (whole.dtype != part.dtype) return Verdict::reject("dtypes differ");
+  Shape expected(whole.shape.begin(), whole.shape.begin() + axis);
+  const Shape& indices = query.inputs[1].shape;
+  expected.insert(expected.end(), indices.begin(), indices.end());
+  expected.insert(expected.end(), whole.shape.begin() + axis + 1, whole.shape.end());
+  if (part.shape != expected)
+    return Verdict::reject("the indices' shape does not stand in place of the axis");
+  return Verdict::accept();
+}
+
+}  // namespace
+
+Verdict accept_gather(const KernelQuery& query) {
+  return accept_indexed(query, query.inputs[0], query.outputs[0]);
+}
+
+std::unique_ptr<Kernel> construct_gather(const KernelQuery& query) {
+  return std::make_unique<Gather>(query);
+}
+
+Verdict accept_scatter_add(const KernelQuery& query) {
+  Verdict verdict = accept_indexed(query, query.outputs[0], query.inputs[0]);
+  if (verdict.accepted && is_half(query.outputs[0].dtype))
+    verdict.scratch_bytes = static_cast<std::size_t>(query.outputs[0].count()) * sizeof(float);
+  return verdict;
+}
+
+std::unique_ptr<Kernel> construct_scatter_add(const KernelQuery& query) {
+  return std::make_unique<ScatterAdd>(query);
+}
+
+Verdict accept_row_number(const KernelQuery& query) {
+  for (const char* name : {"extents", "axes"})
+    if (query.attrs.integers(name).size() != query.inputs.size())
+      return Verdict::reject(concat("there is not one of `", name, "` for each array of indices"));
+  for (const TensorType& input : query.inputs) {
+    if (!is_index(input.dtype)) return Verdict::reject("the indices are not i32 or i64");
+    if (input.shape != query.outputs[0].shape) return Verdict::reject("shapes differ");
+  }
+  if (query.outputs[0].dtype != DType::I64) return Verdict::reject("the output is not i64");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_row_number(const KernelQuery& query) {
+  return std::make_unique<RowNumber>(query);
+}
+
+Verdict accept_one_hot(const KernelQuery& query) {
+  if (!is_integer(query.inputs[0].dtype)) return Verdict::reject("the indices are no integers");
+  Shape rows = query.outputs[0].shape;
+  if (rows.empty()) return Verdict::reject("the output has no axis");
+  rows.pop_back();
+  if (rows != query.inputs[0].shape)
+    return Verdict::reject("the output is not the indices' shape and one axis more");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_one_hot(const KernelQuery& query) {
+  return std::make_unique<OneHot>(query);
+}
+
+Verdict accept_iota(const KernelQuery& query) {
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(query.outputs[0].shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the output");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_iota(const KernelQuery& query) {
+  return std::make_unique<Iota>(query);
+}
+
+}  // namespace ngd::kernels::fallback

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped matrix products by the own product, for all floats. No weight is copied, except that
+// 16-bit floats are widened to scratch: the weight of one group at a time.
+#include "kernels/gemm/grouped_matmul.hpp"
+
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+// An array in the type T that the product computes with.
+template <class T>
+class Wide {
+ public:
+  // most: the largest number of elements of one product.
+  Wide(DType dtype, std::int64_t most)
+      : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
+        widen_(gemm::cast_in(dtype)),
+        narrow_(gemm::cast_out(dtype)),
+        scratch_elements_(widen_ == nullptr ? 0 : round_up(most, 64)) {}
+
+  std::int64_t scratch_elements() const { return scratch_elements_; }
+
+  // Elements of an operand; of 16-bit floats, widened to scratch.
+  const T* read(const void* data, std::int64_t first, std::int64_t count, T* scratch) const {
+    const std::byte* from = static_cast<const std::byte*>(data) + first * item_bytes_;
+    if (widen_ == nullptr) return reinterpret_cast<const T*>(from);
+    gemm::cast(widen_, from, static_cast<std::size_t>(item_bytes_), scratch, sizeof(T), count);
+    return scratch;
+  }
+  // The memory of elements of a result, until store() is called.
+  T* place(void* data, std::int64_t first, T* scratch) const {
+    return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
+  }
+  void store(void* data, std::int64_t first, std::int64_t count, const T* scratch) const {
+    if (narrow_ == nullptr) return;
+    std::byte* to = static_cast<std::byte*>(data) + first * item_bytes_;
+    gemm::cast(narrow_, scratch, sizeof(T), to, static_cast<std::size_t>(item_bytes_), count);
+  }
+
+ private:
+  std::int64_t item_bytes_;
+  tiles::TileFunction widen_, narrow_;
+  std::int64_t scratch_elements_;
+};
+
+template <class T>
+class OwnProducts {
+ public:
+  OwnProducts(const MatmulShape& largest, DType dtype)
+      : largest_(largest),
+        threads_(device::thread_count()),
+        a_(dtype, largest.m * largest.k),
+        b_(dtype, largest.k * largest.n),
+        out_(dtype, largest.m * largest.n) {}
+
+  std::size_t scratch_bytes() const {
+    const std::int64_t wide =
+        a_.scratch_elements() + b_.scratch_elements() + out_.scratch_elements();
+    return sizeof(T) *
+           static_cast<std::size_t>(wide + gemm::scratch_elements_up_to<T>(largest_, threads_));
+  }
+
+  void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
+           std::int64_t out) const {
+    const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
+    const std::int64_t threads = std::min<std::int64_t>(threads_, device::thread_count());
+    T* wide_a = static_cast<T*>(args.scratch);
+    T* wide_b = wide_a + a_.scratch_elements();
+    T* wide_out = wide_b + b_.scratch_elements();
+    const T* rows = a_.read(args.inputs[0], a, m * k, wide_a);
+    const T* columns = b_.read(args.inputs[1], b, k * shape.n, wide_b);
+    gemm::Gemm<T>(shape, 0, threads)
+        .run(rows, columns, nullptr, out_.place(args.outputs[0], out, wide_out),
+             wide_out + out_.scratch_elements());
+    out_.store(args.outputs[0], out, m * shape.n, wide_out);
+  }
+
+ private:
+  MatmulShape largest_;
+  std::int64_t threads_;
+  Wide<T> a_, b_, out_;
+};
+
+template <template <class> class Op>
+Verdict accept(const KernelQuery& query) {
+  const std::string refusal = refusal_of_grouped(query);
+  if (!refusal.empty()) return Verdict::reject(refusal);
+  return Verdict::accept(query.outputs[0].dtype == DType::F64
+                             ? Op<OwnProducts<double>>(query).scratch_bytes()
+                             : Op<OwnProducts<float>>(query).scratch_bytes());
+}
+
+template <template <class> class Op>
+std::unique_ptr<Kernel> construct(const KernelQuery& query) {
+  if (query.outputs[0].dtype == DType::F64) return std::make_unique<Op<OwnProducts<double>>>(query);
+  return std::make_unique<Op<OwnProducts<float>>>(query);
+}
+
+}  // namespace
+
+Verdict accept_grouped_matmul(const KernelQuery& query) { return accept<GroupedMatmul>(query); }
+
+std::unique_ptr<Kernel> construct_grouped_matmul(const KernelQuery& query) {
+  return construct<GroupedMatmul>(query);
+}
+
+Verdict accept_grouped_weight_grad(const KernelQuery& query) {
+  return accept<GroupedWeightGrad>(query);
+}
+
+std::unique_ptr<Kernel> construct_grouped_weight_grad(const KernelQuery& query) {
+  return construct<GroupedWeightGrad>(query);
+}
+
+}  // namespace ngd::kernels::fallback

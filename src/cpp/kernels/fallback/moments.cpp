@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mean and the variance over any axes, in one pass over memory.
+//
+// A chunk (reduce_geometry.hpp) lies in a cache: its mean is found first, and then what its
+// elements are away from that, and the squares of this. Chunks are combined in order, by Chan,
+// Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+// (1979), equation 2.1. Two-byte floats are widened a buffer at a time, and have moments in float32.
+#include "kernels/fallback/moments.hpp"
+
+#include <algorithm>
+
+#include "base/simd.hpp"
+#include "kernels/reduce/geometry.hpp"
+#include "kernels/reduce/loops.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/tiles/tiles.hpp"
+
+namespace ngd::kernels::fallback {
+
+using reduce::for_segments;
+using reduce::Geometry;
+using reduce::kMaxColumns;
+using reduce::kRowBlock;
+using reduce::make_geometry;
+using reduce::ReduceLoops;
+using reduce::Reduction;
+using reduce::run_tasks;
+
+namespace {
+
+// Of some elements of one column: how many, their mean, and the sum of the squares around it.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;
+
+  void add(const Moments& more) {
+    const double all = count + more.count, apart = more.mean - mean;
+    mean += apart * (more.count / all);
+    squares += more.squares + apart * apart * (count * more.count / all);
+    count = all;
+  }
+};
+
+// Of elements of T, or of two-byte floats, which are widened to T.
+template <class T>
+class MomentsKernel final : public Kernel {
+ public:
+  explicit MomentsKernel(const KernelQuery& query)
+      : item_(size_of(query.inputs[0].dtype)),
+        widen_(tiles::widening(query.inputs[0].dtype)),
+        geometry_(make_geometry(query.inputs[0].shape, query.attrs.integers("axes"))),
+        loops_(NGD_SIMD_SELECT(moment_table)()[sizeof(T) == 8]),
+        sums_(reduce::reduce_table()[static_cast<int>(Reduction::Sum)]
+                                    [static_cast<int>(sizeof(T) == 8 ? DType::F64 : DType::F32)]) {}
+
+  void run(const KernelArgs& args) const override {
+    run_tasks(
+        geometry_, [&](std::int64_t task) { run_task(task, args); },
+        [&](std::int64_t result) { combine_chunks(result, args); });
+  }
+
+ private:
+  void run_task(std::int64_t task, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
+    double sums[kMaxColumns] = {}, squares[kMaxColumns] = {};
+    T shifts[kMaxColumns];
+    std::int64_t count = 0;
+    for_pieces(task, args, [&](const T* x, std::int64_t length, std::int64_t stride) {
+      count += length;
+      if (g.by_rows)
+        sums_.row(x, length, sums);
+      else
+        sums_.columns(x, length, stride, columns, sums);
+    });
+    const auto n = static_cast<double>(count);
+    for (std::int64_t j = 0; j < columns; ++j) {
+      shifts[j] = static_cast<T>(sums[j] / n);
+      sums[j] = 0;
+    }
+    for_pieces(task, args, [&](const T* x, std::int64_t length, std::int64_t stride) {
+      if (g.by_rows)
+        loops_.row(x, length, shifts, sums, squares);
+      else
+        loops_.columns(x, length, stride, columns, shifts, sums, squares);
+    });
+    Moments own[kMaxColumns];
+    Moments* found = g.chunks == 1 ? own : cells(args, task);
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const double around = squares[j] - sums[j] * sums[j] / n;
+      found[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n, around < 0 ? 0 : around};
+    }
+    if (g.chunks == 1) store(result, found, columns, args);
+  }
+
+  // Calls visit(elements, count, stride) for every segment of a task, or piece of one: elements of a
+  // row, or rows that lie `stride` elements apart.
+  template <class Visit>
+  void for_pieces(std::int64_t task, const KernelArgs& args, const Visit& visit) const {
+    const Geometry& g = geometry_;
+    const auto* x = static_cast<const std::byte*>(args.inputs[0]);
+    const std::int64_t columns = g.by_rows ? 1 : g.columns_of(task / g.chunks);
+    constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;  // whole blocks of the loops
+    alignas(64) T wide[kBuffer];
+    const std::int64_t most = g.by_rows ? kBuffer : kRowBlock;
+    for_segments(g, task, [&](std::int64_t offset, std::int64_t length) {
+      if (widen_ == nullptr) {
+        visit(reinterpret_cast<const T*>(x) + offset, length, g.along.stride);
+        return;
+      }
+      for (std::int64_t i = 0; i < length; i += most) {
+        const std::int64_t n = std::min(most, length - i);
+        const std::byte* from =
+            x + (offset + i * g.along.stride) * static_cast<std::int64_t>(item_);
+        if (g.by_rows) {
+          widen_(from, nullptr, nullptr, wide, n);
+        } else {
+          for (std::int64_t r = 0; r < n; ++r)
+            widen_(from + r * g.along.stride * static_cast<std::int64_t>(item_), nullptr, nullptr,
+                   wide + r * columns, columns);
+        }
+        visit(wide, n, columns);
+      }
+    });
+  }
+
+  void combine_chunks(std::int64_t result, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t columns = g.columns_of(result);
+    Moments* first = cells(args, result * g.chunks);
+    for (std::int64_t chunk = 1; chunk < g.chunks; ++chunk) {
+      const Moments* more = cells(args, result * g.chunks + chunk);
+      for (std::int64_t j = 0; j < columns; ++j) first[j].add(more[j]);
+    }
+    store(result, first, columns, args);
+  }
+
+  void store(std::int64_t result, const Moments* found, std::int64_t columns,
+             const KernelArgs& args) const {
+    const std::int64_t at = geometry_.first_of(result);
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const T mean = static_cast<T>(found[j].mean);
+      const double values[] = {found[j].mean, found[j].mean - static_cast<double>(mean),
+                               found[j].squares / found[j].count};
+      for (std::size_t o = 0; o < 3; ++o)
+        if (args.outputs[o] != nullptr)
+          static_cast<T*>(args.outputs[o])[at + j] = static_cast<T>(values[o]);
+    }
+  }
+
+  Moments* cells(const KernelArgs& args, std::int64_t task) const {
+    return static_cast<Moments*>(args.scratch) + task * geometry_.columns;
+  }
+
+  std::size_t item_;
+  tiles::TileFunction widen_;  // null: elements are T
+  Geometry geometry_;
+  const MomentLoops& loops_;
+  const ReduceLoops& sums_;
+};
+
+}  // namespace
+
+Verdict accept_moments(const KernelQuery& query) {
+  const TensorType& x = query.inputs[0];
+  if (!is_floating(x.dtype)) return Verdict::reject("moments are of floats");
+  for (const std::int64_t axis : query.attrs.integers("axes"))
+    if (axis < 0 || axis >= static_cast<std::int64_t>(x.shape.size()))
+      return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  const Geometry g = make_geometry(x.shape, query.attrs.integers("axes"));
+  for (const TensorType& output : query.outputs)
+    if (output.dtype != (is_half(x.dtype) ? DType::F32 : x.dtype) ||
+        output.count() != g.kept_count * g.width)
+      return Verdict::reject("an output has not the input's dtype, widened, and kept axes");
+  if (g.total == 0) return Verdict::reject("moments of no elements");
+  return Verdict::accept(static_cast<std::size_t>(g.cells()) * sizeof(Moments));
+}
+
+std::unique_ptr<Kernel> construct_moments(const KernelQuery& query) {
+  if (query.inputs[0].dtype == DType::F64) return std::make_unique<MomentsKernel<double>>(query);
+  return std::make_unique<MomentsKernel<float>>(query);
+}
+
+}  // namespace ngd::kernels::fallback

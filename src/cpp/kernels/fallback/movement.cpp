@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that move elements and compute nothing: copy, transpose, slice, pad_slice, concat.
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "device/threads.hpp"
+#include "kernels/fallback/strided_copy.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+constexpr std::int64_t kGrainBytes = 1 << 18;
+
+void for_bytes(std::size_t bytes, auto&& body) {
+  device::parallel_for(static_cast<std::int64_t>(bytes), kGrainBytes, body);
+}
+
+class Copy final : public Kernel {
+ public:
+  explicit Copy(const KernelQuery& query) : bytes_(query.outputs[0].bytes()) {}
+  void run(const KernelArgs& args) const override {
+    for_bytes(bytes_, [&](std::int64_t begin, std::int64_t end) {
+      std::memcpy(static_cast<std::byte*>(args.outputs[0]) + begin,
+                  static_cast<const std::byte*>(args.inputs[0]) + begin,
+                  static_cast<std::size_t>(end - begin));
+    });
+  }
+
+ private:
+  std::size_t bytes_;
+};
+
+// One strided copy of the input to the output, each from an element of its own on.
+class Move final : public Kernel {
+ public:
+  Move(StridedCopy copy, std::size_t item, std::int64_t source_begin, std::int64_t target_begin,
+       std::size_t bytes_to_clear)
+      : copy_(std::move(copy)),
+        source_offset_(source_begin * static_cast<std::int64_t>(item)),
+        target_offset_(target_begin * static_cast<std::int64_t>(item)),
+        bytes_to_clear_(bytes_to_clear) {}
+
+  void run(const KernelArgs& args) const override {
+    auto* output = static_cast<std::byte*>(args.outputs[0]);
+    for_bytes(bytes_to_clear_, [&](std::int64_t begin, std::int64_t end) {
+      std::memset(output + begin, 0, static_cast<std::size_t>(end - begin));
+    });
+    copy_.run(static_cast<const std::byte*>(args.inputs[0]) + source_offset_,
+              output + target_offset_);
+  }
+
+ private:
+  StridedCopy copy_;
+  std::int64_t source_offset_, target_offset_;
+  std::size_t bytes_to_clear_;
+};
+
+class Concat final : public Kernel {
+ public:
+  explicit Concat(const KernelQuery& query) {
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    const TensorType& output = query.outputs[0];
+    const Shape strides = row_major_strides(output.shape);
+    const std::size_t item = size_of(output.dtype);
+    std::int64_t begin = 0;
+    for (const TensorType& input : query.inputs) {
+      offsets_.push_back(begin * strides[axis] * static_cast<std::int64_t>(item));
+      copies_.emplace_back(input.shape, row_major_strides(input.shape), strides, item);
+      begin += input.shape[axis];
+    }
+  }
+
+  void run(const KernelArgs& args) const override {
+    for (std::size_t i = 0; i < copies_.size(); ++i)
+      copies_[i].run(args.inputs[i], static_cast<std::byte*>(args.outputs[0]) + offsets_[i]);
+  }
+
+ private:
+  std::vector<StridedCopy> copies_;
+  std::vector<std::int64_t> offsets_;  // in bytes
+};
+
+bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {
+  std::sort(axes.begin(), axes.end());
+  for (std::size_t a = 0; a < axes.size(); ++a)
+    if (axes[a] != static_cast<std::int64_t>(a)) return false;
+  return axes.size() == rank;
+}
+
+// Of slice and pad_slice: whether `part` lies within `whole` at starts and steps.
+bool lies_within(const Shape& part, const Shape& whole, const Attrs& attrs) {
+  const auto& starts = attrs.integers("starts");
+  const auto& steps = attrs.integers("steps");
+  if (part.size() != whole.size() || starts.size() != whole.size() || steps.size() != whole.size())
+    return false;
+  if (element_count(part) == 0) return true;
+  for (std::size_t a = 0; a < whole.size(); ++a) {
+    const std::int64_t last = starts[a] + (part[a] - 1) * steps[a];
+    if (starts[a] < 0 || starts[a] >= whole[a] || last < 0 || last >= whole[a]) return false;
+  }
+  return true;
+}
+
+struct Window {
+  std::int64_t begin = 0;
+  Shape strides;
+};
+
+// Where starts and steps lead in a dense tensor.
+Window window_of(const Shape& whole, const Attrs& attrs) {
+  Window window{0, row_major_strides(whole)};
+  for (std::size_t a = 0; a < whole.size(); ++a) {
+    window.begin += attrs.integers("starts")[a] * window.strides[a];
+    window.strides[a] *= attrs.integers("steps")[a];
+  }
+  return window;
+}
+
+}  // namespace
+
+Verdict accept_copy(const KernelQuery& query) {
+  if (query.inputs[0].bytes() != query.outputs[0].bytes())
+    return Verdict::reject("input and output differ in size");
+  return Verdict::accept(0);
+}
+
+std::unique_ptr<Kernel> construct_copy(const KernelQuery& query) {
+  return std::make_unique<Copy>(query);
+}
+
+Verdict accept_transpose(const KernelQuery& query) {
+  const Shape& from = query.inputs[0].shape;
+  const Shape& to = query.outputs[0].shape;
+  const auto& permutation = query.attrs.integers("permutation");
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+  if (!is_permutation(permutation, from.size()) || to.size() != from.size())
+    return Verdict::reject("permutation is none of the input's axes");
+  for (std::size_t a = 0; a < to.size(); ++a)
+    if (to[a] != from[static_cast<std::size_t>(permutation[a])])
+      return Verdict::reject("the output has not the permuted shape");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_transpose(const KernelQuery& query) {
+  const Shape strides = row_major_strides(query.inputs[0].shape);
+  Shape permuted;
+  for (const std::int64_t axis : query.attrs.integers("permutation"))
+    permuted.push_back(strides[static_cast<std::size_t>(axis)]);
+  const Shape& shape = query.outputs[0].shape;
+  const std::size_t item = size_of(query.outputs[0].dtype);
+  return std::make_unique<Move>(StridedCopy(shape, permuted, row_major_strides(shape), item), item,
+                                0, 0, 0);
+}
+
+Verdict accept_slice(const KernelQuery& query) {
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+  if (!lies_within(query.outputs[0].shape, query.inputs[0].shape, query.attrs))
+    return Verdict::reject("starts and steps lead out of the input");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_slice(const KernelQuery& query) {
+  const Window window = window_of(query.inputs[0].shape, query.attrs);
+  const Shape& shape = query.outputs[0].shape;
+  const std::size_t item = size_of(query.outputs[0].dtype);
+  return std::make_unique<Move>(StridedCopy(shape, window.strides, row_major_strides(shape), item),
+                                item, window.begin, 0, 0);
+}
+
+Verdict accept_pad_slice(const KernelQuery& query) {
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+  if (!lies_within(query.inputs[0].shape, query.outputs[0].shape, query.attrs))
+    return Verdict::reject("starts and steps lead out of the output");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_pad_slice(const KernelQuery& query) {
+  const Window window = window_of(query.outputs[0].shape, query.attrs);
+  const Shape& shape = query.inputs[0].shape;
+  const std::size_t item = size_of(query.outputs[0].dtype);
+  return std::make_unique<Move>(StridedCopy(shape, row_major_strides(shape), window.strides, item),
+                                item, 0, window.begin, query.outputs[0].bytes());
+}
+
+Verdict accept_concat(const KernelQuery& query) {
+  const TensorType& output = query.outputs[0];
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(output.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the output");
+  Shape expected = output.shape;
+  expected[static_cast<std::size_t>(axis)] = 0;
+  std::int64_t total = 0;
+  for (const TensorType& input : query.inputs) {
+    if (input.dtype != output.dtype || input.shape.size() != expected.size())
+      return Verdict::reject("an input has another dtype or rank");
+    Shape rest = input.shape;
+    total += std::exchange(rest[static_cast<std::size_t>(axis)], 0);
+    if (rest != expected) return Verdict::reject("an input differs beside the axis");
+  }
+  if (total != output.shape[static_cast<std::size_t>(axis)])
+    return Verdict::reject("the inputs do not fill the output's axis");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_concat(const KernelQuery& query) {
+  return std::make_unique<Concat>(query);
+}
+
+}  // namespace ngd::kernels::fallback

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/fallback/philox.hpp"
+
+#include "kernels/tiles/simd_loops.hpp"
+
+namespace ngd::kernels::fallback::NGD_SIMD_LEVEL {
+
+namespace {
+
+// 32-bit words in 64-bit lanes: a product then needs no shuffling.
+using Words = VectorOf<std::uint64_t>::type;
+
+constexpr std::int64_t kLanes = sizeof(Words) / sizeof(std::uint64_t);
+constexpr int kRounds = 10;
+constexpr std::uint64_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
+constexpr std::uint64_t kLow = 0xFFFFFFFFu;
+constexpr std::uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+
+// Two independent vectors of blocks hide the latency of the products.
+struct Counters {
+  Words word[4][2];
+};
+
+NGD_INLINE void encrypt(Counters& c, std::uint32_t key0, std::uint32_t key1) {
+  for (int round = 0; round < kRounds; ++round, key0 += kWeyl0, key1 += kWeyl1) {
+    NGD_UNROLL
+    for (int v = 0; v < 2; ++v) {
+      const Words product0 = c.word[0][v] * kMultiplier0;
+      const Words product1 = c.word[2][v] * kMultiplier1;
+      c.word[0][v] = (product1 >> 32) ^ c.word[1][v] ^ std::uint64_t{key0};
+      c.word[1][v] = product1 & kLow;
+      c.word[2][v] = (product0 >> 32) ^ c.word[3][v] ^ std::uint64_t{key1};
+      c.word[3][v] = product0 & kLow;
+    }
+  }
+}
+
+}  // namespace
+
+void philox(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block, std::int64_t blocks,
+            std::uint32_t* words) {
+  constexpr Words kCount = {0, 1, 2, 3, 4, 5, 6, 7};
+  for (std::int64_t begin = 0; begin < blocks; begin += 2 * kLanes) {
+    Counters c;
+    NGD_UNROLL
+    for (int v = 0; v < 2; ++v) {
+      const Words block = kCount + (first_block + static_cast<std::uint64_t>(begin + v * kLanes));
+      c.word[0][v] = block & kLow;
+      c.word[1][v] = block >> 32;
+      c.word[2][v] = Words{} + (stream & kLow);
+      c.word[3][v] = Words{} + (stream >> 32);
+    }
+    encrypt(c, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32));
+    const std::int64_t left = blocks - begin;
+    for (std::int64_t i = 0; i < (left < 2 * kLanes ? left : 2 * kLanes); ++i)
+      for (int w = 0; w < 4; ++w)
+        words[(begin + i) * 4 + w] = static_cast<std::uint32_t>(c.word[w][i / kLanes][i % kLanes]);
+  }
+}
+
+}  // namespace ngd::kernels::fallback::NGD_SIMD_LEVEL

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// The largest, and the mean, of each window over [N, C, spatial...], and the mean's gradient.
+// Two-byte floats are summed in f32 and rounded once. Threads share out the planes: all of one
+// channel of one image is made by one of them, so that additions keep their order.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/shapes/windows.hpp"
+
+namespace ngd::kernels::fallback {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 14;  // elements read that are worth a thread
+
+template <class T>
+using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <class Visitor>
+void visit_floats(DType dtype, Visitor&& visitor) {
+  switch (dtype) {
+    case DType::F16:
+      return visitor.template operator()<Float16>();
+    case DType::BF16:
+      return visitor.template operator()<BFloat16>();
+    case DType::F64:
+      return visitor.template operator()<double>();
+    default:
+      return visitor.template operator()<float>();
+  }
+}
+
+struct PoolShape : Windows {
+  TensorType data, windows;
+  std::int64_t planes = 0;
+  std::string refusal;
+
+  PoolShape(const KernelQuery& query, const TensorType& data_type, const TensorType& window_type)
+      : data(data_type), windows(window_type) {
+    if (query.attrs.integer("channels_last", 0) != 0)
+      for (Shape* shape : {&data.shape, &windows.shape})
+        if (shape->size() > 2) std::rotate(shape->begin() + 1, shape->end() - 1, shape->end());
+    refusal = read(query.attrs, data.shape, windows.shape, query.attrs.integers("kernel"),
+                   query.attrs.integer("ceil", 0) != 0);
+    if (!refusal.empty()) return;
+    if (!is_floating(data.dtype) || data.dtype != windows.dtype) refusal = "pools are of floats";
+    if (data.shape[0] != windows.shape[0] || data.shape[1] != windows.shape[1])
+      refusal = "the images or the channels differ";
+    planes = data.shape[0] * data.shape[1];
+  }
+
+  std::int64_t grain() const {
+    return std::max<std::int64_t>(
+        1, kGrainWork / std::max<std::int64_t>(1, window_count() * kernel_places()));
+  }
+
+  // Part of one window along an axis: numbers k of the kernel that are in the data.
+  struct Range {
+    std::int64_t first, last, place;  // place: where k = first reads
+  };
+  Range range(std::size_t axis, std::int64_t window) const {
+    const std::int64_t start = window * strides[axis] - before[axis], step = dilations[axis];
+    const std::int64_t first = start < 0 ? (-start + step - 1) / step : 0;
+    const std::int64_t room = extents[axis] - start;  // places up to the end of the data
+    const std::int64_t last = std::min(kernel[axis], room <= 0 ? 0 : (room + step - 1) / step);
+    return {first, last, start + first * step};
+  }
+
+  // Calls each(window, body) with the windows of a plane in order; body calls read(place) for every
+  // place of it.
+  template <class Each>
+  void for_windows(Each&& each) const {
+    std::int64_t window = 0;
+    for (std::int64_t i = 0; i < counts[0]; ++i)
+      for (std::int64_t j = 0; j < counts[1]; ++j) {
+        const Range z = range(0, i), y = range(1, j);
+        for (std::int64_t k = 0; k < counts[2]; ++k, ++window) {
+          const Range x = range(2, k);
+          each(window, [&](auto&& read) { visit(z, y, x, read); });
+        }
+      }
+  }
+
+  // Calls read(place) for every place of the window number (i, j, k).
+  template <class Read>
+  void visit(std::int64_t i, std::int64_t j, std::int64_t k, Read&& read) const {
+    visit(range(0, i), range(1, j), range(2, k), read);
+  }
+
+ private:
+  template <class Read>
+  void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
+    std::int64_t depth = z.place;
+    for (std::int64_t a = z.first; a < z.last; ++a, depth += dilations[0]) {
+      std::int64_t row = y.place;
+      for (std::int64_t b = y.first; b < y.last; ++b, row += dilations[1]) {
+        std::int64_t place = (depth * extents[1] + row) * extents[2] + x.place;
+        for (std::int64_t c = x.first; c < x.last; ++c, place += dilations[2]) read(place);
+      }
+    }
+  }
+};
+
+class MaxPool final : public Kernel {
+ public:
+  explicit MaxPool(const KernelQuery& query)
+      : channels_last_(query.attrs.integer("channels_last", 0) != 0),
+        shape_(query, query.inputs[0], query.outputs[0]) {}
+
+  void run(const KernelArgs& args) const override {
+    visit_floats(shape_.data.dtype, [&]<class T>() {
+      if (channels_last_) return run_channels_last<T>(args);
+      device::parallel_for(
+          shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t p = begin; p < end; ++p)
+              plane(static_cast<const T*>(args.inputs[0]) + p * shape_.data_places(),
+                    of<T>(args.outputs[0], p), of<std::int64_t>(args.outputs[1], p));
+          });
+    });
+  }
+
+ private:
+  template <class T>
+  T* of(void* output, std::int64_t p) const {  // null where nobody reads it
+    return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
+  }
+
+  // The same, of all channels of a window at a time; threads share out rows of windows.
+  template <class T>
+  void run_channels_last(const KernelArgs& args) const {
+    const PoolShape::Axes& counts = shape_.counts;
+    const std::int64_t images = shape_.data.shape[0], channels = shape_.data.shape[1];
+    const std::int64_t row = counts[2] * channels * shape_.kernel_places();
+    device::parallel_for(images * counts[0] * counts[1],
+                         std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, row)),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t r = begin; r < end; ++r)
+                             for (std::int64_t k = 0; k < counts[2]; ++k)
+                               for (std::int64_t c = 0; c < channels; c += kPiece)
+                                 window<T>(args, r, k, c, std::min(kPiece, channels - c));
+                         });
+  }
+
+  template <class T>
+  void window(const KernelArgs& args, std::int64_t row, std::int64_t k, std::int64_t channel,
+              std::int64_t count) const {
+    const std::int64_t channels = shape_.data.shape[1], rows = shape_.counts[0] * shape_.counts[1];
+    const T* x = static_cast<const T*>(args.inputs[0]) +
+                 row / rows * shape_.data_places() * channels + channel;
+    Sum<T> largest[kPiece];
+    std::int32_t best[kPiece];
+    bool first = true;
+    shape_.visit(row % rows / shape_.counts[1], row % shape_.counts[1], k, [&](std::int64_t place) {
+      const T* from = x + place * channels;
+      const auto number = static_cast<std::int32_t>(place);
+      if (first)
+        for (std::int64_t c = 0; c < count; ++c) {
+          largest[c] = static_cast<Sum<T>>(from[c]);
+          best[c] = number;
+        }
+      else
+        for (std::int64_t c = 0; c < count; ++c) {
+          const auto value = static_cast<Sum<T>>(from[c]);
+          const bool better =
+              (value > largest[c]) | ((value != value) & (largest[c] == largest[c]));
+          largest[c] = better ? value : largest[c];
+          best[c] = better ? number : best[c];
+        }
+      first = false;
+    });
+    const std::int64_t at = (row * shape_.counts[2] + k) * channels + channel;
+    for (std::int64_t c = 0; c < count; ++c) {
+      if (args.outputs[0] != nullptr)
+        static_cast<T*>(args.outputs[0])[at + c] = x[best[c] * channels + c];
+      if (args.outputs[1] != nullptr) static_cast<std::int64_t*>(args.outputs[1])[at + c] = best[c];
+    }
+  }
+
+  // The first of equals; NaN is the largest.
+  template <class T>
+  void plane(const T* x, T* values, std::int64_t* places) const {
+    shape_.for_windows([&](std::int64_t window, auto&& body) {
+      std::int64_t best = -1;
+      Sum<T> largest = 0;
+      body([&](std::int64_t place) {
+        const auto value = static_cast<Sum<T>>(x[place]);
+        if (best < 0 || value > largest || (std::isnan(value) && !std::isnan(largest))) {
+          best = place;
+          largest = value;
+        }
+      });
+      if (values != nullptr) values[window] = x[best];
+      if (places != nullptr) places[window] = best;
+    });
+  }
+
+  static constexpr std::int64_t kPiece = 256;  // channels at a time
+
+  bool channels_last_;
+  PoolShape shape_;
+};
+
+// Of both directions: avg_pool reads a plane of data and writes one of windows, avg_pool_grad the
+// other way round.
+class AvgPool final : public Kernel {
+ public:
+  explicit AvgPool(const KernelQuery& query)
+      : gradient_(query.op == "avg_pool_grad"),
+        include_pad_(query.attrs.integer("include_pad") != 0),
+        shape_(query, gradient_ ? query.outputs[0] : query.inputs[0],
+               gradient_ ? query.inputs[0] : query.outputs[0]) {}
+
+  const PoolShape& shape() const { return shape_; }
+
+  void run(const KernelArgs& args) const override {
+    visit_floats(shape_.data.dtype, [&]<class T>() {
+      device::parallel_for(
+          shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t p = begin; p < end; ++p) {
+              const std::int64_t data = p * shape_.data_places(), mean = p * shape_.window_count();
+              const auto* from = static_cast<const T*>(args.inputs[0]);
+              auto* to = static_cast<T*>(args.outputs[0]);
+              if (gradient_)
+                give_back(from + mean, to + data, args.scratch, data);
+              else
+                average(from + data, to + mean);
+            }
+          });
+    });
+  }
+
+ private:
+  template <class T>
+  void average(const T* x, T* means) const {
+    shape_.for_windows([&](std::int64_t window, auto&& body) {
+      Sum<T> sum = 0;
+      body([&](std::int64_t place) { sum += static_cast<Sum<T>>(x[place]); });
+      means[window] = T(sum / static_cast<Sum<T>>(divisor(window)));
+    });
+  }
+
+  template <class T>
+  void give_back(const T* means, T* x, void* scratch, std::int64_t offset) const {
+    Sum<T>* sums = nullptr;
+    if constexpr (std::is_same_v<T, Sum<T>>)
+      sums = x;
+    else
+      sums = static_cast<Sum<T>*>(scratch) + offset;
+    std::fill(sums, sums + shape_.data_places(), Sum<T>(0));
+    shape_.for_windows([&](std::int64_t window, auto&& body) {
+      const Sum<T> part = static_cast<Sum<T>>(means[window]) / static_cast<Sum<T>>(divisor(window));
+      body([&](std::int64_t place) { sums[place] += part; });
+    });
+    if constexpr (!std::is_same_v<T, Sum<T>>)
+      for (std::int64_t i = 0; i < shape_.data_places(); ++i) x[i] = T(sums[i]);
+  }
+
+  // How many places a window has: those in the data or, with the padding, all that are not beyond.
+  std::int64_t divisor(std::int64_t window) const {
+    std::int64_t product = 1;
+    for (std::size_t axis = 3; axis-- > 0; window /= shape_.counts[axis]) {
+      const std::int64_t number = window % shape_.counts[axis];
+      const std::int64_t start = number * shape_.strides[axis] - shape_.before[axis];
+      const PoolShape::Range inside = shape_.range(axis, number);
+      product *= include_pad_ ? std::min(shape_.kernel[axis],
+                                         shape_.extents[axis] + shape_.after[axis] - start)
+                              : inside.last - inside.first;
+    }
+    return product;
+  }
+
+  bool gradient_, include_pad_;
+  PoolShape shape_;
+};
+
+}  // namespace
+
+Verdict accept_max_pool(const KernelQuery& query) {
+  const PoolShape shape(query, query.inputs[0], query.outputs[0]);
+  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  const TensorType places{DType::I64, query.outputs[0].shape};
+  const bool narrow = query.attrs.integer("channels_last", 0) != 0;
+  if (narrow && shape.data_places() > std::numeric_limits<std::int32_t>::max())
+    return Verdict::reject("more places than an int32 counts");
+  if (query.outputs.size() != 2 || query.outputs[1] != places)
+    return Verdict::reject("the places are not i64, one a window");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_max_pool(const KernelQuery& query) {
+  return std::make_unique<MaxPool>(query);
+}
+
+Verdict accept_avg_pool(const KernelQuery& query) {
+  const AvgPool kernel(query);
+  if (!kernel.shape().refusal.empty()) return Verdict::reject(kernel.shape().refusal);
+  for (const std::int64_t dilation : query.attrs.integers("dilations"))
+    if (dilation != 1) return Verdict::reject("a window that leaves places out");
+  const bool sums = query.op == "avg_pool_grad" && is_half(query.outputs[0].dtype);
+  return Verdict::accept(sums ? static_cast<std::size_t>(query.outputs[0].count()) * sizeof(float)
+                              : 0);
+}
+
+std::unique_ptr<Kernel> construct_avg_pool(const KernelQuery& query) {
+  return std::make_unique<AvgPool>(query);
+}
+
+}  // namespace ngd::kernels::fallback

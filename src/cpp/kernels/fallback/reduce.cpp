@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// sum, mean, max, min and prod over any axes: the chunks of a result (reduce_geometry.hpp), where
+// there are several, meet in scratch and are combined as a balanced tree.
+#include <algorithm>
+
+#include "kernels/reduce/loops.hpp"
+#include "kernels/reduce/reducer.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/tiles/tiles.hpp"
+
+namespace ngd::kernels::fallback {
+
+using reduce::add_tile;
+using reduce::for_segments;
+using reduce::Geometry;
+using reduce::kCell;
+using reduce::kMaxColumns;
+using reduce::make_geometry;
+using reduce::ReduceLoops;
+using reduce::Reducer;
+using reduce::rows_of_a_tile;
+using reduce::run_tasks;
+
+namespace {
+
+class Reduce final : public Kernel {
+ public:
+  explicit Reduce(const KernelQuery& query)
+      : dtype_(query.inputs[0].dtype),
+        geometry_(make_geometry(query.inputs[0].shape, query.attrs.integers("axes"))),
+        reducer_(query.attrs.text("op"), dtype_, geometry_.total),
+        loops_(reducer_.loops),
+        widen_(tiles::widening(dtype_)) {}
+
+  void run(const KernelArgs& args) const override {
+    run_tasks(
+        geometry_, [&](std::int64_t task) { run_task(task, args); },
+        [&](std::int64_t result) {
+          reducer_.finish(geometry_, result, scratch_cells(args, 0), args.outputs[0]);
+        });
+  }
+
+ private:
+  std::byte* scratch_cells(const KernelArgs& args, std::int64_t task) const {
+    return static_cast<std::byte*>(args.scratch) + task * geometry_.columns * kCell;
+  }
+
+  void run_task(std::int64_t task, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t result = task / g.chunks;
+    alignas(64) std::byte own[kMaxColumns * kCell];
+    std::byte* cells = g.chunks == 1 ? own : scratch_cells(args, task);
+    const std::int64_t columns = g.columns_of(result);
+    loops_.clear(cells, columns);
+    for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
+      add_segment(args.inputs[0], offset, count, columns, cells);
+    });
+    if (g.chunks == 1) reducer_.store(g, result, cells, args.outputs[0]);
+  }
+
+  void add_segment(const void* input, std::int64_t offset, std::int64_t count, std::int64_t columns,
+                   void* cells) const {
+    const auto* x =
+        static_cast<const std::byte*>(input) + offset * static_cast<std::int64_t>(size_of(dtype_));
+    if (widen_ != nullptr)
+      add_half_segment(x, count, columns, cells);
+    else if (geometry_.by_rows)
+      loops_.row(x, count, cells);
+    else
+      loops_.columns(x, count, geometry_.along.stride, columns, cells);
+  }
+
+  // Two-byte floats are widened a buffer at a time.
+  void add_half_segment(const std::byte* x, std::int64_t count, std::int64_t columns,
+                        void* cells) const {
+    constexpr std::int64_t kBuffer = 4096;
+    alignas(64) float wide[kBuffer];
+    if (geometry_.by_rows) {
+      for (std::int64_t i = 0; i < count; i += kBuffer) {
+        const std::int64_t n = std::min(kBuffer, count - i);
+        widen_(x + 2 * i, nullptr, nullptr, wide, n);
+        loops_.row(wide, n, cells);
+      }
+      return;
+    }
+    alignas(64) float partials[kMaxColumns];
+    const std::int64_t rows = rows_of_a_tile(kBuffer, columns);
+    for (std::int64_t i = 0; i < count; i += rows) {
+      const std::int64_t n = std::min(rows, count - i);
+      for (std::int64_t r = 0; r < n; ++r)
+        widen_(x + 2 * (i + r) * geometry_.along.stride, nullptr, nullptr, wide + r * columns,
+               columns);
+      add_tile(loops_, {i, n, count}, wide, columns, partials, cells);
+    }
+  }
+
+  DType dtype_;
+  Geometry geometry_;
+  Reducer reducer_;
+  const ReduceLoops& loops_;
+  tiles::TileFunction widen_;
+};
+
+}  // namespace
+
+Verdict accept_reduce(const KernelQuery& query) {
+  const std::string& op = query.attrs.text("op");
+  const TensorType& input = query.inputs[0];
+  if (query.outputs[0].dtype != input.dtype)
+    return Verdict::reject("the output's dtype is not the input's");
+  if (const std::string why = Reducer::refusal(op, input.dtype); !why.empty())
+    return Verdict::reject(why);
+  for (const std::int64_t axis : query.attrs.integers("axes"))
+    if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
+      return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  const Geometry g = make_geometry(input.shape, query.attrs.integers("axes"));
+  if (g.kept_count * g.width != query.outputs[0].count())
+    return Verdict::reject("the output has not the input's kept axes");
+  const bool orders = op == "max" || op == "min";
+  if (orders && g.total == 0 && query.outputs[0].count() > 0)
+    return Verdict::reject(op + " of no elements");
+  return Verdict::accept(static_cast<std::size_t>(g.cells() * kCell));
+}
+
+std::unique_ptr<Kernel> construct_reduce(const KernelQuery& query) {
+  return std::make_unique<Reduce>(query);
+}
+
+}  // namespace ngd::kernels::fallback

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// grouped_matmul and grouped_weight_grad: one matrix product for each group of rows.
+//
+// Group g is the rows from the end of group g - 1, or 0, up to offsets[g]. The offsets are values of
+// the program, so the shape of a group's product is known when the kernel runs. The threads share
+// each product. A group without rows has no product.
+//
+// `Products` multiplies. It has a constructor of a MatmulShape, which no product exceeds, and the
+// dtype of all arrays, scratch_bytes(), and run(args, m, k, a, b, out): the product of m rows and
+// depth k of elements of both operands that begin at numbers a and b, stored from number out on.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "device/threads.hpp"
+#include "kernels/shapes/indices.hpp"
+#include "kernels/shapes/matmul_shape.hpp"
+
+namespace ngd::kernels {
+
+// The rows of each group.
+class RowGroups {
+ public:
+  RowGroups(const TensorType& offsets, std::int64_t rows)
+      : dtype_(offsets.dtype), count_(offsets.count()), rows_(rows) {}
+
+  std::int64_t count() const { return count_; }
+
+  // Throws std::out_of_range for the first offset that is less than the one before, or too large.
+  void check(const void* offsets) const {
+    for (std::int64_t group = 0; group < count_; ++group) {
+      const std::int64_t before = begin(offsets, group), offset = end(offsets, group);
+      if (offset < before || offset > rows_)
+        throw std::out_of_range(concat("grouped_matmul: expected offsets from 0 to ", rows_,
+                                       " that do not decrease; got ", offset, " after ", before,
+                                       " at [", group, "] of the offsets"));
+    }
+  }
+
+  std::int64_t begin(const void* offsets, std::int64_t group) const {
+    return group > 0 ? end(offsets, group - 1) : 0;
+  }
+  std::int64_t end(const void* offsets, std::int64_t group) const {
+    return index_at(dtype_, offsets, group);
+  }
+
+ private:
+  DType dtype_;
+  std::int64_t count_, rows_;
+};
+
+// The common part of both kernels.
+template <class Products>
+class Grouped : public Kernel {
+ public:
+  Grouped(const KernelQuery& query, const MatmulShape& largest)
+      : shape_(largest),
+        groups_(query.inputs[2], query.inputs[0].shape[0]),
+        products_(largest, query.outputs[0].dtype),
+        item_bytes_(static_cast<std::int64_t>(size_of(query.outputs[0].dtype))) {}
+
+  std::size_t scratch_bytes() const { return products_.scratch_bytes(); }
+
+ protected:
+  // Stores zeros in elements of the result.
+  void clear(const KernelArgs& args, std::int64_t first, std::int64_t count) const {
+    constexpr std::int64_t kGrainBytes = 1 << 17;
+    std::byte* begin = static_cast<std::byte*>(args.outputs[0]) + first * item_bytes_;
+    device::parallel_for(count * item_bytes_, kGrainBytes, [&](std::int64_t from, std::int64_t to) {
+      std::fill(begin + from, begin + to, std::byte{0});
+    });
+  }
+
+  MatmulShape shape_;
+  RowGroups groups_;
+  Products products_;
+  std::int64_t item_bytes_;
+};
+
+// The rows of each group times its weight.
+template <class Products>
+class GroupedMatmul final : public Grouped<Products> {
+ public:
+  explicit GroupedMatmul(const KernelQuery& query) : Grouped<Products>(query, shape_of(query)) {}
+
+  void run(const KernelArgs& args) const override {
+    const void* offsets = args.inputs[2];
+    this->groups_.check(offsets);
+    const std::int64_t n = this->shape_.n, k = this->shape_.k;
+    if (n == 0) return;
+    std::int64_t end = 0;
+    for (std::int64_t group = 0; group < this->groups_.count(); ++group) {
+      const std::int64_t begin = end;
+      end = this->groups_.end(offsets, group);
+      if (begin < end)
+        this->products_.run(args, end - begin, k, begin * k, group * k * n, begin * n);
+    }
+    this->clear(args, end * n, (this->shape_.m - end) * n);
+  }
+
+ private:
+  static MatmulShape shape_of(const KernelQuery& query) {
+    const Shape& out = query.outputs[0].shape;
+    return {out[0], out[1], query.inputs[0].shape[1], false,
+            query.attrs.integer("transpose_b", 0) != 0};
+  }
+};
+
+// The rows of each group, transposed, times the same rows of another operand.
+template <class Products>
+class GroupedWeightGrad final : public Grouped<Products> {
+ public:
+  explicit GroupedWeightGrad(const KernelQuery& query)
+      : Grouped<Products>(query, {query.outputs[0].shape[1], query.outputs[0].shape[2],
+                                  query.inputs[0].shape[0], true, false}) {}
+
+  void run(const KernelArgs& args) const override {
+    const void* offsets = args.inputs[2];
+    this->groups_.check(offsets);
+    const std::int64_t m = this->shape_.m, n = this->shape_.n;
+    if (m * n == 0) return;
+    for (std::int64_t group = 0; group < this->groups_.count(); ++group) {
+      const std::int64_t begin = this->groups_.begin(offsets, group),
+                         rows = this->groups_.end(offsets, group) - begin, out = group * m * n;
+      if (rows > 0)
+        this->products_.run(args, m, rows, begin * m, begin * n, out);
+      else
+        this->clear(args, out, m * n);
+    }
+  }
+};
+
+// The reason why a query is none of these ops, or an empty text.
+inline std::string refusal_of_grouped(const KernelQuery& query) {
+  const DType dtype = query.outputs[0].dtype;
+  if (!is_floating(dtype)) return "the output is not of floats";
+  if (query.inputs[0].dtype != dtype || query.inputs[1].dtype != dtype) return "dtypes differ";
+  const TensorType& offsets = query.inputs[2];
+  if (!is_index(offsets.dtype)) return "the offsets are not i32 or i64";
+  if (offsets.shape.size() != 1) return "the offsets have not one axis";
+  const Shape &a = query.inputs[0].shape, &b = query.inputs[1].shape, &out = query.outputs[0].shape;
+  const std::int64_t groups = offsets.shape[0];
+  if (a.size() != 2) return "the rows are not a matrix";
+  if (query.op == "grouped_weight_grad")
+    return b.size() == 2 && a[0] == b[0] && out == Shape{groups, a[1], b[1]}
+               ? ""
+               : "the shapes do not fit";
+  if (out.size() != 2 || out[0] != a[0]) return "the shapes do not fit";
+  Shape weight{groups, a[1], out[1]};
+  if (query.attrs.integer("transpose_b", 0) != 0) std::swap(weight[1], weight[2]);
+  return b == weight ? "" : "the shapes do not fit";
+}
+
+}  // namespace ngd::kernels

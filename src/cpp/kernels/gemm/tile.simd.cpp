@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// See gemm.hpp. A tile's sums fill about half of the vector registers, or more: enough independent
+// chains for the latency of multiply-add, and room for the operands.
+#include "kernels/gemm/tile.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/tiles/simd_loops.hpp"
+
+namespace ngd::kernels::gemm::NGD_SIMD_LEVEL {
+
+namespace {
+
+constexpr int kVectorBytes = NGD_REGISTER_BYTES;
+#if defined(__AVX512F__)
+constexpr int kRows = 8, kVectors = 3;
+#elif defined(__AVX2__)
+constexpr int kRows = 6, kVectors = 2;
+#else
+constexpr int kRows = 4, kVectors = 2;
+#endif
+
+constexpr int kTurnedVectors = 2;
+
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+using Vector = typename VectorOf<T, kVectorBytes>::type;
+template <class T>
+using Stored = typename VectorOf<T, kVectorBytes>::stored;
+
+template <class T>
+NGD_INLINE Vector<T> load(const T* from) {
+  return *reinterpret_cast<const Stored<T>*>(from);
+}
+template <class T>
+NGD_INLINE void store(Vector<T> value, T* to) {
+  *reinterpret_cast<Stored<T>*>(to) = value;
+}
+
+// a0 b0 a1 b1 ... of the lower, or the upper, halves.
+template <class T, bool upper, int... i>
+NGD_INLINE Vector<T> zip(Vector<T> a, Vector<T> b, std::integer_sequence<int, i...>) {
+  constexpr int kFirst = upper ? kLanes<T> / 2 : 0;
+  return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes<T>)...);
+}
+
+template <class Half, int... i>
+NGD_INLINE auto joined(Half low, Half high, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(low, high, i...);
+}
+
+// Element p of line i to panel[p * width + i], for kLanes elements of `lines` lines. Each round of a
+// perfect shuffle zips a line with the one half of the lines behind it.
+template <class T, int lines>
+NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
+  constexpr auto kEach = std::make_integer_sequence<int, kLanes<T>>();
+  Vector<T> v[lines], w[lines];
+  NGD_UNROLL
+  for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
+  NGD_UNROLL
+  for (int round = 1; round < lines; round *= 2) {
+    NGD_UNROLL
+    for (int i = 0; i < lines / 2; ++i) {
+      w[2 * i] = zip<T, false>(v[i], v[i + lines / 2], kEach);
+      w[2 * i + 1] = zip<T, true>(v[i], v[i + lines / 2], kEach);
+    }
+    NGD_UNROLL
+    for (int i = 0; i < lines; ++i) v[i] = w[i];
+  }
+  constexpr int kSteps = kLanes<T> / lines;  // elements of every line in a vector
+  NGD_UNROLL
+  for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
+}
+
+// Lines that lie side by side, so many at once, then half as many.
+template <class T, int together>
+void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
+                T* panel) {
+  for (; used >= together; used -= together) {
+    for (std::int64_t p = 0; p < depth; ++p)
+      std::memcpy(panel + p * width, lines.data + p * lines.column, together * sizeof(T));
+    lines.data += together;
+    panel += together;
+  }
+  constexpr int kLess = together > kLanes<T> ? kLanes<T> : together / 2;
+  if constexpr (together > 1)
+    if (used > 0) copy_lines<T, kLess>(lines, used, depth, width, panel);
+}
+
+template <class T>
+void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
+                T* panel) {
+  if (used < width) std::fill(panel, panel + width * depth, T(0));
+  if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
+  // As many lines at once as a vector has lanes; or a whole panel of fewer, a power of two.
+  constexpr int kTogether = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
+  const bool even = lines.column == 1 && (kTogether == kLanes<T> || width == kTogether);
+  const std::int64_t blocks = even ? used / kTogether * kTogether : 0;
+  const std::int64_t steps = depth / kLanes<T> * kLanes<T>;
+  for (std::int64_t i = 0; i < blocks; i += kTogether)
+    for (std::int64_t p = 0; p < steps; p += kLanes<T>)
+      transpose<T, kTogether>(lines.data + i * lines.row + p, lines.row, width,
+                              panel + p * width + i);
+  for (std::int64_t i = 0; i < used; ++i)
+    for (std::int64_t p = i < blocks ? steps : 0; p < depth; ++p)
+      panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
+}
+
+// So many panels of lines that lie side by side: what one row of memory has of all of them at once.
+template <class T, int panels>
+void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
+  for (std::int64_t p = 0; p < depth; ++p) {
+    NGD_UNROLL
+    for (int i = 0; i < panels; ++i)
+      std::memcpy(panel + (i * depth + p) * kRows, lines.data + p * lines.column + i * kRows,
+                  kRows * sizeof(T));
+  }
+}
+
+template <class T>
+void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+  constexpr int kTogether = 4;
+  while (used > 0) {
+    const bool many = lines.row == 1 && width == kRows && used >= kTogether * kRows;
+    const std::int64_t taken = many ? kTogether * kRows : std::min(used, width);
+    if (many)
+      copy_panels<T, kTogether>(lines, depth, panel);
+    else
+      pack_panel(lines, taken, depth, width, panel);
+    used -= taken;
+    lines.data += taken * lines.row;
+    panel += (many ? taken : width) * depth;
+  }
+}
+
+// Stores sums that lie somewhere, with what follows them.
+template <class T>
+void finish(const TileWork<T>& work, View<T> sums) {
+  for (std::int64_t i = 0; i < work.rows; ++i)
+    for (std::int64_t j = 0; j < work.columns; ++j) {
+      T* to = work.c + i * work.c_stride + j;
+      T sum = sums.data[i * sums.row + j * sums.column];
+      if (work.add) sum = *to + sum;
+      if (work.bias != nullptr) sum += work.bias[j];
+      if (work.relu) sum = sum <= T(0) ? T(0) : sum;
+      *to = sum;
+    }
+}
+
+template <class T, int vectors, bool apart>
+void product(const TileWork<T>& work) {
+  const std::int64_t next = apart ? work.a_panel : 1;  // row of A
+  constexpr int kColumns = vectors * kLanes<T>;
+  Vector<T> sums[kRows][vectors];
+  NGD_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) sums[i][v] = Vector<T>{};
+  }
+  // What is written in the end comes while the sums are computed.
+  for (std::int64_t i = 0; i < work.rows; ++i) {
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v)
+      __builtin_prefetch(work.c + i * work.c_stride + v * kLanes<T>, 1, 3);
+  }
+  const T *a = work.a, *b = work.b;
+  const std::byte* ahead = work.ahead;
+  for (std::int64_t p = 0; p < work.depth; ++p, a += work.a_step, b += work.b_step) {
+    __builtin_prefetch(ahead, 0, 2);  // an address that nobody has does no harm
+    ahead += work.ahead_stride;
+    Vector<T> row[vectors];
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) row[v] = load(b + v * kLanes<T>);
+    NGD_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const Vector<T> factor = a[i * next] - Vector<T>{};
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
+    }
+  }
+  if (work.rows == kRows && work.columns == kColumns) {
+    NGD_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        T* to = work.c + i * work.c_stride + v * kLanes<T>;
+        Vector<T> sum = sums[i][v];
+        if (work.add) sum = load(to) + sum;
+        if (work.bias != nullptr) sum += load(work.bias + v * kLanes<T>);
+        if (work.relu) sum = sum <= Vector<T>{} ? Vector<T>{} : sum;
+        store(sum, to);
+      }
+    }
+    return;
+  }
+  T edge[kRows * kColumns];
+  NGD_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) store(sums[i][v], edge + i * kColumns + v * kLanes<T>);
+  }
+  finish(work, {edge, kColumns, 1});
+}
+
+// kLanes rows of A, kRows of which lie side by side: one step of the depth.
+template <class T>
+NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
+  if constexpr (kLanes<T> == kRows) {
+    return load(a);
+  } else {
+    using Half = VectorOf<T, kVectorBytes / 2>;
+    const typename Half::type low = *reinterpret_cast<const typename Half::stored*>(a);
+    const typename Half::type high = *reinterpret_cast<const typename Half::stored*>(a + next);
+    return joined(low, high, std::make_integer_sequence<int, kLanes<T>>());
+  }
+}
+
+template <class T, int columns>
+void product_turned(const TileWork<T>& work, std::int64_t first) {
+  constexpr int kPanels = kLanes<T> / kRows;
+  const std::int64_t last = (work.rows - 1) / kRows;  // panel; what lies behind is none
+  const T* a[kTurnedVectors];
+  std::int64_t next[kTurnedVectors];
+  Vector<T> sums[kTurnedVectors][columns];
+  NGD_UNROLL
+  for (int v = 0; v < kTurnedVectors; ++v) {
+    const std::int64_t mine = std::min<std::int64_t>(v * kPanels, last);
+    a[v] = work.a + mine * work.a_panel;
+    next[v] = mine < last ? work.a_panel : 0;
+    NGD_UNROLL
+    for (int j = 0; j < columns; ++j) sums[v][j] = Vector<T>{};
+  }
+  const T* b = work.b + first;
+  for (std::int64_t p = 0; p < work.depth; ++p, b += work.b_step) {
+    Vector<T> rows[kTurnedVectors];
+    NGD_UNROLL
+    for (int v = 0; v < kTurnedVectors; ++v) rows[v] = load_rows(a[v] + p * work.a_step, next[v]);
+    NGD_UNROLL
+    for (int j = 0; j < columns; ++j) {
+      const Vector<T> factor = b[j] - Vector<T>{};
+      NGD_UNROLL
+      for (int v = 0; v < kTurnedVectors; ++v) sums[v][j] += factor * rows[v];
+    }
+  }
+  T edge[columns * kTurnedVectors * kLanes<T>];
+  NGD_UNROLL
+  for (int j = 0; j < columns; ++j) {
+    NGD_UNROLL
+    for (int v = 0; v < kTurnedVectors; ++v)
+      store(sums[v][j], edge + (j * kTurnedVectors + v) * kLanes<T>);
+  }
+  TileWork<T> mine = work;
+  mine.c += first;
+  mine.columns = columns;
+  if (mine.bias != nullptr) mine.bias += first;
+  finish(mine, {edge, 1, kTurnedVectors * kLanes<T>});
+}
+
+template <class T>
+void multiply_turned(const TileWork<T>& work) {
+  std::int64_t j = 0;
+  for (; j + 4 <= work.columns; j += 4) product_turned<T, 4>(work, j);
+  if (work.columns - j == 3)
+    product_turned<T, 3>(work, j);
+  else if (work.columns - j == 2)
+    product_turned<T, 2>(work, j);
+  else if (work.columns - j == 1)
+    product_turned<T, 1>(work, j);
+}
+
+template <class T, bool apart>
+void multiply(const TileWork<T>& work) {
+  static_assert(kVectors <= 3);
+  const std::int64_t vectors = (work.columns + kLanes<T> - 1) / kLanes<T>;
+  if constexpr (kVectors == 3)
+    if (vectors == 3) return product<T, 3, apart>(work);
+  vectors == 2 ? product<T, 2, apart>(work) : product<T, 1, apart>(work);
+}
+
+template <class T>
+constexpr GemmTile<T> tile() {
+  GemmTile<T> made{kRows,
+                   kVectors * kLanes<T>,
+                   kLanes<T>,
+                   &pack<T>,
+                   &multiply<T, false>,
+                   &multiply<T, true>,
+                   nullptr,
+                   0,
+                   0};
+  if constexpr (kLanes<T> == kRows || kLanes<T> == 2 * kRows) {
+    made.multiply_turned = &multiply_turned<T>;
+    made.turned_rows = kTurnedVectors * kLanes<T>;
+    made.turned_columns = kLanes<T> * 3 / 4;
+  }
+  return made;
+}
+
+constexpr GemmTiles kTiles = {tile<float>(), tile<double>(), tile<std::uint32_t>(),
+                              tile<std::uint64_t>()};
+
+}  // namespace
+
+const GemmTiles& gemm_tiles() { return kTiles; }
+
+}  // namespace ngd::kernels::gemm::NGD_SIMD_LEVEL

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// See reduce_geometry.hpp.
+#include "kernels/reduce/geometry.hpp"
+
+#include "kernels/reduce/loops.hpp"
+
+namespace ngd::kernels::reduce {
+
+namespace {
+constexpr std::int64_t kChunk = 1 << 16;  // elements of a chunk, about
+}
+
+Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes) {
+  struct Group {
+    Axis axis;
+    bool reduced;
+  };
+  std::vector<Group> groups;
+  const Shape strides = row_major_strides(shape);
+  for (std::size_t a = 0; a < shape.size(); ++a) {
+    if (shape[a] == 1) continue;
+    const bool reduced = std::find(axes.begin(), axes.end(), a) != axes.end();
+    if (!groups.empty() && groups.back().reduced == reduced) {
+      groups.back().axis.length *= shape[a];
+      groups.back().axis.stride = strides[a];
+    } else {
+      groups.push_back({{shape[a], strides[a]}, reduced});
+    }
+  }
+  Geometry g;
+  for (const Group& group : groups)
+    if (group.reduced) g.total *= group.axis.length;
+  g.by_rows = groups.empty() || groups.back().reduced;
+  if (!groups.empty() && !g.by_rows) {
+    g.width = groups.back().axis.length;
+    groups.pop_back();
+  }
+  if (!groups.empty() && groups.back().reduced) {
+    g.along = groups.back().axis;
+    groups.pop_back();
+  }
+  for (const Group& group : groups) {
+    (group.reduced ? g.reduced : g.kept).push_back(group.axis);
+    (group.reduced ? g.reduced_count : g.kept_count) *= group.axis.length;
+  }
+  g.columns = std::clamp<std::int64_t>(g.width, 1, kMaxColumns);
+  g.column_pieces = (g.width + g.columns - 1) / g.columns;
+  g.piece = std::max(kRowBlock, kChunk / g.columns);
+  g.pieces = (g.along.length + g.piece - 1) / g.piece;
+  const std::int64_t segment = std::max<std::int64_t>(1, std::min(g.piece, g.along.length));
+  g.chunk = std::max<std::int64_t>(1, kChunk / (segment * g.columns));
+  g.chunks = std::max<std::int64_t>(1, (g.reduced_count * g.pieces + g.chunk - 1) / g.chunk);
+  return g;
+}
+
+std::int64_t offset_of(const std::vector<Axis>& axes, std::int64_t index) {
+  std::int64_t offset = 0;
+  for (std::size_t a = axes.size(); a-- > 0;) {
+    offset += index % axes[a].length * axes[a].stride;
+    index /= axes[a].length;
+  }
+  return offset;
+}
+
+}  // namespace ngd::kernels::reduce

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shapes of a convolution or of one of its two gradients, read once for every implementation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/shapes/matmul_shape.hpp"
+#include "kernels/shapes/windows.hpp"
+
+namespace ngd::kernels {
+
+// result[n, g * out + o, p] = sum over i < in and the places k of a kernel of
+// data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k];
+// places outside of the data are 0. The types here have the channels in front of the spatial axes,
+// also where they come last in memory.
+struct ConvShape : Windows {
+  enum class Which { Forward, DataGrad, WeightGrad };
+
+  Which which = Which::Forward;
+  TensorType data, weights, result;
+  std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
+
+  bool channels_last = false;     // of data and result, in memory
+  bool bias = false;              // of each channel of the result: the third operand, forward
+  std::vector<std::string> post;  // applied to the result in turn
+
+  DType factors = DType::F32, bias_dtype = DType::F32;  // of the operands that are multiplied
+  bool mixed = false;  // of two-byte operands, the output or the bias is f32
+
+  std::string refusal;  // empty: this is a convolution
+
+  explicit ConvShape(const KernelQuery& query) {
+    which = query.op == "conv"             ? Which::Forward
+            : query.op == "conv_data_grad" ? Which::DataGrad
+                                           : Which::WeightGrad;
+    data = which == Which::DataGrad ? query.outputs[0] : query.inputs[0];
+    weights = which == Which::WeightGrad ? query.outputs[0] : query.inputs[1];
+    result = which == Which::Forward    ? query.outputs[0]
+             : which == Which::DataGrad ? query.inputs[0]
+                                        : query.inputs[1];
+    channels_last = query.attrs.integer("channels_last", 0) == 1;
+    if (channels_last && data.shape.size() > 2 && result.shape.size() > 2)
+      for (Shape* shape : {&data.shape, &result.shape})
+        std::rotate(shape->begin() + 1, shape->end() - 1, shape->end());
+    refusal = read(query.attrs, data.shape, result.shape, weights.shape);
+    if (!refusal.empty()) return;
+    const DType dtype = factors = query.inputs[0].dtype;
+    if (query.inputs[1].dtype != dtype || !holds_product(query.outputs[0].dtype, dtype))
+      refusal = "the dtypes differ";
+    mixed = query.outputs[0].dtype != dtype;
+    groups = query.attrs.integer("groups");
+    if (weights.shape.size() != data.shape.size() || groups < 1 || weights.shape[0] % groups != 0 ||
+        weights.shape[1] * groups != data.shape[1] || weights.shape[0] != result.shape[1] ||
+        result.shape[0] != data.shape[0]) {
+      refusal = "the channels or the batch do not fit";
+      return;
+    }
+    bias = query.inputs.size() > 2;
+    if (bias) bias_dtype = query.inputs[2].dtype;
+    mixed = mixed || (bias && query.inputs[2].dtype != dtype);
+    if (bias && (which != Which::Forward || !holds_product(query.inputs[2].dtype, dtype) ||
+                 query.inputs[2].shape != Shape{weights.shape[0]}))
+      refusal = "the bias is not one number a channel of a result";
+    if (query.attrs.has("post")) post = query.attrs.texts("post");
+    batch = data.shape[0];
+    in = weights.shape[1];
+    out = weights.shape[0] / groups;
+  }
+};
+
+}  // namespace ngd::kernels

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile loops, compiled once a SIMD level. See tiles.hpp and opcodes.inc.
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/tiles/tiles.hpp"
+#include "kernels/tiles/vector_math.hpp"
+
+namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
+
+namespace {
+
+enum class Domain { Floats, Numbers, Wrapping, All, Bits, Integers, Whole };
+enum class Result { Same, Truth };
+
+// The element type of a tile of the dtype; bool is a byte.
+template <int dtype>
+using TileType = std::conditional_t<
+    dtype == int(DType::Bool), std::uint8_t,
+    typename StorageOf<dtype == int(DType::Bool) ? DType::U8 : static_cast<DType>(dtype)>::type>;
+
+template <class T, bool sign_blind>
+using LoopType = typename std::conditional_t<
+    sign_blind && std::is_integral_v<T>,
+    std::make_unsigned<std::conditional_t<std::is_integral_v<T>, T, int>>,
+    std::type_identity<T>>::type;
+
+constexpr bool covers(Domain domain, int dtype) {
+  const auto d = static_cast<DType>(dtype);
+  if (d == DType::F16 || d == DType::BF16) return false;
+  if (d == DType::Bool)
+    return domain == Domain::All || domain == Domain::Bits || domain == Domain::Whole;
+  if (d == DType::F32 || d == DType::F64)
+    return domain != Domain::Integers && domain != Domain::Whole;
+  return domain != Domain::Floats;
+}
+
+// Each opcode as a type with apply<T>(a, b, c), and what its line says.
+#define NGD_OP(name, operands_, domain_, result_, expression)                                 \
+  struct Op_##name {                                                                          \
+    static constexpr int operands = operands_;                                                \
+    static constexpr Domain domain = Domain::domain_;                                         \
+    static constexpr Result result = Result::result_;                                         \
+    template <class T, class A>                                                               \
+    NGD_INLINE auto apply([[maybe_unused]] A a, [[maybe_unused]] T b, [[maybe_unused]] T c) { \
+      using U [[maybe_unused]] = WrappingType<T>;                                             \
+      return expression;                                                                      \
+    }                                                                                         \
+  };
+#include "kernels/tiles/opcodes.inc"
+#undef NGD_OP
+
+// Arguments beyond the float32 reduction of vector_math.hpp: rare, and left to libm.
+template <class Op, class T>
+bool left_to_libm(const T* a, T* out, std::int64_t count) {
+  if constexpr (std::is_same_v<T, float> &&
+                (std::is_same_v<Op, Op_sin> || std::is_same_v<Op, Op_cos>)) {
+    int large = 0;
+    for (std::int64_t i = 0; i < count; ++i) large |= __builtin_fabsf(a[i]) > kTrigonometricLimit;
+    if (large == 0) return false;
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = std::is_same_v<Op, Op_sin> ? __builtin_sinf(a[i]) : __builtin_cosf(a[i]);
+    return true;
+  }
+  return false;
+}
+
+template <class Op, class T>
+void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
+  using R = std::conditional_t<Op::result == Result::Truth, std::uint8_t, T>;
+  auto* out = static_cast<R*>(out_);
+  if constexpr (Op::operands == 1) {
+    const auto* a = static_cast<const T*>(a_);
+    if constexpr (std::is_same_v<R, T>) {
+      if (left_to_libm<Op, T>(a, out, count)) return;
+    }
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, T>(a[i], T(), T()));
+  } else if constexpr (Op::operands == 2) {
+    const auto* a = static_cast<const T*>(a_);
+    const auto* b = static_cast<const T*>(b_);
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, T>(a[i], b[i], T()));
+  } else {
+    const auto* a = static_cast<const std::uint8_t*>(a_);
+    const auto* b = static_cast<const T*>(b_);
+    const auto* c = static_cast<const T*>(c_);
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, std::uint8_t>(a[i], b[i], c[i]));
+  }
+}
+
+template <class From, class To, bool to_bool>
+void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
+  const auto* in = static_cast<const From*>(in_);
+  auto* out = static_cast<To*>(out_);
+  NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) {
+    if constexpr (to_bool) {
+      out[i] = static_cast<To>(in[i] != From(0));
+    } else {
+      out[i] = convert<To>(in[i]);
+    }
+  }
+}
+
+NGD_INLINE std::uint16_t to_bf16(float value) {
+  const auto bits = static_cast<std::uint32_t>(as_bits(value));
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
+  return static_cast<std::uint16_t>(value != value ? quiet_nan : rounded);
+}
+
+NGD_INLINE float from_bf16(std::uint16_t bits) {
+  return as_float(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits) << 16));
+}
+
+#if defined(__F16C__)
+NGD_INLINE std::uint16_t to_f16(float value) {
+  return static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+}
+NGD_INLINE float from_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
+#else
+// As Float16 in base/dtype.hpp.
+NGD_INLINE std::uint16_t to_f16(float value) {
+  const auto bits = static_cast<std::uint32_t>(as_bits(value));
+  const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const float shifted = as_float(static_cast<std::int32_t>(magnitude)) + 0.5f;
+  const std::uint32_t subnormal = static_cast<std::uint32_t>(as_bits(shifted)) - 0x3f000000u;
+  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  const std::uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
+  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  return static_cast<std::uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));
+}
+NGD_INLINE float from_f16(std::uint16_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
+  const std::uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+  const auto subnormal = static_cast<std::uint32_t>(
+      as_bits(static_cast<float>(static_cast<std::int32_t>(mantissa)) * 0x1p-24f));
+  const std::uint32_t normal = ((exponent + 112u) << 23) | (mantissa << 13);
+  const std::uint32_t special = 0x7f800000u | (mantissa << 13);
+  const std::uint32_t magnitude = exponent == 0 ? subnormal : exponent == 31 ? special : normal;
+  return as_float(static_cast<std::int32_t>(sign | magnitude));
+}
+#endif
+
+// Conversions of two-byte floats. Those of f16 take eight elements at a time where F16C is.
+enum class Half { F16, BF16 };
+
+template <Half half>
+void widen(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
+  const auto* in = static_cast<const std::uint16_t*>(in_);
+  auto* out = static_cast<float*>(out_);
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  if constexpr (half == Half::F16) {
+    for (; i + 8 <= count; i += 8)
+      _mm256_storeu_ps(out + i,
+                       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+  }
+#endif
+  for (; i < count; ++i) out[i] = half == Half::F16 ? from_f16(in[i]) : from_bf16(in[i]);
+}
+
+template <Half half>
+void narrow(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
+  const auto* in = static_cast<const float*>(in_);
+  auto* out = static_cast<std::uint16_t*>(out_);
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  if constexpr (half == Half::F16) {
+    for (; i + 8 <= count; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                       _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+  }
+#endif
+  for (; i < count; ++i) out[i] = half == Half::F16 ? to_f16(in[i]) : to_bf16(in[i]);
+}
+
+template <Half half>
+void round(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
+  const auto* in = static_cast<const float*>(in_);
+  auto* out = static_cast<float*>(out_);
+  std::int64_t i = 0;
+#if defined(__F16C__)
+  if constexpr (half == Half::F16) {
+    for (; i + 8 <= count; i += 8) {
+      const __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(rounded));
+    }
+  }
+#endif
+  NGD_INDEPENDENT for (; i < count; ++i) out[i] =
+      half == Half::F16 ? from_f16(to_f16(in[i])) : from_bf16(to_bf16(in[i]));
+}
+
+template <First first, class T>
+NGD_INLINE T apply_first(T a, T b) {
+  if constexpr (first == First::Add) return a + b;
+  if constexpr (first == First::Subtract) return a - b;
+  return a * b;
+}
+
+template <Second second, class T>
+NGD_INLINE T apply_second(T x, T c) {
+  if constexpr (second == Second::Add) return x + c;
+  if constexpr (second == Second::Subtract) return x - c;
+  if constexpr (second == Second::SubtractFrom) return c - x;
+  if constexpr (second == Second::Multiply) return x * c;
+  return x <= T(0) ? T(0) : x;
+}
+
+template <First first, Second second, class T>
+void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
+  const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_);
+  auto* out = static_cast<T*>(out_);
+  if constexpr (second == Second::Relu) {
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        apply_second<second, T>(apply_first<first, T>(a[i], b[i]), T());
+  } else {
+    const auto* c = static_cast<const T*>(c_);
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        apply_second<second, T>(apply_first<first, T>(a[i], b[i]), c[i]);
+  }
+}
+
+template <class T>
+void where_greater(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
+  const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_),
+             *c = static_cast<const T*>(c_);
+  auto* out = static_cast<T*>(out_);
+  NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] > b[i] ? c[i] : T(0);
+}
+
+template <int first, int... seconds>
+constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, seconds...>) {
+  ((row[seconds][0] = &pair_loop<First(first), Second(seconds), float>,
+    row[seconds][1] = &pair_loop<First(first), Second(seconds), double>),
+   ...);
+}
+
+template <class Op, int dtype>
+constexpr TileFunction operation_entry() {
+  if constexpr (covers(Op::domain, dtype)) {
+    constexpr Domain d = Op::domain;
+    constexpr bool sign_blind =
+        d == Domain::Wrapping || d == Domain::Bits || d == Domain::Integers || d == Domain::Whole;
+    return &loop<Op, LoopType<TileType<dtype>, sign_blind>>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <int from, int to>
+constexpr TileFunction cast_entry() {
+  if constexpr (covers(Domain::All, from) && covers(Domain::All, to)) {
+    using From = TileType<from>;
+    using To = LoopType<TileType<to>, std::is_integral_v<From>>;
+    return &cast_loop<From, To, to == int(DType::Bool)>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Op, int... dtypes>
+constexpr void fill_operation(TileFunction* row, std::integer_sequence<int, dtypes...>) {
+  ((row[dtypes] = operation_entry<Op, dtypes>()), ...);
+}
+
+template <int from, int... to>
+constexpr void fill_casts(TileFunction* row, std::integer_sequence<int, to...>) {
+  ((row[to] = cast_entry<from, to>()), ...);
+}
+
+template <int... dtypes>
+constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
+  TileTable table{};
+#define NGD_OP(name, operands, domain, result, expression) \
+  fill_operation<Op_##name>(table.operations[static_cast<int>(Opcode::name)], all);
+#include "kernels/tiles/opcodes.inc"
+#undef NGD_OP
+  (fill_casts<dtypes>(table.casts[dtypes], all), ...);
+  constexpr auto seconds = std::make_integer_sequence<int, kSeconds>();
+  fill_pairs<int(First::Add)>(table.pairs[int(First::Add)], seconds);
+  fill_pairs<int(First::Subtract)>(table.pairs[int(First::Subtract)], seconds);
+  fill_pairs<int(First::Multiply)>(table.pairs[int(First::Multiply)], seconds);
+  table.where_greater[0] = &where_greater<float>;
+  table.where_greater[1] = &where_greater<double>;
+  table.widen_f16 = &widen<Half::F16>;
+  table.widen_bf16 = &widen<Half::BF16>;
+  table.narrow_f16 = &narrow<Half::F16>;
+  table.narrow_bf16 = &narrow<Half::BF16>;
+  table.round_f16 = &round<Half::F16>;
+  table.round_bf16 = &round<Half::BF16>;
+  return table;
+}
+
+constexpr TileTable kTable = make_table(std::make_integer_sequence<int, kDTypeCount>());
+
+}  // namespace
+
+const TileTable& tile_table() { return kTable; }
+
+}  // namespace ngd::kernels::tiles::NGD_SIMD_LEVEL

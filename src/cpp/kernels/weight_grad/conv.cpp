@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of f32 convolutions' weights, the channels last, as sums of products over the places of
+// dy: of its channels by those of the data that a place of the kernels sees there.
+//
+// Of a block of places dy is read where it lies, if its channels fill tiles of the own product, and
+// the data is packed once for each place of the kernels and group of channels: the tiles multiply them.
+#include <algorithm>
+#include <cstring>
+
+#include "device/threads.hpp"
+#include "kernels/gemm/channel_groups.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/shapes/conv_shape.hpp"
+
+namespace ngd::kernels::weight_grad {
+
+namespace {
+
+using gemm::Groups;
+using gemm::TileWork;
+
+constexpr std::int64_t kQuarter = 4;           // channels that are copied at once
+constexpr std::int64_t kVector = 16;           // channels
+constexpr std::int64_t kBlock = 128;           // places, at most
+constexpr std::int64_t kBlockBytes = 1 << 19;  // of dy
+constexpr std::int64_t kSumBytes = 4 << 20;    // of all sums, which each thread has of its own
+
+class WeightGradient final : public Kernel {
+ public:
+  explicit WeightGradient(const ConvShape& s)
+      : s_(s),
+        pieces_(device::thread_count()),
+        places_(s.batch * s.window_count()),
+        in_(s.in, 1),
+        packs_dy_(s.out % tile_.rows != 0) {
+    block_ = std::clamp<std::int64_t>(kBlockBytes / 4 / s.out, kBlock / 2, kBlock);
+    by_places_ = sums() * 4 <= kSumBytes && places_ >= 2 * block_ * pieces_;
+    of_piece_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
+  }
+
+  std::int64_t scratch_elements() const {
+    return pieces_ * of_piece_ + (by_places_ ? pieces_ : 1) * sums();
+  }
+
+  void run(const KernelArgs& args) const override {
+    const auto* data = static_cast<const float*>(args.inputs[0]);
+    const auto* dy = static_cast<const float*>(args.inputs[1]);
+    auto* packed = static_cast<float*>(args.scratch);
+    float* all = packed + pieces_ * of_piece_;
+    device::parallel_for(pieces_, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        const auto part = [&](std::int64_t count, std::int64_t unit) {
+          const std::int64_t units = (count + unit - 1) / unit;
+          return Range{units * piece / pieces_ * unit,
+                       std::min(count, units * (piece + 1) / pieces_ * unit)};
+        };
+        const Range places = by_places_ ? part(places_, 1) : Range{0, places_},
+                    rows = by_places_ ? Range{0, s_.out} : part(s_.out, tile_.rows);
+        if (rows.begin < rows.end)
+          add(data, dy, places, rows, packed + piece * of_piece_,
+              all + (by_places_ ? piece * sums() : 0));
+      }
+    });
+    finish(all, static_cast<float*>(args.outputs[0]));
+  }
+
+ private:
+  struct Range {
+    std::int64_t begin, end;
+  };
+
+  std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
+  // For each place of the kernels and group of the data's channels: dy's channels by these.
+  std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
+  std::int64_t sums_at(std::int64_t k, std::int64_t group) const {
+    return s_.out * (k * s_.in + in_.begin(group));
+  }
+
+  // The products of some places and rows, which are dy's channels.
+  void add(const float* data, const float* dy, Range places, Range rows, float* packed,
+           float* sums) const {
+    float* packed_dy = packed + block_ * tile_.columns;
+    for (std::int64_t p = places.begin; p < places.end; p += block_) {
+      const std::int64_t count = std::min(block_, places.end - p), behind = p + count;
+      const float* from = dy + p * s_.out;
+      if (packs_dy_) tile_.pack({from, 1, s_.out}, s_.out, count, tile_.rows, packed_dy);
+      for (std::int64_t k = 0; k < s_.kernel_places(); ++k)
+        for (std::int64_t group = 0; group < in_.count; ++group) {
+          pack(data, p, count, k, group, packed);
+          const bool fetches = k == 0 && group == 0 && behind < places.end;
+          multiply(packs_dy_ ? packed_dy : from, rows, packed, in_.width(group), count,
+                   p > places.begin, fetches ? dy + behind * s_.out : nullptr,
+                   sums + sums_at(k, group));
+        }
+    }
+  }
+
+  // What place k of the kernels sees at some places, of a group of channels; zeros beside the data.
+  void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
+            std::int64_t group, float* to) const {
+    const std::int64_t width = in_.width(group), wide = s_.counts[2],
+                       row = k / s_.kernel[2] * s_.dilations[1] - s_.before[1],
+                       column = k % s_.kernel[2] * s_.dilations[2] - s_.before[2];
+    std::int64_t place = first % wide, line = first / wide % s_.counts[1],
+                 image = first / wide / s_.counts[1];
+    for (const float* end = to + count * width; to < end; to += width) {
+      const std::int64_t y = line * s_.strides[1] + row, x = place * s_.strides[2] + column;
+      const bool inside = y >= 0 && y < s_.extents[1] && x >= 0 && x < s_.extents[2];
+      const float* from =
+          data + ((image * s_.extents[1] + y) * s_.extents[2] + x) * s_.in + in_.begin(group);
+      for (std::int64_t j = 0; j < width; j += kQuarter)
+        inside ? std::memcpy(to + j, from + j, kQuarter * sizeof(float))
+               : std::memset(to + j, 0, kQuarter * sizeof(float));
+      if (++place < wide) continue;
+      place = 0;
+      if (++line < s_.counts[1]) continue;
+      line = 0;
+      ++image;
+    }
+  }
+
+  // `ahead`: the places of dy that come next, which come closer meanwhile.
+  void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
+                std::int64_t count, bool add, const float* ahead, float* sums) const {
+    TileWork<float> work{};
+    work.depth = count;
+    work.a_step = packs_dy_ ? tile_.rows : s_.out;
+    work.b = b;
+    work.b_step = work.columns = work.c_stride = columns;
+    work.add = add;
+    for (std::int64_t i = rows.begin; i < rows.end; i += tile_.rows) {
+      const std::int64_t line = rows.begin + (i - rows.begin) / tile_.rows * kVector;
+      work.ahead = ahead != nullptr && line < rows.end
+                       ? reinterpret_cast<const std::byte*>(ahead + line)
+                       : nullptr;
+      work.ahead_stride =
+          work.ahead == nullptr ? 0 : s_.out * static_cast<std::int64_t>(sizeof(float));
+      work.a = dy + (packs_dy_ ? i * count : i);
+      work.c = sums + i * columns;
+      work.rows = std::min(tile_.rows, rows.end - i);
+      tile_.multiply(work);
+    }
+  }
+
+  // Adds the threads' sums, in order, and stores them as weights lie.
+  void finish(float* all, float* weights) const {
+    const std::int64_t kernel = s_.kernel_places(), threads = by_places_ ? pieces_ : 1;
+    device::parallel_for(s_.out, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row)
+        for (std::int64_t k = 0; k < kernel; ++k)
+          for (std::int64_t group = 0; group < in_.count; ++group) {
+            const std::int64_t width = in_.width(group);
+            float* own = all + sums_at(k, group) + row * width;
+            for (std::int64_t other = 1; other < threads; ++other)
+              for (std::int64_t j = 0; j < width; ++j) own[j] += own[other * sums() + j];
+            float* to = weights + (row * s_.in + in_.begin(group)) * kernel + k;
+            for (std::int64_t j = 0; j < width; ++j) to[j * kernel] = own[j];
+          }
+    });
+  }
+
+  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
+  ConvShape s_;
+  std::int64_t pieces_, places_;
+  Groups in_;
+  bool packs_dy_;  // it has not whole tiles of channels
+  std::int64_t block_;
+  bool by_places_;
+  std::int64_t of_piece_;
+};
+
+// Where this wins: steps of 2 and more; many channels of the data; and a dy that no cache holds. ADR 43
+// has the figures.
+bool wins(const ConvShape& s) {
+  constexpr std::int64_t kNoCache = 16 << 20, kMany = 1024, kSome = 128;
+  const std::int64_t places = s.batch * s.window_count();
+  if (s.kernel_places() > 1)
+    return s.strides[1] > 1 && s.strides[2] > 1 && s.in >= kSome && s.out >= kSome &&
+           places >= 2 * kBlock;
+  return s.in >= kMany || (s.in <= kSome && s.out >= 4 * s.in && places * s.out * 4 >= kNoCache);
+}
+
+}  // namespace
+
+Verdict accept_conv(const KernelQuery& query) {
+  const ConvShape s(query);
+  if (!s.refusal.empty()) return Verdict::reject(s.refusal);
+  if (s.factors != DType::F32 || s.mixed) return Verdict::reject("not of f32");
+  if (s.axes != 2 || !s.channels_last || s.groups > 1)
+    return Verdict::reject("not of two axes, channels last, one group");
+  if (s.in % kVector != 0 || s.out % kVector != 0 || s.data.count() == 0 || s.result.count() == 0)
+    return Verdict::reject("not of whole vectors");
+  if (!wins(s)) return Verdict::reject("oneDNN is faster, or nearly so");
+  return Verdict::accept(static_cast<std::size_t>(WeightGradient(s).scratch_elements()) *
+                         sizeof(float));
+}
+
+std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
+  return std::make_unique<WeightGradient>(ConvShape(query));
+}
+
+}  // namespace ngd::kernels::weight_grad
