@@ -179,3 +179,9 @@ def test_the_names_are_those_of_the_page_and_the_package() -> None:
 
 def test_the_known_devices_are_those_of_the_package() -> None:
     assert tuple(DEVICES) == config.DEVICES
+
+
+def test_the_simd_levels_are_those_of_the_core() -> None:
+    rows = Path(__file__).parents[2] / "src" / "cpp" / "base" / "simd_levels.inc"
+    names = re.findall(r"^  ROW\(\w+, (\w+),", rows.read_text(), re.M)
+    assert ("baseline", *names) == config.SIMD_LEVELS

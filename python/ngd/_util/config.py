@@ -31,6 +31,8 @@ SIMILARITY: Final = 0.7
 SWITCH: Final = ("0", "1")
 DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
 """The names of the devices, the default first; ngd/devices has a class for each."""
+SIMD_LEVELS: Final = ("baseline", "avx2", "avx512")
+"""The SIMD levels, lowest first; src/cpp/base/simd_levels.inc has a row for each above the baseline."""
 
 
 VARIABLES: Final = (
@@ -161,7 +163,7 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
     partial(device, None, "NGD_DEVICE"),
     partial(choose, "NGD_ALLREDUCE", ("auto", "flat", "ring")),
     partial(choose, "NGD_PROGRESS", ("auto", "on", "off")),
-    partial(choose, "NGD_SIMD", ("", "baseline", "avx2", "avx512")),
+    partial(choose, "NGD_SIMD", ("", *SIMD_LEVELS)),
     partial(expect_whole_number, "NGD_THREADS", 1024),
     partial(expect_whole_number, "NGD_NUMA_NODE", 1023, "auto"),
 )

@@ -5,19 +5,10 @@
 
 namespace ngd {
 
-#define NGD_DECLARE_LEVEL(level)                                                               \
-  namespace level {                                                                            \
-  void reduce_to_many(Combine, DType, const void* const*, int, void* const*, int, std::size_t, \
-                      double);                                                                 \
-  void widen(DType, const void*, float*, std::size_t);                                         \
-  void narrow(DType, const float*, void*, std::size_t);                                        \
-  }
-NGD_DECLARE_LEVEL(baseline)
-#if defined(NGD_HAVE_X86_LEVELS)
-NGD_DECLARE_LEVEL(avx2)
-NGD_DECLARE_LEVEL(avx512)
-#endif
-#undef NGD_DECLARE_LEVEL
+NGD_DECLARE_SIMD_LEVELS(void reduce_to_many(Combine, DType, const void* const*, int, void* const*,
+                                            int, std::size_t, double));
+NGD_DECLARE_SIMD_LEVELS(void widen(DType, const void*, float*, std::size_t));
+NGD_DECLARE_SIMD_LEVELS(void narrow(DType, const float*, void*, std::size_t));
 
 void reduce(Combine combine, DType dtype, const void* const* sources, int n, void* destination,
             std::size_t count, double divisor) {

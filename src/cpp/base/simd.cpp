@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/simd.hpp"
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "base/config.hpp"
 
@@ -9,44 +11,45 @@ namespace ngd {
 
 namespace {
 
-struct Feature {
-  std::string_view level, name;
-};
+#define NGD_NAME(level, name, features, flags, ...) , #name
+constexpr std::string_view kNames[] = {"baseline" NGD_SIMD_LEVELS(NGD_NAME, )};
+#undef NGD_NAME
 
-constexpr Feature kFeatures[] = {
-#define NGD_SIMD_FEATURE(level, name) {#level, #name},
-#include "base/simd_features.inc"
-#undef NGD_SIMD_FEATURE
-};
-
-bool cpu_has([[maybe_unused]] std::string_view feature) {
+std::vector<std::string_view> features_of_this_cpu() {
+  std::vector<std::string_view> found;
 #if defined(NGD_HAVE_X86_LEVELS)
   __builtin_cpu_init();
-#define NGD_SIMD_FEATURE(level, name) \
-  if (feature == #name) return __builtin_cpu_supports(#name) != 0;
-#include "base/simd_features.inc"
-#undef NGD_SIMD_FEATURE
+#define NGD_FEATURES(level, name, features, flags, ...) features
+#define NGD_FEATURE(name) \
+  if (__builtin_cpu_supports(#name) != 0) found.push_back(#name);
+  NGD_SIMD_LEVELS(NGD_FEATURES, NGD_FEATURE)
+#undef NGD_FEATURE
+#undef NGD_FEATURES
 #endif
-  return false;
+  return found;
 }
 
 SimdLevel detect() {
-  const SimdLevel best = level_of(cpu_has);
-  const std::string cap = config::simd();
-  if (cap == "baseline") return SimdLevel::Baseline;
-  if (cap == "avx2" && best == SimdLevel::Avx512) return SimdLevel::Avx2;
-  return best;
+  const SimdLevel best = level_of(features_of_this_cpu());
+  const auto* const cap = std::find(std::begin(kNames), std::end(kNames), config::simd());
+  return cap == std::end(kNames) ? best
+                                 : std::min(best, static_cast<SimdLevel>(cap - std::begin(kNames)));
 }
 
 }  // namespace
 
-SimdLevel level_of(const std::function<bool(std::string_view feature)>& has) {
+SimdLevel level_of(std::span<const std::string_view> cpu_features) {
+  const auto has = [&](std::string_view feature) {
+    return std::find(cpu_features.begin(), cpu_features.end(), feature) != cpu_features.end();
+  };
   SimdLevel best = SimdLevel::Baseline;
-  for (const SimdLevel level : {SimdLevel::Avx2, SimdLevel::Avx512}) {
-    for (const Feature& feature : kFeatures)
-      if (feature.level == name_of(level) && !has(feature.name)) return best;
-    best = level;
-  }
+#define NGD_FEATURE(name) &&has(#name)
+#define NGD_TRY_LEVEL(level, name, features, flags, ...) \
+  if (!(true features)) return best;                     \
+  best = SimdLevel::level;
+  NGD_SIMD_LEVELS(NGD_TRY_LEVEL, NGD_FEATURE)
+#undef NGD_TRY_LEVEL
+#undef NGD_FEATURE
   return best;
 }
 
@@ -55,16 +58,6 @@ SimdLevel simd_level() noexcept {
   return level;
 }
 
-std::string_view name_of(SimdLevel level) noexcept {
-  switch (level) {
-    case SimdLevel::Avx2:
-      return "avx2";
-    case SimdLevel::Avx512:
-      return "avx512";
-    case SimdLevel::Baseline:
-      break;
-  }
-  return "baseline";
-}
+std::string_view name_of(SimdLevel level) noexcept { return kNames[static_cast<int>(level)]; }
 
 }  // namespace ngd

@@ -1,33 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMD levels. A file NAME.simd.cpp is compiled once a level, each time with NGD_SIMD_LEVEL naming
-// the namespace that holds its functions (CMake: ngd_add_simd_sources); a plain .cpp beside it
-// picks one of them by simd_level(). No file outside *.simd.cpp is compiled for more than the
-// baseline, and *.simd.cpp files keep their functions static or in NGD_SIMD_LEVEL, so that no code
-// of a higher level can leak into the baseline through the linker.
+// SIMD levels. CMake (ngd_add_simd_sources) compiles each file NAME.simd.cpp once per level, with
+// NGD_SIMD_LEVEL defined as the namespace of its functions. The level is chosen at run time.
+//
+// A *.simd.cpp file keeps its functions static or in NGD_SIMD_LEVEL. Otherwise the linker could pick
+// the copy of a higher level for code of the baseline. All other files are compiled for the baseline.
 #pragma once
 
-#include <functional>
+#include <span>
 #include <string_view>
+
+#include "base/simd_levels.inc"
 
 namespace ngd {
 
-enum class SimdLevel { Baseline, Avx2, Avx512 };
+enum class SimdLevel {
+  Baseline,
+#define NGD_ENUMERATOR(level, name, features, flags, ...) level,
+  NGD_SIMD_LEVELS(NGD_ENUMERATOR, )
+#undef NGD_ENUMERATOR
+};
 
-// The highest level whose features (base/simd_features.inc) are all present in a CPU.
-SimdLevel level_of(const std::function<bool(std::string_view feature)>& has);
+// The highest level that a CPU with these features can run.
+SimdLevel level_of(std::span<const std::string_view> cpu_features);
 
-// The highest level that this CPU runs, that was compiled in, and that NGD_SIMD allows.
+// The highest level that this CPU can run, that the build contains, and that NGD_SIMD allows.
 SimdLevel simd_level() noexcept;
-std::string_view name_of(SimdLevel level) noexcept;  // "baseline", "avx2", "avx512"
+std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name in the level's row
+
+// The rows of the levels that the build contains.
+#if defined(NGD_HAVE_X86_LEVELS)
+#define NGD_BUILT_SIMD_LEVELS(ROW, ...) NGD_SIMD_LEVELS(ROW, , __VA_ARGS__)
+#else
+#define NGD_BUILT_SIMD_LEVELS(ROW, ...)
+#endif
+
+// NGD_DECLARE_SIMD_LEVELS(declaration): declares a function in the namespace of each level.
+#define NGD_DECLARE_IN_LEVEL(level, name, features, flags, ...) \
+  namespace name {                                              \
+  __VA_ARGS__;                                                  \
+  }
+#define NGD_DECLARE_SIMD_LEVELS(...)                        \
+  NGD_DECLARE_IN_LEVEL(Baseline, baseline, , , __VA_ARGS__) \
+  NGD_BUILT_SIMD_LEVELS(NGD_DECLARE_IN_LEVEL, __VA_ARGS__)
 
 // NGD_SIMD_SELECT(function): the function of that name in the namespace of simd_level().
-#if defined(NGD_HAVE_X86_LEVELS)
-#define NGD_SIMD_SELECT(function)                                      \
-  (::ngd::simd_level() == ::ngd::SimdLevel::Avx512 ? &avx512::function \
-   : ::ngd::simd_level() == ::ngd::SimdLevel::Avx2 ? &avx2::function   \
-                                                   : &baseline::function)
-#else
-#define NGD_SIMD_SELECT(function) (&baseline::function)
-#endif
+#define NGD_IF_LEVEL(level, name, features, flags, function) \
+  ::ngd::simd_level() == ::ngd::SimdLevel::level ? &name::function:
+#define NGD_SIMD_SELECT(function) \
+  (NGD_BUILT_SIMD_LEVELS(NGD_IF_LEVEL, function) & baseline::function)
 
 }  // namespace ngd

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::fallback {
 
 struct MomentLoops {
@@ -19,14 +21,6 @@ struct MomentLoops {
 
 using MomentTable = MomentLoops[2];  // of f32, of f64
 
-namespace baseline {
-const MomentTable& moment_table();
-}
-namespace avx2 {
-const MomentTable& moment_table();
-}
-namespace avx512 {
-const MomentTable& moment_table();
-}
+NGD_DECLARE_SIMD_LEVELS(const MomentTable& moment_table());
 
 }  // namespace ngd::kernels::fallback

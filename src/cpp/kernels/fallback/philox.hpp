@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::fallback {
 
 // words[4 i .. 4 i + 3] = the output block of the 128-bit counter whose words 0 and 1 are
@@ -12,14 +14,7 @@ namespace ngd::kernels::fallback {
 using PhiloxFunction = void (*)(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block,
                                 std::int64_t blocks, std::uint32_t* words);
 
-namespace baseline {
-void philox(std::uint64_t, std::uint64_t, std::uint64_t, std::int64_t, std::uint32_t*);
-}
-namespace avx2 {
-void philox(std::uint64_t, std::uint64_t, std::uint64_t, std::int64_t, std::uint32_t*);
-}
-namespace avx512 {
-void philox(std::uint64_t, std::uint64_t, std::uint64_t, std::int64_t, std::uint32_t*);
-}
+NGD_DECLARE_SIMD_LEVELS(void philox(std::uint64_t, std::uint64_t, std::uint64_t, std::int64_t,
+                                    std::uint32_t*));
 
 }  // namespace ngd::kernels::fallback

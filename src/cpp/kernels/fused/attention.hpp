@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::fused {
 
 inline constexpr std::int64_t kQueries = 64;  // the columns of a block of scores
@@ -60,14 +62,6 @@ struct AttentionTable {
   AttentionLoops<double> f64;
 };
 
-namespace baseline {
-const AttentionTable& attention_table();
-}
-namespace avx2 {
-const AttentionTable& attention_table();
-}
-namespace avx512 {
-const AttentionTable& attention_table();
-}
+NGD_DECLARE_SIMD_LEVELS(const AttentionTable& attention_table());
 
 }  // namespace ngd::kernels::fused

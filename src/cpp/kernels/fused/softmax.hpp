@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::fused {
 
 template <class T>
@@ -24,14 +26,6 @@ struct SoftmaxTable {
   SoftmaxLoops<double> f64;
 };
 
-namespace baseline {
-const SoftmaxTable& softmax_table();
-}
-namespace avx2 {
-const SoftmaxTable& softmax_table();
-}
-namespace avx512 {
-const SoftmaxTable& softmax_table();
-}
+NGD_DECLARE_SIMD_LEVELS(const SoftmaxTable& softmax_table());
 
 }  // namespace ngd::kernels::fused

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::gemm {
 
 // A matrix that lies anywhere: element (i, j) at data[i * row + j * column].
@@ -58,14 +60,6 @@ struct GemmTiles {
   GemmTile<std::uint64_t> u64;
 };
 
-namespace baseline {
-const GemmTiles& gemm_tiles();
-}
-namespace avx2 {
-const GemmTiles& gemm_tiles();
-}
-namespace avx512 {
-const GemmTiles& gemm_tiles();
-}
+NGD_DECLARE_SIMD_LEVELS(const GemmTiles& gemm_tiles());
 
 }  // namespace ngd::kernels::gemm

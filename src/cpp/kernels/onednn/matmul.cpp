@@ -48,7 +48,7 @@ bool is_own(const KernelQuery& query, const MatmulShape& shape) {
   if (shape.transpose_a && shape.k <= kLittleDepth &&
       shape.m * shape.n >= shape.k * (shape.m + shape.n))
     return true;
-  if (simd_level() != SimdLevel::Avx512 || shape.m < kLeastRows) return false;
+  if (simd_level() < SimdLevel::Avx512 || shape.m < kLeastRows) return false;
   const std::int64_t over = shape.n % kLanes, empty = over > 0 ? kLanes - over : 0;
   const bool mostly_empty = empty >= kLanes - kMostOver && shape.n >= kLeastFilled &&
                             10 * empty >= shape.n + empty && shape.k >= kLanes;

@@ -40,15 +40,7 @@ struct ReduceLoops {
 // By [reduction][dtype]; sums and products of bool, and two-byte floats, have null loops.
 using ReduceTable = ReduceLoops[kReductionCount][kDTypeCount];
 
-namespace baseline {
-const ReduceTable& reduce_table();
-}
-namespace avx2 {
-const ReduceTable& reduce_table();
-}
-namespace avx512 {
-const ReduceTable& reduce_table();
-}
+NGD_DECLARE_SIMD_LEVELS(const ReduceTable& reduce_table());
 
 inline const ReduceTable& reduce_table() { return NGD_SIMD_SELECT(reduce_table)(); }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
+#include "base/simd.hpp"
 
 namespace ngd::kernels::tiles {
 
@@ -44,14 +45,6 @@ const TileTable& tile_table();  // of simd_level()
 TileFunction widening(DType dtype);
 TileFunction narrowing(DType dtype);
 
-namespace baseline {
-const TileTable& tile_table();
-}
-namespace avx2 {
-const TileTable& tile_table();
-}
-namespace avx512 {
-const TileTable& tile_table();
-}
+NGD_DECLARE_SIMD_LEVELS(const TileTable& tile_table());
 
 }  // namespace ngd::kernels::tiles

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "base/simd.hpp"
+
 namespace ngd::kernels::winograd {
 
 inline constexpr int kTile = 4, kReach = 6, kKernel = 3;  // places a side: of result, data, kernels
@@ -42,14 +44,6 @@ struct Transforms {
                           std::int64_t next, float* kernels, std::int64_t step);
 };
 
-namespace baseline {
-const Transforms& transforms();
-}
-namespace avx2 {
-const Transforms& transforms();
-}
-namespace avx512 {
-const Transforms& transforms();
-}
+NGD_DECLARE_SIMD_LEVELS(const Transforms& transforms());
 
 }  // namespace ngd::kernels::winograd
