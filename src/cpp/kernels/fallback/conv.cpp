@@ -9,7 +9,8 @@
 //
 // f32 and f64 are computed as they are, two-byte floats as f32: their operands are cast to scratch
 // first and the result is cast back.
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/casts.hpp"
+#include "kernels/gemm/packed_gemm.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/conv_shape.hpp"
 
@@ -90,7 +91,7 @@ class Columns {
     for (std::int64_t n = 0; n < s_.batch; ++n)
       for (std::int64_t begin = 0; begin < chunks_.places; begin += chunks_.chunk) {
         const std::int64_t places = std::min(chunks_.chunk, chunks_.places - begin);
-        const gemm::Gemm<T>& gemm = places == chunks_.chunk ? whole_ : rest_;
+        const gemm::PackedGemm<T>& gemm = places == chunks_.chunk ? whole_ : rest_;
         switch (s_.which) {
           case Which::Forward: {
             T* result = output + n * results;
@@ -201,7 +202,7 @@ class Columns {
 
   ConvShape s_;
   Chunks chunks_;
-  gemm::Gemm<T> whole_, rest_;
+  gemm::PackedGemm<T> whole_, rest_;
 };
 
 template <class T>
@@ -215,14 +216,14 @@ class Conv final : public Kernel {
 
   std::size_t scratch_bytes() const {
     std::int64_t elements = columns_.scratch_elements();
-    if (gemm::cast_in(dtype_) != nullptr)
+    if (gemm::cast_to_computed(dtype_) != nullptr)
       elements += round_up(counts_[0], 64) + round_up(counts_[1], 64) + round_up(output_count_, 64);
     return static_cast<std::size_t>(elements) * sizeof(T);
   }
 
   void run(const KernelArgs& args) const override {
     T* scratch = static_cast<T*>(args.scratch);
-    if (gemm::cast_in(dtype_) == nullptr) {
+    if (gemm::cast_to_computed(dtype_) == nullptr) {
       columns_.run(static_cast<const T*>(args.inputs[0]), static_cast<const T*>(args.inputs[1]),
                    static_cast<T*>(args.outputs[0]), scratch);
       return;
@@ -231,13 +232,13 @@ class Conv final : public Kernel {
     for (int i = 0; i < 2; ++i) {
       operands[i] = scratch;
       scratch += round_up(counts_[i], 64);
-      gemm::cast(gemm::cast_in(dtype_), args.inputs[i], size_of(dtype_), operands[i], sizeof(T),
-                 counts_[i]);
+      gemm::cast_elements(gemm::cast_to_computed(dtype_), args.inputs[i], size_of(dtype_),
+                          operands[i], sizeof(T), counts_[i]);
     }
     T* out = scratch;
     columns_.run(operands[0], operands[1], out, scratch + round_up(output_count_, 64));
-    gemm::cast(gemm::cast_out(dtype_), out, sizeof(T), args.outputs[0], size_of(dtype_),
-               output_count_);
+    gemm::cast_elements(gemm::cast_to_stored(dtype_), out, sizeof(T), args.outputs[0],
+                        size_of(dtype_), output_count_);
   }
 
  private:

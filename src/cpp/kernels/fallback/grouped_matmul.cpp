@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped matrix products by the own product, for all floats. No weight is copied, except that
-// 16-bit floats are widened to scratch: the weight of one group at a time.
+// grouped_matmul by ngd's GEMM, for all floats. No weight is copied, except that 16-bit floats are
+// widened to scratch: the weight of one group at a time.
 #include "kernels/gemm/grouped_matmul.hpp"
 
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/casts.hpp"
+#include "kernels/gemm/packed_gemm.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fallback {
@@ -17,8 +18,8 @@ class Wide {
   // most: the largest number of elements of one product.
   Wide(DType dtype, std::int64_t most)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
-        widen_(gemm::cast_in(dtype)),
-        narrow_(gemm::cast_out(dtype)),
+        widen_(gemm::cast_to_computed(dtype)),
+        narrow_(gemm::cast_to_stored(dtype)),
         scratch_elements_(widen_ == nullptr ? 0 : round_up(most, 64)) {}
 
   std::int64_t scratch_elements() const { return scratch_elements_; }
@@ -27,7 +28,8 @@ class Wide {
   const T* read(const void* data, std::int64_t first, std::int64_t count, T* scratch) const {
     const std::byte* from = static_cast<const std::byte*>(data) + first * item_bytes_;
     if (widen_ == nullptr) return reinterpret_cast<const T*>(from);
-    gemm::cast(widen_, from, static_cast<std::size_t>(item_bytes_), scratch, sizeof(T), count);
+    gemm::cast_elements(widen_, from, static_cast<std::size_t>(item_bytes_), scratch, sizeof(T),
+                        count);
     return scratch;
   }
   // The memory of elements of a result, until store() is called.
@@ -37,7 +39,8 @@ class Wide {
   void store(void* data, std::int64_t first, std::int64_t count, const T* scratch) const {
     if (narrow_ == nullptr) return;
     std::byte* to = static_cast<std::byte*>(data) + first * item_bytes_;
-    gemm::cast(narrow_, scratch, sizeof(T), to, static_cast<std::size_t>(item_bytes_), count);
+    gemm::cast_elements(narrow_, scratch, sizeof(T), to, static_cast<std::size_t>(item_bytes_),
+                        count);
   }
 
  private:
@@ -47,9 +50,9 @@ class Wide {
 };
 
 template <class T>
-class OwnProducts {
+class GemmProducts {
  public:
-  OwnProducts(const MatmulShape& largest, DType dtype)
+  GemmProducts(const MatmulShape& largest, DType dtype)
       : largest_(largest),
         threads_(device::thread_count()),
         a_(dtype, largest.m * largest.k),
@@ -59,8 +62,8 @@ class OwnProducts {
   std::size_t scratch_bytes() const {
     const std::int64_t wide =
         a_.scratch_elements() + b_.scratch_elements() + out_.scratch_elements();
-    return sizeof(T) *
-           static_cast<std::size_t>(wide + gemm::scratch_elements_up_to<T>(largest_, threads_));
+    return sizeof(T) * static_cast<std::size_t>(
+                           wide + gemm::PackedGemm<T>::max_scratch_elements(largest_, threads_));
   }
 
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
@@ -72,7 +75,7 @@ class OwnProducts {
     T* wide_out = wide_b + b_.scratch_elements();
     const T* rows = a_.read(args.inputs[0], a, m * k, wide_a);
     const T* columns = b_.read(args.inputs[1], b, k * shape.n, wide_b);
-    gemm::Gemm<T>(shape, 0, threads)
+    gemm::PackedGemm<T>(shape, threads)
         .run(rows, columns, nullptr, out_.place(args.outputs[0], out, wide_out),
              wide_out + out_.scratch_elements());
     out_.store(args.outputs[0], out, m * shape.n, wide_out);
@@ -89,14 +92,15 @@ Verdict accept(const KernelQuery& query) {
   const std::string refusal = refusal_of_grouped(query);
   if (!refusal.empty()) return Verdict::reject(refusal);
   return Verdict::accept(query.outputs[0].dtype == DType::F64
-                             ? Op<OwnProducts<double>>(query).scratch_bytes()
-                             : Op<OwnProducts<float>>(query).scratch_bytes());
+                             ? Op<GemmProducts<double>>(query).scratch_bytes()
+                             : Op<GemmProducts<float>>(query).scratch_bytes());
 }
 
 template <template <class> class Op>
 std::unique_ptr<Kernel> construct(const KernelQuery& query) {
-  if (query.outputs[0].dtype == DType::F64) return std::make_unique<Op<OwnProducts<double>>>(query);
-  return std::make_unique<Op<OwnProducts<float>>>(query);
+  if (query.outputs[0].dtype == DType::F64)
+    return std::make_unique<Op<GemmProducts<double>>>(query);
+  return std::make_unique<Op<GemmProducts<float>>>(query);
 }
 
 }  // namespace

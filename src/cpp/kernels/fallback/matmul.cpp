@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The own matrix product (gemm/gemm.hpp), for every dtype. f32, f64 and 64-bit integers are
-// multiplied as they are; other integers and bool as u32, two-byte floats as f32: their operands
-// are cast to scratch first and the result is cast back.
-#include "kernels/gemm/gemm.hpp"
+// matmul by ngd's GEMM (gemm/packed_gemm.hpp), for every dtype. f32, f64 and 64-bit integers are
+// computed in their own dtype. Other integers and bool are computed in u32, and 16-bit floats in f32:
+// their operands are cast to scratch first, and the result is cast back.
+#include "kernels/gemm/casts.hpp"
+#include "kernels/gemm/packed_gemm.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fallback {
@@ -45,15 +46,15 @@ class Matmul final : public Kernel {
   explicit Matmul(const KernelQuery& query)
       : gemm_(MatmulShape(query)),
         dtype_(query.outputs[0].dtype),
-        cast_in_(gemm::cast_in(dtype_)),
-        cast_out_(gemm::cast_out(dtype_)) {
+        cast_in_(gemm::cast_to_computed(dtype_)),
+        cast_out_(gemm::cast_to_stored(dtype_)) {
     for (const TensorType& input : query.inputs) input_counts_.push_back(input.count());
     output_count_ = query.outputs[0].count();
   }
 
   static std::size_t scratch_bytes(const KernelQuery& query) {
-    std::int64_t elements = gemm::Gemm<T>(MatmulShape(query)).scratch_elements();
-    if (gemm::cast_in(query.outputs[0].dtype) != nullptr) {
+    std::int64_t elements = gemm::PackedGemm<T>(MatmulShape(query)).scratch_elements();
+    if (gemm::cast_to_computed(query.outputs[0].dtype) != nullptr) {
       for (const TensorType& input : query.inputs) elements += round_up(input.count(), 64);
       elements += round_up(query.outputs[0].count(), 64);
     }
@@ -67,7 +68,8 @@ class Matmul final : public Kernel {
     for (std::size_t i = 0; i < input_counts_.size(); ++i) {
       operands[i] = static_cast<const T*>(args.inputs[i]);
       if (cast_in_ == nullptr) continue;
-      gemm::cast(cast_in_, args.inputs[i], size_of(dtype_), scratch, sizeof(T), input_counts_[i]);
+      gemm::cast_elements(cast_in_, args.inputs[i], size_of(dtype_), scratch, sizeof(T),
+                          input_counts_[i]);
       operands[i] = scratch;
       scratch += round_up(input_counts_[i], 64);
     }
@@ -78,11 +80,12 @@ class Matmul final : public Kernel {
     }
     gemm_.run(operands[0], operands[1], operands[2], out, scratch);
     if (cast_out_ != nullptr)
-      gemm::cast(cast_out_, out, sizeof(T), args.outputs[0], size_of(dtype_), output_count_);
+      gemm::cast_elements(cast_out_, out, sizeof(T), args.outputs[0], size_of(dtype_),
+                          output_count_);
   }
 
  private:
-  gemm::Gemm<T> gemm_;
+  gemm::PackedGemm<T> gemm_;
   DType dtype_;
   tiles::TileFunction cast_in_, cast_out_;
   std::vector<std::int64_t> input_counts_;

@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elementwise program some of whose inputs are matrix products, which lie in no memory: a block
-// of each is computed and handed to the program while it is in the second-level cache. So a gradient
-// goes into the update of its weights without being written and read again.
+// An elementwise kernel body with matrix products among its inputs. The products are not stored: a
+// block of each is computed, and the body reads it while it is in the second-level cache. So the
+// update of a weight uses its gradient without a write and a read of the gradient.
 //
-// The kernel's inputs are the products' factors, a and b in turn, then what else the program reads.
-// `products` says which of the program's inputs are products; `product_shape` is theirs, and as many
-// elements as an output has. They have one shape and depth.
+// The inputs of the kernel are the operands of the products, a and b alternately, and then the other
+// inputs of the body. The attribute `products` lists the inputs of the body that are products.
+// `product_shape` is their shape; an output has the same number of elements. All products have the
+// same depth.
 #include <algorithm>
 
 #include "base/simd.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/streaming_gemm.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fused {
 
 namespace {
 
-// Of more, oneDNN multiplies faster, which outweighs what is saved; and all of B is packed at once.
-// passes/fusion/matmuls.py has the same number.
-constexpr std::int64_t kMostDepth = 256;
-constexpr std::size_t kMostProducts = 4;
+// For greater depths oneDNN multiplies faster, which saves more time than the fusion. Also, B is
+// packed for all depths at once. passes/fusion/matmuls.py has the same number.
+constexpr std::int64_t kMaxDepth = 256;
+constexpr std::size_t kMaxProducts = 4;
 
 const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
   return query.attrs.integers("products");
 }
-std::size_t factors_of(const KernelQuery& query) { return 2 * products_of(query).size(); }
+std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-// A line of memory for this core alone. The compiler's own prefetch shares it, where it is told no
-// CPU; each x86 of 64 bits has the instruction, or takes it for none.
-void prefetch_to_write(const void* line) {
+// Fetch a cache line for writing, without other owners. Without a flag for the CPU, the compiler's
+// prefetch leaves the line shared. Every x86-64 CPU executes prefetchw, if only as a no-op.
+void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
 #else
@@ -45,7 +46,7 @@ KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
 
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery made{"elementwise", {}, query.outputs, query.attrs};
-  made.inputs.assign(query.inputs.begin() + static_cast<std::ptrdiff_t>(factors_of(query)),
+  made.inputs.assign(query.inputs.begin() + static_cast<std::ptrdiff_t>(num_operands(query)),
                      query.inputs.end());
   for (const std::int64_t i : products_of(query))
     made.inputs.insert(made.inputs.begin() + static_cast<std::ptrdiff_t>(i),
@@ -53,64 +54,64 @@ KernelQuery elementwise_of(const KernelQuery& query) {
   return made;
 }
 
-// A thread's way through the blocks.
+// The block sink of one thread (gemm/streaming_gemm.hpp): computes the body for the elements of each
+// block.
 template <class T>
-class Taker {
+class BodySink {
  public:
-  using Range = typename gemm::Gemm<T>::Range;
-
-  Taker(const Plan& plan, std::int64_t width, const KernelArgs& args)
+  BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // What the program reads beside a tile comes while the tile is computed; what it writes there, to
-  // be written: another rank's core may have it, too.
-  void fetch(Range rows, Range columns) const {
+  // Fetch what the body reads beside this tile of the products, while the tile is computed. An input
+  // that is also an output is fetched for writing, because the core of another rank may have it.
+  void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
       if (input.reading != Reading::InPlace) continue;
       const auto item = static_cast<std::int64_t>(input.item);
       const auto* from = static_cast<const std::byte*>(args_.inputs[i]);
       const auto* outputs = args_.outputs;
-      const bool written = std::find(outputs, outputs + plan_.outputs.size(), args_.inputs[i]) !=
-                           outputs + plan_.outputs.size();
+      const bool is_written = std::find(outputs, outputs + plan_.outputs.size(), args_.inputs[i]) !=
+                              outputs + plan_.outputs.size();
       for (std::int64_t row = rows.begin; row < rows.end; ++row)
-        fetch_row(from + (row * width_ + columns.begin) * item,
-                  (columns.end - columns.begin) * item, written);
+        prefetch_row(from + (row * width_ + columns.begin) * item, columns.size() * item,
+                     is_written);
     }
   }
 
-  void take(Range rows, Range columns, const T* values, std::int64_t apart) {
-    apart *= static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t wide = columns.end - columns.begin;
-    if (wide == width_)
-      return run(rows.begin * width_, (rows.end - rows.begin) * width_, values, apart);
-    for (std::int64_t row = rows.begin; row < rows.end; ++row, values += wide)
-      run(row * width_ + columns.begin, wide, values, apart);
+  void write_block(gemm::Range rows, gemm::Range columns, const T* values,
+                   std::int64_t product_stride) {
+    const std::int64_t stride_bytes = product_stride * static_cast<std::int64_t>(sizeof(T)),
+                       block_width = columns.size();
+    if (block_width == width_)
+      return compute(rows.begin * width_, rows.size() * width_, values, stride_bytes);
+    for (std::int64_t row = rows.begin; row < rows.end; ++row, values += block_width)
+      compute(row * width_ + columns.begin, block_width, values, stride_bytes);
   }
 
  private:
-  static void fetch_row(const std::byte* from, std::int64_t bytes, bool written) {
+  static void prefetch_row(const std::byte* from, std::int64_t bytes, bool is_written) {
     constexpr std::int64_t kLine = 64;
     constexpr int kRead = 0, kSecondLevel = 2;
     for (std::int64_t at = 0; at < bytes; at += kLine)
-      if (written)
-        prefetch_to_write(from + at);
+      if (is_written)
+        prefetch_for_write(from + at);
       else
         __builtin_prefetch(from + at, kRead, kSecondLevel);
   }
 
-  // Elements that lie side by side, a tile at a time and none beyond a row of the plan's.
-  void run(std::int64_t begin, std::int64_t count, const T* values, std::int64_t apart) {
+  // Compute contiguous elements, one tile at a time. No tile crosses the end of a row of the plan.
+  void compute(std::int64_t begin, std::int64_t count, const T* values, std::int64_t stride_bytes) {
     while (count > 0) {
       const std::int64_t n =
           std::min({count, plan_.tile_length, plan_.inner - begin % plan_.inner});
-      walk_.elements(begin, n, values, apart);
+      walk_.elements(begin, n, values, stride_bytes);
       begin += n, values += n, count -= n;
     }
   }
 
   const Plan& plan_;
-  std::int64_t width_;
+  std::int64_t width_;  // of the products
   const KernelArgs& args_;
   TileWalk walk_;
 };
@@ -122,41 +123,40 @@ class ElementwiseProduct final : public Kernel {
       : plan_(elementwise_of(query)),
         gemm_(MatmulShape(matmul_of(query, 0)),
               static_cast<std::int64_t>(products_of(query).size())),
-        factors_(factors_of(query)),
         width_(query.attrs.integers("product_shape").back()) {
-    std::size_t next = factors_;
-    for (std::size_t i = 0; i < plan_.inputs.size(); ++i)
-      places_.push_back(plan_.inputs[i].reading == Reading::Given ? 0 : next++);
+    std::size_t next = num_operands(query);
+    for (const InputPlan& input : plan_.inputs)
+      kernel_inputs_.push_back(input.reading == Reading::Given ? 0 : next++);
   }
 
   Verdict verdict() const {
     std::vector<InPlace> pairs;
     for (const auto& [output, input] : plan_.in_place)
-      pairs.push_back({output, static_cast<int>(places_[static_cast<std::size_t>(input)])});
+      pairs.push_back({output, static_cast<int>(kernel_inputs_[static_cast<std::size_t>(input)])});
     return Verdict::accept(static_cast<std::size_t>(gemm_.scratch_elements()) * sizeof(T),
                            std::move(pairs));
   }
 
   void run(const KernelArgs& args) const override {
-    const void* inputs[kMaxSlots];  // of the program
-    for (std::size_t i = 0; i < places_.size(); ++i) inputs[i] = args.inputs[places_[i]];
-    const KernelArgs of_program{inputs, args.outputs, nullptr, args.queue};
-    gemm_.run_and_hand_on(args.inputs, static_cast<T*>(args.scratch),
-                          [&] { return Taker<T>(plan_, width_, of_program); });
+    const void* inputs[kMaxSlots];
+    for (std::size_t i = 0; i < kernel_inputs_.size(); ++i)
+      inputs[i] = args.inputs[kernel_inputs_[i]];
+    const KernelArgs body_args{inputs, args.outputs, nullptr, args.queue};
+    gemm_.run_into([&] { return BodySink<T>(plan_, width_, body_args); }, args.inputs,
+                   static_cast<T*>(args.scratch));
   }
 
  private:
   Plan plan_;
-  gemm::Gemm<T> gemm_;
-  std::size_t factors_;
-  std::int64_t width_;
-  std::vector<std::size_t>
-      places_;  // of the program's inputs among the kernel's; a product has none
+  gemm::StreamingGemm<T> gemm_;
+  std::int64_t width_;  // of the products
+  // For each input of the body: the kernel's input. 0 for a product, which is not read from there.
+  std::vector<std::size_t> kernel_inputs_;
 };
 
 std::string refusal_of(const KernelQuery& query) {
   const std::size_t products = products_of(query).size();
-  if (products == 0 || products > kMostProducts) return "1 to 4 products are expected";
+  if (products == 0 || products > kMaxProducts) return "1 to 4 products are expected";
   if (query.outputs.empty() || query.inputs.size() < 2 * products) return "operands are missing";
   const auto inputs = static_cast<std::int64_t>(query.inputs.size() - products);
   std::int64_t before = -1;
@@ -177,7 +177,7 @@ std::string refusal_of(const KernelQuery& query) {
     if (shape.k != first.k) return "the products have different depths";
   }
   if (first.k == 0) return "nothing to multiply";
-  if (first.k > kMostDepth) return "too much to add up";
+  if (first.k > kMaxDepth) return "too much to add up";
   return {};
 }
 

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Channels as kernels that are made of the own product's tiles take them.
+// Splits channels into groups that are no wider than one GEMM tile.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/gemm/gemm.hpp"
+#include "base/bits.hpp"
+#include "kernels/gemm/tile_of.hpp"
 
 namespace ngd::kernels::gemm {
 
-// Channels in groups of nearly equal numbers of vectors, at most as many as a tile of the product.
-struct Groups {
+// Groups of channels: whole vectors, of nearly equal numbers.
+struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
-  Groups(std::int64_t channels, std::int64_t multiple)
+  // The number of groups is a multiple of `multiple`, if there are enough vectors.
+  ChannelGroups(std::int64_t channels, std::int64_t multiple)
       : vectors(channels / tile_of<float>().lanes), lanes(tile_of<float>().lanes) {
-    const std::int64_t most = tile_of<float>().columns / lanes;
-    count = (vectors + most - 1) / most;
-    count = std::min(vectors, round_up(count, multiple));
+    const std::int64_t max_vectors = tile_of<float>().columns / lanes;
+    count = std::min(vectors, round_up(divide_up(vectors, max_vectors), multiple));
   }
   std::int64_t begin(std::int64_t group) const { return vectors * group / count * lanes; }
   std::int64_t width(std::int64_t group) const { return begin(group + 1) - begin(group); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The register tile of the own matrix product, one a SIMD level and type.
+// The register tile of ngd's GEMM: one per SIMD level and type.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace ngd::kernels::gemm {
 
-// A matrix that lies anywhere: element (i, j) at data[i * row + j * column].
+// A matrix with any strides: element (i, j) is data[i * row + j * column].
 template <class T>
 struct View {
   const T* data;
@@ -17,40 +17,42 @@ struct View {
 };
 
 // c[i * c_stride + j] (+)= sum over p < depth of A(i, p) * b[p * b_step + j], for i < rows, j < columns.
-// Behind it a bias and relu, if they are wanted.
+// Then a bias and relu, if they are set.
 //
-// A(i, p) is a[i / R * a_panel + p * a_step + i % R]: R rows of A side by side, and all R are read.
+// A(i, p) is a[i / R * a_panel + p * a_step + i % R]: R = GemmTile::rows adjacent
+// rows of A, and all R are read.
 template <class T>
 struct TileWork {
   std::int64_t depth;
-  const T *a, *b;  // of A and B, which are packed, or lie where they are
+  const T *a, *b;  // packed panels, or the operands themselves
   std::int64_t a_panel, a_step, b_step;
   T* c;
   std::int64_t c_stride, rows, columns;
   bool add = false;
   const T* bias = nullptr;  // [columns]
   bool relu = false;
-  // Memory that is read soon. Each step of depth fetches a line of it, so many bytes behind the last.
-  const std::byte* ahead = nullptr;
-  std::int64_t ahead_stride = 0;
+  // Memory that is read soon: each step of depth prefetches one cache line, prefetch_stride bytes
+  // after the previous one.
+  const std::byte* prefetch = nullptr;
+  std::int64_t prefetch_stride = 0;
 };
 
 template <class T>
 struct GemmTile {
-  std::int64_t rows, columns;  // the most
-  std::int64_t lanes;          // a panel of B has a multiple of so many columns
+  std::int64_t rows, columns;  // the largest tile
+  std::int64_t lanes;          // the width of a panel of B is a multiple of this
 
   // Packs `used` lines (rows of A, columns of B) of `depth` elements into panels of `width` lines,
-  // the last filled up with zeros.
+  // the last one padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // The same where rows of A are a_panel elements apart: A(i, p) is a[i * a_panel + p * a_step].
-  void (*multiply_apart)(const TileWork<T>& work);
+  // As multiply, for rows of A with a stride: A(i, p) is a[i * a_panel + p * a_step].
+  void (*multiply_strided)(const TileWork<T>& work);
 
-  // The same for some columns, with a vector along the rows, of several panels of A side by side: a
-  // vector of these columns would be mostly empty. Null: this level has none.
-  void (*multiply_turned)(const TileWork<T>& work);
-  std::int64_t turned_rows, turned_columns;  // the most
+  // As multiply, for few columns. A vector holds a column of several adjacent panels of A, because a
+  // vector along the rows of C would be mostly empty. Null if this level does not have it.
+  void (*multiply_narrow)(const TileWork<T>& work);
+  std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile
 };
 
 struct GemmTiles {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gemm.hpp. A tile's sums fill about half of the vector registers, or more: enough independent
-// chains for the latency of multiply-add, and room for the operands.
+// The tiles of tile.hpp. The sums of a tile fill half of the vector registers or more: enough
+// independent chains for the latency of multiply-add, and registers for the operands.
 #include "kernels/gemm/tile.hpp"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr int kRows = 6, kVectors = 2;
 constexpr int kRows = 4, kVectors = 2;
 #endif
 
-constexpr int kTurnedVectors = 2;
+constexpr int kNarrowVectors = 2;
 
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
@@ -52,8 +52,8 @@ NGD_INLINE auto joined(Half low, Half high, std::integer_sequence<int, i...>) {
   return __builtin_shufflevector(low, high, i...);
 }
 
-// Element p of line i to panel[p * width + i], for kLanes elements of `lines` lines. Each round of a
-// perfect shuffle zips a line with the one half of the lines behind it.
+// Store element p of line i at panel[p * width + i], for kLanes elements of `lines` lines. Each
+// round of a perfect shuffle zips line i with line i + lines / 2.
 template <class T, int lines>
 NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
   constexpr auto kEach = std::make_integer_sequence<int, kLanes<T>>();
@@ -75,19 +75,19 @@ NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-// Lines that lie side by side, so many at once, then half as many.
-template <class T, int together>
+// Copy adjacent lines: `batch` lines at once, then fewer.
+template <class T, int batch>
 void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
                 T* panel) {
-  for (; used >= together; used -= together) {
+  for (; used >= batch; used -= batch) {
     for (std::int64_t p = 0; p < depth; ++p)
-      std::memcpy(panel + p * width, lines.data + p * lines.column, together * sizeof(T));
-    lines.data += together;
-    panel += together;
+      std::memcpy(panel + p * width, lines.data + p * lines.column, batch * sizeof(T));
+    lines.data += batch;
+    panel += batch;
   }
-  constexpr int kLess = together > kLanes<T> ? kLanes<T> : together / 2;
-  if constexpr (together > 1)
-    if (used > 0) copy_lines<T, kLess>(lines, used, depth, width, panel);
+  constexpr int kFewer = batch > kLanes<T> ? kLanes<T> : batch / 2;
+  if constexpr (batch > 1)
+    if (used > 0) copy_lines<T, kFewer>(lines, used, depth, width, panel);
 }
 
 template <class T>
@@ -95,21 +95,20 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
                 T* panel) {
   if (used < width) std::fill(panel, panel + width * depth, T(0));
   if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
-  // As many lines at once as a vector has lanes; or a whole panel of fewer, a power of two.
-  constexpr int kTogether = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
-  const bool even = lines.column == 1 && (kTogether == kLanes<T> || width == kTogether);
-  const std::int64_t blocks = even ? used / kTogether * kTogether : 0;
+  // As many lines at once as a vector has lanes, or a whole smaller panel if it is a power of two.
+  constexpr int kBatch = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
+  const bool even = lines.column == 1 && (kBatch == kLanes<T> || width == kBatch);
+  const std::int64_t blocks = even ? used / kBatch * kBatch : 0;
   const std::int64_t steps = depth / kLanes<T> * kLanes<T>;
-  for (std::int64_t i = 0; i < blocks; i += kTogether)
+  for (std::int64_t i = 0; i < blocks; i += kBatch)
     for (std::int64_t p = 0; p < steps; p += kLanes<T>)
-      transpose<T, kTogether>(lines.data + i * lines.row + p, lines.row, width,
-                              panel + p * width + i);
+      transpose<T, kBatch>(lines.data + i * lines.row + p, lines.row, width, panel + p * width + i);
   for (std::int64_t i = 0; i < used; ++i)
     for (std::int64_t p = i < blocks ? steps : 0; p < depth; ++p)
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// So many panels of lines that lie side by side: what one row of memory has of all of them at once.
+// Copy several panels of adjacent lines: a row of memory has elements of all panels.
 template <class T, int panels>
 void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
   for (std::int64_t p = 0; p < depth; ++p) {
@@ -122,12 +121,12 @@ void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
 
 template <class T>
 void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
-  constexpr int kTogether = 4;
+  constexpr int kBatch = 4;
   while (used > 0) {
-    const bool many = lines.row == 1 && width == kRows && used >= kTogether * kRows;
-    const std::int64_t taken = many ? kTogether * kRows : std::min(used, width);
+    const bool many = lines.row == 1 && width == kRows && used >= kBatch * kRows;
+    const std::int64_t taken = many ? kBatch * kRows : std::min(used, width);
     if (many)
-      copy_panels<T, kTogether>(lines, depth, panel);
+      copy_panels<T, kBatch>(lines, depth, panel);
     else
       pack_panel(lines, taken, depth, width, panel);
     used -= taken;
@@ -136,7 +135,7 @@ void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t wid
   }
 }
 
-// Stores sums that lie somewhere, with what follows them.
+// Store sums, with the bias and relu.
 template <class T>
 void finish(const TileWork<T>& work, View<T> sums) {
   for (std::int64_t i = 0; i < work.rows; ++i)
@@ -150,9 +149,9 @@ void finish(const TileWork<T>& work, View<T> sums) {
     }
 }
 
-template <class T, int vectors, bool apart>
+template <class T, int vectors, bool strided>
 void product(const TileWork<T>& work) {
-  const std::int64_t next = apart ? work.a_panel : 1;  // row of A
+  const std::int64_t next = strided ? work.a_panel : 1;  // row of A
   constexpr int kColumns = vectors * kLanes<T>;
   Vector<T> sums[kRows][vectors];
   NGD_UNROLL
@@ -160,17 +159,17 @@ void product(const TileWork<T>& work) {
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v) sums[i][v] = Vector<T>{};
   }
-  // What is written in the end comes while the sums are computed.
+  // Fetch the memory of the result while the sums are computed.
   for (std::int64_t i = 0; i < work.rows; ++i) {
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v)
       __builtin_prefetch(work.c + i * work.c_stride + v * kLanes<T>, 1, 3);
   }
   const T *a = work.a, *b = work.b;
-  const std::byte* ahead = work.ahead;
+  const std::byte* prefetch = work.prefetch;
   for (std::int64_t p = 0; p < work.depth; ++p, a += work.a_step, b += work.b_step) {
-    __builtin_prefetch(ahead, 0, 2);  // an address that nobody has does no harm
-    ahead += work.ahead_stride;
+    __builtin_prefetch(prefetch, 0, 2);  // an address that is not mapped does no harm
+    prefetch += work.prefetch_stride;
     Vector<T> row[vectors];
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v) row[v] = load(b + v * kLanes<T>);
@@ -205,7 +204,7 @@ void product(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// kLanes rows of A, kRows of which lie side by side: one step of the depth.
+// Load kLanes rows of A for one step of depth. Each kRows of them are adjacent.
 template <class T>
 NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {
@@ -219,14 +218,14 @@ NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
 }
 
 template <class T, int columns>
-void product_turned(const TileWork<T>& work, std::int64_t first) {
+void product_narrow(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;
-  const std::int64_t last = (work.rows - 1) / kRows;  // panel; what lies behind is none
-  const T* a[kTurnedVectors];
-  std::int64_t next[kTurnedVectors];
-  Vector<T> sums[kTurnedVectors][columns];
+  const std::int64_t last = (work.rows - 1) / kRows;  // the last panel
+  const T* a[kNarrowVectors];
+  std::int64_t next[kNarrowVectors];
+  Vector<T> sums[kNarrowVectors][columns];
   NGD_UNROLL
-  for (int v = 0; v < kTurnedVectors; ++v) {
+  for (int v = 0; v < kNarrowVectors; ++v) {
     const std::int64_t mine = std::min<std::int64_t>(v * kPanels, last);
     a[v] = work.a + mine * work.a_panel;
     next[v] = mine < last ? work.a_panel : 0;
@@ -235,49 +234,49 @@ void product_turned(const TileWork<T>& work, std::int64_t first) {
   }
   const T* b = work.b + first;
   for (std::int64_t p = 0; p < work.depth; ++p, b += work.b_step) {
-    Vector<T> rows[kTurnedVectors];
+    Vector<T> rows[kNarrowVectors];
     NGD_UNROLL
-    for (int v = 0; v < kTurnedVectors; ++v) rows[v] = load_rows(a[v] + p * work.a_step, next[v]);
+    for (int v = 0; v < kNarrowVectors; ++v) rows[v] = load_rows(a[v] + p * work.a_step, next[v]);
     NGD_UNROLL
     for (int j = 0; j < columns; ++j) {
       const Vector<T> factor = b[j] - Vector<T>{};
       NGD_UNROLL
-      for (int v = 0; v < kTurnedVectors; ++v) sums[v][j] += factor * rows[v];
+      for (int v = 0; v < kNarrowVectors; ++v) sums[v][j] += factor * rows[v];
     }
   }
-  T edge[columns * kTurnedVectors * kLanes<T>];
+  T edge[columns * kNarrowVectors * kLanes<T>];
   NGD_UNROLL
   for (int j = 0; j < columns; ++j) {
     NGD_UNROLL
-    for (int v = 0; v < kTurnedVectors; ++v)
-      store(sums[v][j], edge + (j * kTurnedVectors + v) * kLanes<T>);
+    for (int v = 0; v < kNarrowVectors; ++v)
+      store(sums[v][j], edge + (j * kNarrowVectors + v) * kLanes<T>);
   }
   TileWork<T> mine = work;
   mine.c += first;
   mine.columns = columns;
   if (mine.bias != nullptr) mine.bias += first;
-  finish(mine, {edge, 1, kTurnedVectors * kLanes<T>});
+  finish(mine, {edge, 1, kNarrowVectors * kLanes<T>});
 }
 
 template <class T>
-void multiply_turned(const TileWork<T>& work) {
+void multiply_narrow(const TileWork<T>& work) {
   std::int64_t j = 0;
-  for (; j + 4 <= work.columns; j += 4) product_turned<T, 4>(work, j);
+  for (; j + 4 <= work.columns; j += 4) product_narrow<T, 4>(work, j);
   if (work.columns - j == 3)
-    product_turned<T, 3>(work, j);
+    product_narrow<T, 3>(work, j);
   else if (work.columns - j == 2)
-    product_turned<T, 2>(work, j);
+    product_narrow<T, 2>(work, j);
   else if (work.columns - j == 1)
-    product_turned<T, 1>(work, j);
+    product_narrow<T, 1>(work, j);
 }
 
-template <class T, bool apart>
+template <class T, bool strided>
 void multiply(const TileWork<T>& work) {
   static_assert(kVectors <= 3);
   const std::int64_t vectors = (work.columns + kLanes<T> - 1) / kLanes<T>;
   if constexpr (kVectors == 3)
-    if (vectors == 3) return product<T, 3, apart>(work);
-  vectors == 2 ? product<T, 2, apart>(work) : product<T, 1, apart>(work);
+    if (vectors == 3) return product<T, 3, strided>(work);
+  vectors == 2 ? product<T, 2, strided>(work) : product<T, 1, strided>(work);
 }
 
 template <class T>
@@ -292,9 +291,9 @@ constexpr GemmTile<T> tile() {
                    0,
                    0};
   if constexpr (kLanes<T> == kRows || kLanes<T> == 2 * kRows) {
-    made.multiply_turned = &multiply_turned<T>;
-    made.turned_rows = kTurnedVectors * kLanes<T>;
-    made.turned_columns = kLanes<T> * 3 / 4;
+    made.multiply_narrow = &multiply_narrow<T>;
+    made.narrow_rows = kNarrowVectors * kLanes<T>;
+    made.narrow_columns = kLanes<T> * 3 / 4;
   }
   return made;
 }

@@ -20,7 +20,7 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
 
-// Whether gemm/gemm.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
+// Whether gemm/packed_gemm.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
 //
 // Transposed A of little depth, the gradient of weights in a step of few samples. What cuts it, or
 // computes more with it (elementwise_product.cpp), is the own product, too, and has its bits. With

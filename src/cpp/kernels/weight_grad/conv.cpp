@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of f32 convolutions' weights, the channels last, as sums of products over the places of
-// dy: of its channels by those of the data that a place of the kernels sees there.
+// Weight gradients of float32 convolutions, channels last, as GEMMs over the output positions.
 //
-// Of a block of places dy is read where it lies, if its channels fill tiles of the own product, and
-// the data is packed once for each place of the kernels and group of channels: the tiles multiply them.
+// For each position in the kernel, the gradient is a matrix: the channels of dy by the channels of the
+// data that this position reads, summed over the output positions. A block of output positions is
+// computed at once. Tiles read dy in place if its channels fill whole tiles, else dy is packed. The
+// data is packed for each position in the kernel and group of channels.
 #include <algorithm>
 #include <cstring>
 
 #include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/tile_of.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/conv_shape.hpp"
 
@@ -17,7 +18,7 @@ namespace ngd::kernels::weight_grad {
 
 namespace {
 
-using gemm::Groups;
+using gemm::ChannelGroups;
 using gemm::TileWork;
 
 constexpr std::int64_t kQuarter = 4;           // channels that are copied at once
@@ -120,9 +121,9 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // `ahead`: the places of dy that come next, which come closer meanwhile.
+  // next: the positions of dy that are read next, or null. The tiles prefetch them.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
-                std::int64_t count, bool add, const float* ahead, float* sums) const {
+                std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
     work.depth = count;
     work.a_step = packs_dy_ ? tile_.rows : s_.out;
@@ -131,11 +132,11 @@ class WeightGradient final : public Kernel {
     work.add = add;
     for (std::int64_t i = rows.begin; i < rows.end; i += tile_.rows) {
       const std::int64_t line = rows.begin + (i - rows.begin) / tile_.rows * kVector;
-      work.ahead = ahead != nullptr && line < rows.end
-                       ? reinterpret_cast<const std::byte*>(ahead + line)
-                       : nullptr;
-      work.ahead_stride =
-          work.ahead == nullptr ? 0 : s_.out * static_cast<std::int64_t>(sizeof(float));
+      work.prefetch = next != nullptr && line < rows.end
+                          ? reinterpret_cast<const std::byte*>(next + line)
+                          : nullptr;
+      work.prefetch_stride =
+          work.prefetch == nullptr ? 0 : s_.out * static_cast<std::int64_t>(sizeof(float));
       work.a = dy + (packs_dy_ ? i * count : i);
       work.c = sums + i * columns;
       work.rows = std::min(tile_.rows, rows.end - i);
@@ -163,7 +164,7 @@ class WeightGradient final : public Kernel {
   const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
   ConvShape s_;
   std::int64_t pieces_, places_;
-  Groups in_;
+  ChannelGroups in_;
   bool packs_dy_;  // it has not whole tiles of channels
   std::int64_t block_;
   bool by_places_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions of f32 by kernels of 3 x 3, and their gradients, with a quarter of the
-// multiplications: transforms.hpp has the method. The products of values are the own product's.
+// multiplications: transforms.hpp has the method. ngd's GEMM tiles multiply the transformed values.
 //
 // A gradient of data is a convolution of dy by kernels that are turned; one of weights sums products of
 // the values of data and of dy over all tiles. What a transform makes is used soon: a thread makes it
@@ -11,7 +11,7 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/tile_of.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/conv_shape.hpp"
 #include "kernels/winograd/transforms.hpp"
@@ -20,7 +20,7 @@ namespace ngd::kernels::winograd {
 
 namespace {
 
-using gemm::Groups;
+using gemm::ChannelGroups;
 using gemm::TileWork;
 using Which = ConvShape::Which;
 
@@ -222,7 +222,7 @@ class Product {
       work.a = values + v * values_apart + i * depth_;
       work.c = sums + v * apart(block_, sums_width()) + i * work.c_stride;
       work.rows = std::min(tile_.rows, count - i);
-      tile_.multiply_apart(work);
+      tile_.multiply_strided(work);
     }
   }
 
@@ -241,7 +241,7 @@ class Product {
   std::int64_t depth_, columns_;  // channels that are summed over, and those of the result
   std::int64_t each_;             // tiles of a thread
   bool by_tiles_;
-  Groups groups_;                  // of columns
+  ChannelGroups groups_;           // of columns
   std::int64_t block_, together_;  // tiles
   std::vector<std::int64_t> kernels_at_;
   std::int64_t kernels_ = 0, widest_ = 0;
@@ -314,12 +314,12 @@ class WeightGradient {
   }
 
   // Where the values of a block of tiles lie, of data's channels or dy's: group after group.
-  std::int64_t values_apart(const Groups& groups, std::int64_t group) const {
+  std::int64_t values_apart(const ChannelGroups& groups, std::int64_t group) const {
     return apart(block_, groups.width(group));
   }
   std::int64_t in_at(std::int64_t group) const { return behind(in_, group); }
   std::int64_t out_at(std::int64_t group) const { return in_at(in_.count) + behind(out_, group); }
-  std::int64_t behind(const Groups& groups, std::int64_t group) const {
+  std::int64_t behind(const ChannelGroups& groups, std::int64_t group) const {
     return kValues * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_at(out_.count); }
@@ -379,7 +379,7 @@ class WeightGradient {
   const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
   const Transforms& transforms_ = transforms();
   Cut cut_;
-  Groups in_, out_;
+  ChannelGroups in_, out_;
   std::int64_t step_, pairs_;  // elements between kernels; all pairs
   bool by_tiles_;
   std::int64_t block_, together_;  // tiles; pairs

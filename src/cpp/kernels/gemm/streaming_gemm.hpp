@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// ngd's GEMM, whose result is never stored: finished blocks go to a sink while they are in the
+// second-level cache.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "device/threads.hpp"
+#include "kernels/gemm/blocking.hpp"
+#include "kernels/gemm/panels.hpp"
+#include "kernels/gemm/tile_of.hpp"
+#include "kernels/shapes/matmul_shape.hpp"
+
+namespace ngd::kernels::gemm {
+
+// Several products of one shape without a batch. A block of all of them goes to the sink at once.
+//
+// A block sink has
+//   void prefetch_tile(Range rows, Range columns)  // before a tile is computed for the last time
+//   void write_block(Range rows, Range columns, const T* values, std::int64_t product_stride)
+// The values of the first product are a dense row-major block. Those of each next product follow
+// product_stride elements later.
+template <class T>
+class StreamingGemm {
+ public:
+  StreamingGemm(const MatmulShape& shape, std::int64_t num_products,
+                std::int64_t threads = device::thread_count())
+      : shape_(shape),
+        num_products_(num_products),
+        blocking_(Blocking::streaming(shape, num_products, tile_of<T>(), threads)),
+        panels_(shape, tile_of<T>(), true) {}
+
+  std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
+
+  // operands: a and b of the first product, a and b of the second one, and so on. Each thread makes a
+  // sink of its own.
+  template <class MakeSink>
+  void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
+    device::parallel_for(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+      auto sink = make_sink();
+      for (std::int64_t index = begin; index < end; ++index) {
+        const Blocking::Part part = blocking_.part(index, shape_, panels_.tile());
+        stream_blocks(part.rows, part.columns, operands, scratch + index * blocking_.part_elements,
+                      sink);
+      }
+    });
+  }
+
+ private:
+  // Compute one block of C after the other, each for all depths. The first block of some columns
+  // packs all of B that these columns need.
+  template <class Sink>
+  void stream_blocks(Range rows, Range columns, const void* const* operands, T* scratch,
+                     Sink& sink) const {
+    T* packed_b = scratch + blocking_.a_elements;
+    T* sums = packed_b + num_products_ * blocking_.b_elements;
+    for (std::int64_t j = columns.begin; j < columns.end; j += blocking_.columns)
+      for (std::int64_t row = rows.begin; row < rows.end; row += blocking_.rows) {
+        Block<T> block{{row, std::min(row + blocking_.rows, rows.end)},
+                       {j, std::min(j + blocking_.columns, columns.end)},
+                       {0, 0},
+                       row == rows.begin,
+                       columns.end};
+        block.c_stride = block.columns.size();
+        for (std::int64_t i = 0; i < num_products_; ++i) {
+          block.c = sums + i * blocking_.c_elements;
+          multiply_block(block, static_cast<const T*>(operands[2 * i]),
+                         static_cast<const T*>(operands[2 * i + 1]), scratch,
+                         packed_b + i * blocking_.b_elements, sink);
+        }
+        sink.write_block(block.rows, block.columns, sums, blocking_.c_elements);
+      }
+  }
+
+  template <class Sink>
+  void multiply_block(Block<T> block, const T* a, const T* b, T* packed_a, T* packed_b,
+                      Sink& sink) const {
+    block.b = view_of_b(shape_, b);
+    for (std::int64_t p = 0; p < shape_.k; p += blocking_.depth) {
+      block.depth = {p, std::min(p + blocking_.depth, shape_.k)};
+      block.a = panels_.rows_of(view_of_a(shape_, a), block, packed_a, false);
+      block.packed_b = packed_b + blocking_.columns * p;
+      panels_.multiply(block, sink);
+    }
+  }
+
+  MatmulShape shape_;
+  std::int64_t num_products_;
+  Blocking blocking_;
+  Panels<T> panels_;
+};
+
+}  // namespace ngd::kernels::gemm
