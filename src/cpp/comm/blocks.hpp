@@ -55,16 +55,6 @@ class Blocks {
   std::uint64_t count_;
 };
 
-// What all ranks must give alike of a collective's `counts`, into a fingerprint. Of an all_to_all
-// each has numbers of its own, which every two ranks compare.
-inline std::uint64_t mix_counts(std::uint64_t hash, const Collective& collective,
-                                int ranks) noexcept {
-  hash = mix(hash, ~std::uint64_t{0});
-  for (int r = 0; r < ranks && collective.kind != Kind::AllToAll; ++r)
-    hash = mix(hash, collective.counts[r]);
-  return hash;
-}
-
 // How a reduction combines elements, and what their combination is then divided by.
 constexpr Combine combine_of(ReduceOp op) noexcept {
   switch (op) {

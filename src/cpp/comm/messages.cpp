@@ -35,6 +35,9 @@ std::string_view name_of_program(std::string_view text) {
   return end == std::string_view::npos ? "a compiled step" : text.substr(end + kEnd.size());
 }
 
+constexpr std::string_view kSamePairs =
+    "A send and its recv must have the same number of elements, dtype and tag. A rank receives the "
+    "messages of another rank in the order in which that rank sends them.";
 constexpr std::string_view kNoMore = "no more collectives";
 constexpr std::string_view kSameSteps =
     "All ranks must call the same steps in the same order, and build them from the same graph. "
@@ -92,6 +95,15 @@ std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_
                 a.call, "\n  rank ", b.rank, ": ", b.call, "\n", rule);
 }
 
+std::string mismatch_of_pair(std::string_view where, int sender, const Collective& send,
+                             int receiver, const Collective& receive) {
+  const auto text_of = [](const Collective& call) {
+    return concat(describe(call), " (tag ", call.tag, ")");
+  };
+  return mismatch(concat("called a send and a recv that differ", where), {sender, text_of(send)},
+                  {receiver, text_of(receive)}, kSamePairs);
+}
+
 std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
                                const RankCall& receiver, std::uint64_t expected) {
   return mismatch(concat("called all_to_all with numbers of elements that differ", where),
@@ -128,17 +140,6 @@ std::string mismatch_of_computations(std::string_view where, const RankCall& a,
   return mismatch(concat("called different compiled steps, whose collectives are the same", where),
                   {a.rank, concat(name_of_program(text_a), ", in ", a.call)},
                   {b.rank, concat(name_of_program(text_b), ", in ", b.call)}, kSameSteps);
-}
-
-bool are_described_alike(Collective a, Collective b) {
-  a.site = b.site = "";
-  return describe(a) == describe(b);
-}
-
-std::string options_of(const Collective& collective, bool is_compiled) {
-  return concat("root ", collective.root, ", ",
-                collective.algorithm == Algorithm::Ring ? "ring" : "flat",
-                is_compiled ? ", in a compiled step" : ", not in a compiled step");
 }
 
 std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,

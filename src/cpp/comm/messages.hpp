@@ -41,12 +41,13 @@ inline constexpr std::string_view kSameCalls =
     "All ranks must call the same collectives in the same order, with equal shapes, dtypes and "
     "options. Look for a collective inside \"if rank == ...\", and for ranks with different "
     "numbers of batches.";
-inline constexpr std::string_view kSamePairs =
-    "A send and its recv must have the same number of elements, dtype and tag. A rank receives the "
-    "messages of another rank in the order in which that rank sends them.";
 
 // "rank 0 and rank 1 <what>:\n  rank 0: <call>\n  rank 1: <call>\n<rule>", by ascending rank.
 std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_view rule);
+
+// A mismatch of a send of rank `sender` and the recv of rank `receiver` that it meets.
+std::string mismatch_of_pair(std::string_view where, int sender, const Collective& send,
+                             int receiver, const Collective& receive);
 
 // A mismatch of an all_to_all: a rank sends more or fewer elements than the other one expects.
 std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
@@ -60,11 +61,6 @@ std::string mismatch_of_collectives(std::string_view where, int rank_a, std::str
 std::string mismatch_of_computations(std::string_view where, const RankCall& a,
                                      std::string_view text_a, const RankCall& b,
                                      std::string_view text_b);
-
-// Whether describe() returns the same text for both, call sites apart. Then a message adds the
-// options that describe() leaves out.
-bool are_described_alike(Collective a, Collective b);
-std::string options_of(const Collective& collective, bool is_compiled);
 
 // Ranks that did not arrive, or that arrived and did not finish. `facts` has a line per rank.
 std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,

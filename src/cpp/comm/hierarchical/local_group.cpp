@@ -90,7 +90,7 @@ Work LocalGroup::submit(const Collective& collective) {
   if (in_child()) return inner_->submit(collective);
   const Entry entry(*this);
   return locked(name_of(collective.kind).data(), [&] {
-    in_flight_.push_back({{}, mpi::header_of(collective, size(), 0)});  // it may ask for memory
+    in_flight_.emplace_back().call.assign(collective, size());  // it may ask for memory
     try {
       in_flight_.back().work = inner_->submit(collective);
     } catch (...) {
@@ -239,7 +239,7 @@ void LocalGroup::watch(bool on) noexcept {
   inner_->watch(on);
 }
 
-void LocalGroup::expect_no_failure(const mpi::Header&) {
+void LocalGroup::expect_no_failure(const CallRecord&) {
   if (!watched()) return;
   with_world_ranks(*roster_, [&] { inner_->check_peers(); });
 }
@@ -252,7 +252,7 @@ void LocalGroup::look_at_others() {
       [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });
   if (waited == in_flight_.end()) return;  // it has just ended
   try {
-    family_->expect_no_failure_beside(*this, waited->header);
+    family_->expect_no_failure_beside(*this, waited->call);
   } catch (const Error& error) {
     family_->fail(error.kind(), error.what(), error.ranks());
     family_->mark_thrown();

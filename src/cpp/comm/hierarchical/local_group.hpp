@@ -16,8 +16,8 @@
 
 #include "comm/communicator.hpp"
 #include "comm/hierarchical/hosts.hpp"
+#include "comm/identity.hpp"
 #include "comm/mpi/family.hpp"
-#include "comm/mpi/wire.hpp"
 
 namespace ngd::comm::hierarchical {
 
@@ -58,14 +58,14 @@ class LocalGroup final : public Communicator, private mpi::Member {
  private:
   struct Submitted {
     Work work;
-    mpi::Header header;  // by which an error calls it
+    CallRecord call;  // for messages
   };
 
   bool progress() noexcept override;
   void move_works();
   void send_failure(const mpi::Failure& failure) noexcept override;
   void drop_works() noexcept override { in_flight_.clear(); }
-  void expect_no_failure(const mpi::Header& mine) override;
+  void expect_no_failure(const CallRecord& mine) override;
   void look_at_others();
   std::uint64_t moves() const noexcept override { return done_; }
   bool await(Work work, double seconds);

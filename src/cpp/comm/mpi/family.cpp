@@ -143,7 +143,7 @@ double Family::farewell_seconds() noexcept {
   return std::max(0.0, std::chrono::duration<double>(farewell_end_ - now).count());
 }
 
-void Family::expect_no_failure_beside(const Member& member, const Header& mine) {
+void Family::expect_no_failure_beside(const Member& member, const CallRecord& mine) {
   for (Member* other : members_)
     if (other != &member) other->expect_no_failure(mine);
 }

@@ -50,7 +50,7 @@ class Member {
   virtual void drop_works() noexcept = 0;
   // Of a group that is watched: throws what a rank has said of its failure; `mine` is the collective
   // in which this rank waits elsewhere.
-  virtual void expect_no_failure(const Header& mine) { static_cast<void>(mine); }
+  virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
 inline constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
@@ -84,7 +84,7 @@ class Family {
   [[noreturn]] void throw_failure(std::string_view call);
   // The seconds that a group may still spend to leave after a failure; all groups share them.
   double farewell_seconds() noexcept;
-  void expect_no_failure_beside(const Member& member, const Header& mine);
+  void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // A work has begun that must be moved again and again.
   void submitted() noexcept {
     gate_->set_in_flight(true);

@@ -82,7 +82,7 @@ void Mailbox::sort_in(int rank, std::size_t bytes) {
   const std::byte* text = peer.buffer.get() + sizeof(Header);
   if (bytes >= sizeof(Header)) std::memcpy(&message.header, peer.buffer.get(), sizeof(Header));
   if (bytes < sizeof(Header) || message.header.magic != Header::kMagic ||
-      static_cast<std::size_t>(message.header.kind) >= kKinds.size() ||
+      static_cast<std::size_t>(message.header.call.identity.kind) >= kKinds.size() ||
       bytes != sizeof(Header) + message.header.payload_bytes)
     fail(ErrorKind::Init, name(rank), " runs another version of ngd than this rank");
   message.payload.assign(text, text + message.header.payload_bytes);

@@ -36,18 +36,32 @@ std::string bytes_of(const Layout& layout) {
   return bytes;
 }
 
-struct ReadLayout {
-  explicit ReadLayout(const std::string& bytes) {
-    if (bytes.empty()) return;
-    layout.of = static_cast<Layout::Of>(bytes.front());
-    numbers.resize((bytes.size() - 1) / sizeof numbers.front());
-    if (!numbers.empty())
-      std::memcpy(numbers.data(), bytes.data() + 1, numbers.size() * sizeof numbers.front());
-    layout.entries = layout.known = numbers.size();
-    layout.numbers = numbers.data();
+// The details of a rank's collective, from its header and the payload of its Details, if that has
+// come: the text of a program, or a layout.
+class ShownDetails {
+ public:
+  ShownDetails(const Header& header, std::optional<std::string> payload)
+      : header_(header), payload_(std::move(payload)) {
+    if (!payload_ || header.has_program_text || payload_->empty()) return;
+    layout_.of = static_cast<Layout::Of>(payload_->front());
+    numbers_.resize((payload_->size() - 1) / sizeof numbers_.front());
+    if (!numbers_.empty())
+      std::memcpy(numbers_.data(), payload_->data() + 1, numbers_.size() * sizeof numbers_.front());
+    layout_.entries = layout_.known = numbers_.size();
+    layout_.numbers = numbers_.data();
   }
-  std::vector<std::uint64_t> numbers;
-  Layout layout;
+  CallDetails of(int world_rank) const {
+    CallDetails details{world_rank, header_.call, {}, {}};
+    if (payload_) details.layout = layout_;
+    if (payload_ && header_.has_program_text) details.program_text = *payload_;
+    return details;
+  }
+
+ private:
+  const Header& header_;
+  std::optional<std::string> payload_;
+  std::vector<std::uint64_t> numbers_;
+  Layout layout_;
 };
 
 MpiCommunicator& over_mpi(Communicator& world) {
@@ -265,7 +279,7 @@ bool MpiCommunicator::progress() noexcept {
   try {
     mailbox_.progress();
     advance_works();
-    pairs_.progress(mailbox_, [this](int peer, const Header& mine, bool matched, auto start) {
+    pairs_.progress(mailbox_, [this](int peer, const CallRecord& mine, bool matched, auto start) {
       check_pair(peer, mine, matched, start);
     });
   } catch (const Unreachable& lost) {
@@ -281,7 +295,7 @@ bool MpiCommunicator::progress() noexcept {
 void MpiCommunicator::close_unreachable(const Unreachable& lost) noexcept {
   std::string message;
   try {
-    if (!works_.empty()) message = concat(describe(works_.front().header), ": ", lost.what());
+    if (!works_.empty()) message = concat(describe(works_.front().header.call), ": ", lost.what());
   } catch (const std::bad_alloc&) {  // the message does without the collective
   }
   close_failed(lost.kind(), message.empty() ? lost.what() : message, lost.ranks());
@@ -366,8 +380,9 @@ bool MpiCommunicator::collect_headers(Pending& work) {
       complete = false;
       missing = peer;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
-               !agree(work.header, theirs) || is_elsewhere(work.header, theirs)) {
-      fail_mismatch(work, peer, theirs);
+               !agree(work.header.call, theirs.call, *computations())) {
+      fail_of(worlds_of({rank(), peer}), ErrorKind::CollectiveMismatch,
+              describe_mismatch(work, peer, theirs));
     }
   }
   if (!complete) {
@@ -395,8 +410,8 @@ void MpiCommunicator::check_counts(const Pending& work, int peer) const {
   const std::uint64_t expected = work.receive_counts[static_cast<std::size_t>(peer)];
   if (sent != expected)
     fail_of(worlds_of({peer, rank()}), ErrorKind::CollectiveMismatch,
-            mismatch_of_counts("", {channel_.world(peer), describe(message.header)}, sent,
-                               {channel_.world(rank()), describe(work.header)}, expected));
+            mismatch_of_counts("", {channel_.world(peer), describe(message.header.call)}, sent,
+                               {channel_.world(rank()), describe(work.header.call)}, expected));
 }
 
 // ---- failing
@@ -406,43 +421,16 @@ std::vector<int> MpiCommunicator::worlds_of(std::vector<int> peers) const {
   return peers;
 }
 
-void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header& theirs) {
-  throw Error(ErrorKind::CollectiveMismatch, describe_mismatch(mine, peer, theirs),
-              worlds_of({rank(), peer}));
-}
-
-// Whether a peer is in another program of the same collectives, which I hold as well.
-bool MpiCommunicator::is_elsewhere(const Header& mine, const Header& theirs) const {
-  return mine.computation != theirs.computation && computations()->hold(theirs.computation);
-}
-
 std::string MpiCommunicator::describe_mismatch(const Pending& mine, int peer,
                                                const Header& theirs) {
-  RankCall my_call{channel_.world(rank()), describe(mine.header)};
-  RankCall their_call{channel_.world(peer), describe(theirs)};
-  const bool programs = mine.header.has_program_text && theirs.has_program_text;
-  const bool sequences = programs && mine.header.program_hash != theirs.program_hash;
-  const bool computations = programs && !sequences && is_elsewhere(mine.header, theirs);
-  const bool layouts = mine.header.layout_hash != theirs.layout_hash;
+  const Identity &my_identity = mine.header.call.identity, &their_identity = theirs.call.identity;
+  const bool has_programs = mine.header.has_program_text && theirs.has_program_text;
   std::optional<std::string> details;
-  if (sequences || computations || layouts) details = exchange_details(mine, peer);
-  if (details && sequences)
-    return mismatch_of_collectives("", my_call.rank, mine.details, their_call.rank, *details);
-  if (details && computations)
-    return mismatch_of_computations("", my_call, mine.details, their_call, *details);
-  std::string differences;
-  if (details && layouts)
-    differences = layout_difference(my_call.rank, ReadLayout(mine.details).layout, their_call.rank,
-                                    ReadLayout(*details).layout) +
-                  ".\n";
-  if (mine.header.counts_hash != theirs.counts_hash)
-    differences += "The numbers of elements per rank differ.\n";
-  if (differences.empty() &&
-      are_described_alike(collective_of(mine.header), collective_of(theirs))) {
-    my_call.call += concat(" (", options_of(mine.header), ")");
-    their_call.call += concat(" (", options_of(theirs), ")");
-  }
-  return mismatch(kDifferentCollectives, my_call, their_call, concat(differences, kSameCalls));
+  if (has_programs || my_identity.layout_hash != their_identity.layout_hash)
+    details = exchange_details(mine, peer);
+  const ShownDetails my_details(mine.header, mine.details), their_details(theirs, details);
+  return difference("", size(), my_details.of(channel_.world(rank())),
+                    their_details.of(channel_.world(peer)));
 }
 
 // Ranks whose details differ all come here, and each shows its own to all; none where the peer's do
@@ -463,7 +451,7 @@ std::optional<std::string> MpiCommunicator::exchange_details(const Pending& mine
 
 std::string MpiCommunicator::describe_awaited(Work work) const {
   if (work.sequence >= Pairs::kFirst) return pairs_.describe(work.sequence);
-  return describe(works_.front().header);
+  return describe(works_.front().header.call);
 }
 
 // The calls in which missing ranks of the world wait, as far as their messages show them.
@@ -473,11 +461,11 @@ std::vector<std::string> MpiCommunicator::calls_of(const std::vector<int>& missi
     if (peer == rank() || std::count(missing.begin(), missing.end(), channel_.world(peer)) == 0)
       continue;
     if (!mailbox_.from(peer).empty())
-      facts.push_back(
-          concat(world_name(peer), " called ", describe(mailbox_.from(peer).front().header), "."));
+      facts.push_back(concat(world_name(peer), " called ",
+                             describe(mailbox_.from(peer).front().header.call), "."));
     else if (!mailbox_.sent_by(peer).empty())
       facts.push_back(concat(world_name(peer), " called ",
-                             describe(mailbox_.sent_by(peer).front().header), "."));
+                             describe(mailbox_.sent_by(peer).front().header.call), "."));
   }
   return facts;
 }

@@ -127,19 +127,17 @@ class MpiCommunicator final : public Communicator, private Member {
   bool advance(Pending& work, int slot);
   bool collect_headers(Pending& work);
   void check_counts(const Pending& work, int peer) const;
-  void check_not_ended(int peer, const Header& mine, bool needed);
+  void check_not_ended(int peer, const CallRecord& mine, bool needed);
   bool has_failed(int peer, Clock::time_point start) const;
-  void check_pair(int peer, const Header& mine, bool matched, Clock::time_point start);
+  void check_pair(int peer, const CallRecord& mine, bool matched, Clock::time_point start);
   bool has_left(int peer) const;
   void check_needed(const Pending& work, bool headers_are_here);
   void begin(Pending& work, int slot);
   void prefer_last_words(const Pending& work);
   std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
-  void expect_no_failure(const Header& mine) override;
+  void expect_no_failure(const CallRecord& mine) override;
   void fail_with_others(Work work);
 
-  [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
-  bool is_elsewhere(const Header& mine, const Header& theirs) const;
   std::optional<std::string> exchange_details(const Pending& mine, int peer);
   std::string describe_mismatch(const Pending& mine, int peer, const Header& theirs);
   std::string describe_awaited(Work work) const;

@@ -63,16 +63,11 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   if (sent.empty()) return false;
   const Message message = std::move(sent.front());
   sent.pop_front();
-  const Header& theirs = message.header;
-  const Header& mine = receive.header;
+  const Collective theirs = pair_of(message.header), mine = pair_of(receive.header);
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
     fail_of(
         {channel_.world(peer), channel_.world(channel_.rank)}, ErrorKind::CollectiveMismatch,
-        mismatch(
-            "called a send and a recv that differ",
-            {channel_.world(peer), concat(mpi::describe(theirs), " (tag ", theirs.tag, ")")},
-            {channel_.world(channel_.rank), concat(mpi::describe(mine), " (tag ", mine.tag, ")")},
-            kSamePairs));
+        mismatch_of_pair("", channel_.world(peer), theirs, channel_.world(channel_.rank), mine));
   receive.matched = true;
   ++moves_;
   if (!message.payload.empty())
@@ -92,7 +87,7 @@ const Pairs::Pair* Pairs::find(std::uint64_t number) const {
 }
 
 std::string Pairs::describe(std::uint64_t number) const {
-  return mpi::describe(find(number)->header);
+  return comm::describe(find(number)->header.call);
 }
 
 int Pairs::peer_of(std::uint64_t number) const {

@@ -28,7 +28,7 @@ class Pairs {
   Pairs(const Channel& channel, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Throws CollectiveMismatch, Unreachable, and what check(peer, header, matched, start) throws of a
+  // Throws CollectiveMismatch, Unreachable, and what check(peer, call, matched, start) throws of a
   // work that is under way.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
@@ -39,7 +39,7 @@ class Pairs {
   std::uint64_t moves() const noexcept { return moves_; }
   // Both are of a work that is not complete: "send of 4 float32 to rank 1" and so on.
   std::string describe(std::uint64_t number) const;
-  const Header& header(std::uint64_t number) const { return find(number)->header; }
+  const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
   // Gives up all messages. What is not complete never will be.
@@ -86,7 +86,7 @@ void Pairs::progress(Mailbox& mailbox, Check&& check) {
       }
       if (line.empty()) continue;
       const Pair& oldest = line.front();
-      check(peer, oldest.header, oldest.matched, oldest.start);
+      check(peer, oldest.header.call, oldest.matched, oldest.start);
     }
 }
 

@@ -26,7 +26,7 @@ void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
     if (peer == rank() || !mailbox_.ended(peer)) continue;
     const bool ended_here = mailbox_.ended(peer)->header.sequence <= work.header.sequence;
     const bool missed = mailbox_.from(peer).empty() || (ended_here && has_failed(peer, work.start));
-    check_not_ended(peer, work.header, headers_are_here ? ended_here : missed);
+    check_not_ended(peer, work.header.call, headers_are_here ? ended_here : missed);
   }
 }
 
@@ -40,7 +40,7 @@ bool MpiCommunicator::has_left(int peer) const {
   return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
 }
 
-void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
+void MpiCommunicator::check_not_ended(int peer, const CallRecord& mine, bool needed) {
   if (!needed || !mailbox_.ended(peer)) return;
   const int world = channel_.world(peer);
   if (has_left(peer))
@@ -57,14 +57,14 @@ void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed)
 // Of a send or a receive. A rank that has left in order has sent all it had to: the data may still be
 // on their way. The peer may be silent because it has died, and another rank has failed of that: so
 // any failure in the group ends what has no answer yet.
-void MpiCommunicator::check_pair(int peer, const Header& mine, bool matched,
+void MpiCommunicator::check_pair(int peer, const CallRecord& mine, bool matched,
                                  Clock::time_point start) {
   check_not_ended(peer, mine, !matched || !has_left(peer));
   for (int other = 0; other < size() && !matched; ++other)
     if (other != rank()) check_not_ended(other, mine, has_failed(other, start));
 }
 
-void MpiCommunicator::expect_no_failure(const Header& mine) {
+void MpiCommunicator::expect_no_failure(const CallRecord& mine) {
   if (!watched()) return;
   if (family_->failed()) family_->throw_failure(describe(mine));
   for (int peer = 0; peer < size(); ++peer)
@@ -75,8 +75,8 @@ void MpiCommunicator::expect_no_failure(const Header& mine) {
 void MpiCommunicator::fail_with_others(Work work) {
   const bool pair = work.sequence >= Pairs::kFirst;
   try {
-    family_->expect_no_failure_beside(*this,
-                                      pair ? pairs_.header(work.sequence) : works_.front().header);
+    family_->expect_no_failure_beside(
+        *this, pair ? pairs_.call(work.sequence) : works_.front().header.call);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what(), error.ranks());
     family_->mark_thrown();

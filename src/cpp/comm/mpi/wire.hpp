@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/blocks.hpp"
-#include "comm/collective.hpp"
-#include "comm/messages.hpp"
+#include "comm/identity.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -33,54 +31,44 @@ enum class Topic : std::uint8_t {
 };
 
 struct Header {
-  static constexpr std::uint32_t kMagic = 0x6e676432;  // "ngd2"
+  static constexpr std::uint32_t kMagic = 0x6e676433;  // "ngd3"
   std::uint32_t magic = kMagic;
   Topic topic = Topic::Submitted;
   ErrorKind error = ErrorKind::Internal;
-  Kind kind = Kind::Barrier;
-  ReduceOp op = ReduceOp::None;
-  DType dtype = DType::U8;
-  Algorithm algorithm = Algorithm::Auto;
   std::uint8_t has_program_text = 0;
-  std::int32_t root = 0;
-  std::int32_t tag = 0;
+  std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in LastWords
   std::uint32_t payload_bytes = 0;
-  std::uint64_t sequence =
-      0;                    // Failed, Left: the first collective that this rank will not complete
-  std::uint64_t count = 0;  // 0 where blocks are uneven
-  std::uint64_t counts_hash = 0;  // of what is then equal on all ranks; 0 where they are even
-  std::uint64_t program_hash = 0;
-  std::uint64_t layout_hash = 0;
-  std::uint64_t computation = 0;  // compared by who holds it, too (computations.hpp)
-  char site[kSiteBytes] = {};
+  // Of Failed and Left: the first collective that this rank will not complete.
+  std::uint64_t sequence = 0;
+  CallRecord call;
 };
-static_assert(std::is_trivially_copyable_v<Header>);
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 136);
 
 struct Message {
   Header header;
   std::vector<std::byte> payload;
 };
 
-// Why a rank goes no further: the ranks that it speaks of, `count` of the header, and its words.
+// Why a rank goes no further: the ranks that the failure names, and its text.
 struct LastWords {
   std::vector<int> ranks;
   std::string text;
 
   static constexpr std::size_t kMaxRanks = 1024;
 
-  // As a payload; sets the header's count.
+  // Return the payload, and set the header's number.
   std::string packed(Header& header) const {
-    header.count = std::min(ranks.size(), kMaxRanks);
-    const std::size_t bytes = header.count * sizeof(int);
+    header.number = static_cast<std::uint32_t>(std::min(ranks.size(), kMaxRanks));
+    const std::size_t bytes = header.number * sizeof(int);
     std::string payload(reinterpret_cast<const char*>(ranks.data()), bytes);
     return payload.append(tail_of(text, kMaxPayloadBytes - bytes));
   }
   static LastWords of(const Message& message) {
     const auto* data = reinterpret_cast<const char*>(message.payload.data());
-    const std::size_t bytes = message.header.count * sizeof(int);
-    check(message.header.count <= kMaxRanks && bytes <= message.payload.size(), "last words of ",
+    const std::size_t bytes = message.header.number * sizeof(int);
+    check(message.header.number <= kMaxRanks && bytes <= message.payload.size(), "last words of ",
           message.payload.size(), " bytes");
-    LastWords words{std::vector<int>(message.header.count), {}};
+    LastWords words{std::vector<int>(message.header.number), {}};
     if (bytes != 0) std::memcpy(words.ranks.data(), data, bytes);
     if (message.payload.size() > bytes)
       words.text.assign(data + bytes, message.payload.size() - bytes);
@@ -90,49 +78,18 @@ struct LastWords {
 
 inline Header header_of(const Collective& collective, int size, std::uint64_t sequence) {
   Header header;
-  header.kind = collective.kind;
-  header.op = collective.op;
-  header.dtype = collective.dtype;
-  header.algorithm = collective.algorithm;
-  header.root = collective.root;
   header.sequence = sequence;
-  header.tag = collective.tag;
-  header.counts_hash = collective.counts == nullptr ? 0 : mix_counts(1, collective, size) | 1;
-  const bool counted = collective.kind != Kind::Barrier && collective.counts == nullptr;
-  header.count = counted ? collective.count : 0;
-  header.layout_hash = collective.layout == nullptr ? 0 : collective.layout->hash;
-  if (collective.program != nullptr) {
-    header.computation = collective.program->computation;
-    header.program_hash = collective.program->hash;
-    header.has_program_text = collective.program->text != nullptr;
-  }
-  copy_site(collective.site, header.site);
+  header.number = static_cast<std::uint32_t>(collective.tag);
+  header.has_program_text = collective.program != nullptr && collective.program->text != nullptr;
+  header.call.assign(collective, size);
   return header;
 }
 
-// Whether two ranks mean the same collective. The site and the sequence are not part of it.
-inline bool agree(const Header& a, const Header& b) {
-  return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.algorithm == b.algorithm &&
-         a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
-         a.program_hash == b.program_hash && a.layout_hash == b.layout_hash;
-}
-
-// The collective of a header, for messages. Of `counts` only whether there are any.
-inline Collective collective_of(const Header& header) {
-  Collective collective;
-  collective.kind = header.kind;
-  collective.op = header.op;
-  collective.dtype = header.dtype;
-  collective.count = header.count;
-  collective.root = header.root;
-  collective.algorithm = header.algorithm;
-  if (header.counts_hash != 0) collective.counts = &header.counts_hash;
-  collective.site = header.site;
+// The send or the receive of a header, for messages.
+inline Collective pair_of(const Header& header) {
+  Collective collective = collective_of(header.call);
+  collective.tag = static_cast<int>(header.number);
   return collective;
-}
-inline std::string describe(const Header& header) { return comm::describe(collective_of(header)); }
-inline std::string options_of(const Header& header) {
-  return comm::options_of(collective_of(header), header.program_hash != 0);
 }
 
 }  // namespace ngd::comm::mpi

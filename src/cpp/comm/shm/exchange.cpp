@@ -240,8 +240,8 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
     fail_of({group.world(producer), group.world(me)}, ErrorKind::CollectiveMismatch,
             mismatch_of_counts(
                 group.where(),
-                {group.world(producer), describe(group.read(task.sequence, producer))}, counts[me],
-                {group.world(me), describe(group.read(task.sequence, me))}, piece.bytes / element));
+                {group.world(producer), describe(group.call(task.sequence, producer))}, counts[me],
+                {group.world(me), describe(group.call(task.sequence, me))}, piece.bytes / element));
   piece.source = ByteBlocks(counts, 0, element).begin(me);
 }
 

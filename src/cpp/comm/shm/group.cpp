@@ -17,47 +17,12 @@ std::string_view program_text(const Segment& segment, const Slot& slot) {
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
-// The options of a collective that describe() leaves out.
-std::string options(const Group& group, const Collective& collective, const Slot& slot) {
-  std::string text = concat(" (", options_of(collective, slot.program_hash != 0));
-  if (collective.counts != nullptr) {
-    text += ", counts";
-    for (int r = 0; r < group.size(); ++r) text += concat(" ", collective.counts[r]);
-  }
-  return text + ")";
-}
-
 Layout layout_of(const Segment& segment, std::uint64_t sequence) {
   const Slot& slot = segment.slot(sequence);
   if (slot.layout == Layout::Of::Row) return {};
   const std::size_t entries = slot.layout_entries;
-  return {slot.layout, slot.layout_hash, entries, std::min(entries, kLayoutNumbers),
+  return {slot.layout, slot.call.identity.layout_hash, entries, std::min(entries, kLayoutNumbers),
           segment.layout_numbers(sequence)};
-}
-
-std::string difference(const Group& group, std::uint64_t sequence, int first, int second) {
-  const Slot& slot_a = group.segment(first).slot(sequence);
-  const Slot& slot_b = group.segment(second).slot(sequence);
-  const int rank_a = group.world(first), rank_b = group.world(second);
-  const std::string_view text_a = program_text(group.segment(first), slot_a);
-  const std::string_view text_b = program_text(group.segment(second), slot_b);
-  const Collective a = group.read(sequence, first), b = group.read(sequence, second);
-  if (slot_a.bare_fingerprint == slot_b.bare_fingerprint)
-    return mismatch_of_computations(group.where(), {rank_a, describe(a)}, text_a,
-                                    {rank_b, describe(b)}, text_b);
-  if (slot_a.program_hash != slot_b.program_hash && !text_a.empty() && !text_b.empty())
-    return mismatch_of_collectives(group.where(), rank_a, text_a, rank_b, text_b);
-  const bool is_layout = slot_a.layout_hash != slot_b.layout_hash;
-  const bool is_alike = !is_layout && are_described_alike(a, b);
-  const std::string arrays =
-      is_layout ? layout_difference(rank_a, layout_of(group.segment(first), sequence), rank_b,
-                                    layout_of(group.segment(second), sequence)) +
-                      ".\n"
-                : "";
-  return mismatch(concat(kDifferentCollectives, group.where()),
-                  {rank_a, describe(a) + (is_alike ? options(group, a, slot_a) : "")},
-                  {rank_b, describe(b) + (is_alike ? options(group, b, slot_b) : "")},
-                  concat(arrays, kSameCalls));
 }
 
 Nodes nodes_of_members(const std::vector<Group::Member>& members) {
@@ -129,25 +94,20 @@ void Group::compare(std::uint64_t sequence, int rank) const {
   const Slot &ours = mine().slot(sequence), &theirs = segment(rank).slot(sequence);
   if (ours.fingerprint == theirs.fingerprint) [[likely]]
     return;
-  if (ours.bare_fingerprint == theirs.bare_fingerprint && !held_.hold(theirs.computation)) return;
+  if (agree(ours.call, theirs.call, held_)) return;
   const int first = std::min(rank, rank_), second = std::max(rank, rank_);
   fail_of({world(first), world(second)}, ErrorKind::CollectiveMismatch,
-          difference(*this, sequence, first, second));
+          difference(where(), size_, details_of(sequence, first), details_of(sequence, second)));
 }
 
-Collective Group::read(std::uint64_t sequence, int rank) const noexcept {
-  const Slot& slot = segment(rank).slot(sequence);
-  Collective collective;
-  collective.kind = slot.kind;
-  collective.op = slot.op;
-  collective.dtype = slot.dtype;
-  collective.count = slot.count;
-  collective.root = slot.root;
-  collective.algorithm = slot.algorithm;
-  if (slot.has_counts)
-    collective.counts = reinterpret_cast<const std::uint64_t*>(segment(rank).payload(sequence));
-  collective.site = slot.site;
-  return collective;
+CallDetails Group::details_of(std::uint64_t sequence, int rank) const {
+  const Segment& theirs = segment(rank);
+  const Slot& slot = theirs.slot(sequence);
+  CallDetails details{world(rank), slot.call, program_text(theirs, slot),
+                      layout_of(theirs, sequence)};
+  if (slot.call.identity.counts_hash != 0)
+    details.counts = reinterpret_cast<const std::uint64_t*>(theirs.payload(sequence));
+  return details;
 }
 
 }  // namespace ngd::comm::shm

@@ -170,16 +170,20 @@ class Group {
   // The ranks of the world that a need still lacks.
   std::vector<int> missing(const Need& need) const;
 
-  // Throws CollectiveMismatch where `rank` has published another collective than mine.
+  // Throws CollectiveMismatch if `rank` has published another collective than this rank.
   void compare(std::uint64_t sequence, int rank) const;
-  // A rank's collective, with its call site, from its slot.
-  Collective read(std::uint64_t sequence, int rank) const noexcept;
+  // The collective that a rank has published.
+  const CallRecord& call(std::uint64_t sequence, int rank) const noexcept {
+    return segment(rank).slot(sequence).call;
+  }
 
   // Room for one pointer a rank.
   const void** sources() noexcept { return sources_.data(); }
   void** destinations() noexcept { return destinations_.data(); }
 
  private:
+  CallDetails details_of(std::uint64_t sequence, int rank) const;
+
   std::vector<Member> members_;
   int rank_;
   int size_;

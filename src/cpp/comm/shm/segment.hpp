@@ -32,14 +32,13 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/collective.hpp"
-#include "comm/messages.hpp"
+#include "comm/identity.hpp"
 #include "comm/shm/system.hpp"
 
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 7;
+inline constexpr std::uint32_t kLayoutVersion = 8;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
@@ -96,7 +95,7 @@ struct RankRecord {
 struct Slot {
   // All that the fast path of a collective reads of a peer: one line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the sequence
-  std::uint64_t fingerprint;                            // of all that must be equal on all ranks
+  std::uint64_t fingerprint;                            // of `call`, mixed with the group
   std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
   std::uint64_t destination_offset;                     // or kPrivate
   std::uint64_t arrived_ns;                             // CLOCK_MONOTONIC
@@ -108,22 +107,11 @@ struct Slot {
   std::uint64_t lane;                              // my first ticket of my staging (lane.hpp)
 
   // What it is, for messages.
-  alignas(kLine) std::uint64_t count;
-  std::uint64_t layout_hash;
-  std::uint64_t bare_fingerprint;  // of all but the computation
-  std::uint64_t computation;
-  std::uint64_t program_hash;
-  std::uint64_t program_offset;  // of the program's text in the heap, or kPrivate
+  alignas(kLine) CallRecord call;  // its counts, if any, precede the payload
+  std::uint64_t program_offset;    // of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
-  std::int32_t root;
-  Kind kind;
-  ReduceOp op;
-  DType dtype;
-  Algorithm algorithm;
-  bool has_counts;    // they stand where the payload does, before it
-  Layout::Of layout;  // its numbers stand in Segment::layout_numbers()
   std::uint32_t layout_entries;
-  alignas(8) char site[kSiteBytes];
+  Layout::Of layout;  // its numbers are in Segment::layout_numbers()
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);

@@ -20,19 +20,6 @@ namespace {
 // of a sequence again.
 constexpr std::uint64_t kTold = kSlots / 4;
 
-// Of all that must be equal on all ranks, but for what a program computes.
-std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collective& collective,
-                             std::uint64_t program, int size) noexcept {
-  std::uint64_t hash =
-      mix(group, static_cast<std::uint64_t>(task.kind) | static_cast<std::uint64_t>(task.op) << 8 |
-                     static_cast<std::uint64_t>(task.dtype) << 16 |
-                     static_cast<std::uint64_t>(task.algorithm) << 24 |
-                     static_cast<std::uint64_t>(task.root) << 32);
-  hash = collective.counts == nullptr ? mix(hash, task.count) : mix_counts(hash, collective, size);
-  // One of the two is 0: a program's types say all about its arrays.
-  return mix(hash, program ^ (collective.layout == nullptr ? 0 : collective.layout->hash));
-}
-
 }  // namespace
 
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Member> members,
@@ -72,7 +59,7 @@ std::string ShmCommunicator::describe_work(Work work) const {
     return describe(collective);
   }
   if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";
-  return describe(group_.read(work.sequence, group_.rank())) + group_.where();
+  return describe(group_.call(work.sequence, group_.rank())) + group_.where();
 }
 
 void ShmCommunicator::abort(std::string_view traceback) noexcept {
@@ -241,36 +228,26 @@ void ShmCommunicator::publish(Task& task, const Collective& collective,
                               const ProgramText& program) {
   const Segment& mine = group_.mine();
   Slot& slot = mine.slot(task.sequence);
-  slot.computation = program.computation;
-  if (family_->checked()) {
-    slot.bare_fingerprint =
-        fingerprint_of(task, group_.id(), collective, program.hash, group_.size());
-    slot.fingerprint = slot.bare_fingerprint ^ program.computation;
-  }
-  slot.layout_hash = 0;
+  CallRecord& call = slot.call;
+  call.assign(collective, group_.size());
+  call.identity.algorithm = task.algorithm;
+  call.identity.program_hash = program.hash;
+  call.computation = program.computation;
+  if (family_->checked()) slot.fingerprint = call.fingerprint(group_.id());
   slot.layout = Layout::Of::Row;
   if (collective.layout != nullptr) publish_layout(slot, task.sequence, *collective.layout);
   publish_source(task, slot, collective);
   slot.step.store(0, std::memory_order_relaxed);
   slot.taken.store(task.path == Path::Exchange && !task.takes ? kAll : 0,
                    std::memory_order_relaxed);
-  slot.count = task.count;
   slot.arrived_ns = now_ns();
-  slot.program_hash = program.hash;
   slot.program_offset = program.offset;
   slot.program_length = program.length;
-  slot.root = task.root;
-  slot.kind = task.kind;
-  slot.op = task.op;
-  slot.dtype = task.dtype;
-  slot.algorithm = task.algorithm;
-  copy_site(collective.site, slot.site);
   mine.control().sequence.store(task.sequence, std::memory_order_relaxed);
   group_.raise(slot.published, task.sequence);
 }
 
 void ShmCommunicator::publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout) {
-  slot.layout_hash = layout.hash;
   slot.layout = layout.of;
   slot.layout_entries = static_cast<std::uint32_t>(layout.entries);
   std::copy_n(layout.numbers, std::min(layout.known, kLayoutNumbers),
@@ -282,7 +259,6 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
   const Segment& mine = group_.mine();
   const auto ranks = static_cast<std::size_t>(group_.size());
   const std::size_t counts_bytes = task.uneven ? ranks * sizeof(std::uint64_t) : 0;
-  slot.has_counts = task.uneven;
   if (task.uneven) std::memcpy(mine.payload(task.sequence), collective.counts, counts_bytes);
   const std::size_t bytes =
       source_elements(collective, group_.rank(), group_.size()) * size_of(task.dtype);

@@ -17,6 +17,7 @@ Collective call_of(const Transfer& transfer, int world_peer) {
   call.dtype = transfer.dtype;
   call.count = transfer.count;
   call.root = world_peer;
+  call.tag = transfer.tag;
   call.site = transfer.site;
   return call;
 }
@@ -233,14 +234,12 @@ void Streams::check_letter(const Transfer& receive, const Letter& letter) const 
   Transfer sent;
   sent.dtype = letter.dtype;
   sent.count = letter.count;
+  sent.tag = letter.tag;
   std::memcpy(sent.site, letter.site, sizeof sent.site);
   const int mine = group_.world(group_.rank()), theirs = group_.world(receive.peer);
-  fail_of(
-      {theirs, mine}, ErrorKind::CollectiveMismatch,
-      mismatch(concat("called a send and a recv that differ", group_.where()),
-               {theirs, concat(comm::describe(call_of(sent, mine)), " (tag ", letter.tag, ")")},
-               {mine, concat(comm::describe(call_of(receive, theirs)), " (tag ", receive.tag, ")")},
-               kSamePairs));
+  fail_of({theirs, mine}, ErrorKind::CollectiveMismatch,
+          mismatch_of_pair(group_.where(), theirs, call_of(sent, mine), mine,
+                           call_of(receive, theirs)));
 }
 
 }  // namespace ngd::comm::shm

@@ -276,7 +276,7 @@ void ShmCommunicator::look_at_other_groups() const {
 std::string ShmCommunicator::missed(const Need& need) const {
   const std::string what = need.flag == Need::Flag::Letter
                                ? streams_.describe(need.sequence)
-                               : describe(group_.read(need.sequence, group_.rank()));
+                               : describe(group_.call(need.sequence, group_.rank()));
   return what + group_.where();
 }
 
@@ -307,10 +307,10 @@ std::string ShmCommunicator::whereabouts(int rank) const {
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)
     return "is in no collective. It has called none of this group";
-  const Collective collective = group_.read(last, rank);
-  if (std::string_view(collective.site) == "ngd.init()")
+  const CallRecord& call = group_.call(last, rank);
+  if (std::string_view(call.site) == "ngd.init()")
     return "is in no collective. It has called none since ngd.init()";
-  return concat("is in no collective. Its last call in this group was ", describe(collective));
+  return concat("is in no collective. Its last call in this group was ", describe(call));
 }
 
 }  // namespace ngd::comm::shm

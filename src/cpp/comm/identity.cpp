@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/identity.hpp"
+
+#include "base/error.hpp"
+
+namespace ngd::comm {
+namespace {
+
+// Each pair of ranks compares the counts of an all_to_all itself: the hash is then the same for all
+// counts.
+std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
+  if (collective.counts == nullptr) return 0;
+  std::uint64_t hash = mix(1, ~std::uint64_t{0});
+  for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r)
+    hash = mix(hash, collective.counts[r]);
+  return hash | 1;
+}
+
+// The properties that describe() leaves out.
+std::string options_of(const CallDetails& call, int size) {
+  const Identity& identity = call.record.identity;
+  std::string text = concat(
+      " (root ", identity.root, ", ", identity.algorithm == Algorithm::Ring ? "ring" : "flat",
+      identity.program_hash != 0 ? ", in a compiled step" : ", not in a compiled step");
+  if (call.counts != nullptr) {
+    text += ", counts";
+    for (int r = 0; r < size; ++r) text += concat(" ", call.counts[r]);
+  }
+  return text + ")";
+}
+
+bool are_described_alike(const CallRecord& a, const CallRecord& b) {
+  Collective collective_a = collective_of(a), collective_b = collective_of(b);
+  collective_a.site = collective_b.site = "";
+  return describe(collective_a) == describe(collective_b);
+}
+
+bool has_unknown_counts(const CallDetails& call) noexcept {
+  return call.record.identity.counts_hash != 0 && call.counts == nullptr;
+}
+
+// The differences that neither describe() nor options_of() shows, a line each.
+std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
+  std::string text;
+  if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)
+    text += layout_difference(a.rank, *a.layout, b.rank, *b.layout) + ".\n";
+  if (a.record.identity.counts_hash != b.record.identity.counts_hash &&
+      (has_unknown_counts(a) || has_unknown_counts(b)))
+    text += "The numbers of elements per rank differ.\n";
+  return text;
+}
+
+}  // namespace
+
+// A hash of a layout and of a program share one step: a compiled step's types say all about its
+// arrays, so it has no layout.
+std::uint64_t Identity::hash(std::uint64_t seed) const noexcept {
+  std::uint64_t hash =
+      mix(seed, static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
+                    static_cast<std::uint64_t>(dtype) << 16 |
+                    static_cast<std::uint64_t>(algorithm) << 24 |
+                    static_cast<std::uint64_t>(root) << 32);
+  hash = mix(hash, count ^ counts_hash);
+  return mix(hash, program_hash ^ layout_hash);
+}
+
+void CallRecord::assign(const Collective& collective, int size) noexcept {
+  const Kind kind = collective.kind;
+  const bool is_counted = kind != Kind::Barrier && collective.counts == nullptr;
+  identity.count = is_counted ? collective.count : 0;
+  identity.counts_hash = hash_of_counts(collective, size);
+  identity.layout_hash = collective.layout == nullptr ? 0 : collective.layout->hash;
+  identity.program_hash = collective.program == nullptr ? 0 : collective.program->hash;
+  identity.root = has_root(kind) || between_two(kind) ? collective.root : 0;
+  identity.kind = kind;
+  identity.op = reduces(kind) ? collective.op : ReduceOp::None;
+  identity.dtype = collective.dtype;
+  identity.algorithm = collective.algorithm;
+  computation = collective.program == nullptr ? 0 : collective.program->computation;
+  copy_site(collective.site, site);
+}
+
+bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held) {
+  return mine.identity == theirs.identity &&
+         (mine.computation == theirs.computation || !held.hold(theirs.computation));
+}
+
+Collective collective_of(const CallRecord& record) noexcept {
+  const Identity& identity = record.identity;
+  Collective collective;
+  collective.kind = identity.kind;
+  collective.op = identity.op;
+  collective.dtype = identity.dtype;
+  collective.count = identity.count;
+  collective.root = identity.root;
+  collective.algorithm = identity.algorithm;
+  if (identity.counts_hash != 0) collective.counts = &identity.counts_hash;
+  collective.site = record.site;
+  return collective;
+}
+
+std::string describe(const CallRecord& record) { return describe(collective_of(record)); }
+
+std::string difference(std::string_view where, int size, const CallDetails& a,
+                       const CallDetails& b) {
+  RankCall call_a{a.rank, describe(a.record)}, call_b{b.rank, describe(b.record)};
+  if (a.record.identity == b.record.identity)
+    return mismatch_of_computations(where, call_a, a.program_text, call_b, b.program_text);
+  if (a.record.identity.program_hash != b.record.identity.program_hash && !a.program_text.empty() &&
+      !b.program_text.empty())
+    return mismatch_of_collectives(where, a.rank, a.program_text, b.rank, b.program_text);
+  const std::string hidden = hidden_differences(a, b);
+  if (hidden.empty() && are_described_alike(a.record, b.record)) {
+    call_a.call += options_of(a, size);
+    call_b.call += options_of(b, size);
+  }
+  return mismatch(concat(kDifferentCollectives, where), call_a, call_b, concat(hidden, kSameCalls));
+}
+
+}  // namespace ngd::comm

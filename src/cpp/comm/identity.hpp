@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The properties of a collective that must be equal on all ranks. Every communicator publishes them
+// in the same form, compares them with the same functions, and reports a difference in the same
+// words.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/dtype.hpp"
+#include "comm/collective.hpp"
+#include "comm/computations.hpp"
+#include "comm/layout.hpp"
+#include "comm/messages.hpp"
+
+namespace ngd::comm {
+
+struct Identity {
+  std::uint64_t count = 0;         // elements; 0 if the blocks are uneven, and for a barrier
+  std::uint64_t counts_hash = 0;   // 0 if all blocks have `count` elements
+  std::uint64_t layout_hash = 0;   // 0: a row of elements
+  std::uint64_t program_hash = 0;  // 0: not in a compiled step
+  std::int32_t root = 0;           // of a send or a receive: the other rank
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::None;
+  DType dtype = DType::U8;
+  Algorithm algorithm = Algorithm::Flat;
+
+  bool operator==(const Identity&) const noexcept = default;
+  // `seed` distinguishes groups.
+  std::uint64_t hash(std::uint64_t seed) const noexcept;
+};
+
+// A rank publishes this record of a collective, in shared memory or in an MPI message.
+struct CallRecord {
+  Identity identity;
+  std::uint64_t computation = 0;  // of the program; may differ between ranks (computations.hpp)
+  char site[kSiteBytes] = {};     // for messages, not compared
+
+  // Fill the record in place. Properties without a meaning for this kind get one value.
+  void assign(const Collective& collective, int size) noexcept;
+  // Equal fingerprints of two ranks mean equal records, call sites apart.
+  std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
+    return identity.hash(seed) ^ computation;
+  }
+};
+static_assert(std::is_trivially_copyable_v<CallRecord>);
+
+// Return true if the two ranks are in the same collective. A peer in another computation is in
+// another collective only if this rank holds that computation too.
+bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
+
+// Return the collective of a record, for messages: `counts` only says whether there are any, and
+// the site points into the record.
+Collective collective_of(const CallRecord& record) noexcept;
+std::string describe(const CallRecord& record);
+
+// A rank's collective with the details that only a message about a difference needs.
+struct CallDetails {
+  int rank;  // of the world
+  const CallRecord& record;
+  std::string_view program_text;          // "" if not known
+  std::optional<Layout> layout;           // nullopt: not known
+  const std::uint64_t* counts = nullptr;  // one per rank; null: even, or not known
+};
+
+// Return the message of a CollectiveMismatch between two ranks of a group of `size` ranks. `where`
+// names the group ("" for the world).
+std::string difference(std::string_view where, int size, const CallDetails& a,
+                       const CallDetails& b);
+
+}  // namespace ngd::comm
