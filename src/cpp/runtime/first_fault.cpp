@@ -6,14 +6,14 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/fused/elementwise_program.hpp"
+#include "kernels/fused/kernel_body.hpp"
 
 namespace ngd::runtime {
 
 namespace {
 
 using kernels::fused::Operand;
-using Statement = kernels::fused::Instruction;
+using kernels::fused::Statement;
 
 Faults operator|(Faults a, Faults b) { return {a.nan || b.nan, a.infinite || b.infinite}; }
 
@@ -79,7 +79,7 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       kernels::KernelTable table, const Look& look) {
   const std::vector<Member>& members = instruction.members;
   const std::string& text = query.attrs.text("program");
-  const std::vector<Statement> program = kernels::fused::parse_program(text, query.inputs);
+  const std::vector<Statement> program = kernels::fused::parse_statements(text, query.inputs);
   if (members.size() < program.size()) return std::nullopt;
   std::vector<Faults> of_inputs, of_results;
   for (std::size_t i = 0; i < inputs.size(); ++i)

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an elementwise program is carried out: geometry, where each operand lies, and the steps.
+// How a kernel body is computed: the tiles, where each operand is, and the loops over a tile.
 //
-// Axes over which every input is either dense or constant are merged. What is left is rows of an
-// inner axis. A tile is a piece of one row where rows are long, and several whole rows where they
-// are short. A slot is a place where a tile of values lies: the input's or output's own memory, or
-// a buffer of kTileBytes that stays in the first-level cache. Steps are tile loops over slots.
+// Neighbouring axes are merged if every input is dense or constant over both. The result is rows
+// along an inner axis. A tile is a piece of one row if rows are long, or several whole rows if they
+// are short. A slot is the memory of a tile of values: the memory of an input or output, or a buffer
+// of kTileBytes that stays in the first-level cache. Each loop reads and writes slots.
 //
-// Where some instructions are reduced (elementwise_reduce.cpp), their tiles are kept until all
-// steps are done; rows are what lies along the last axes that are all reduced or all kept; and a
-// tile is cut as the reduction adds: no blocks of rows are mixed, and a piece of a row is a block.
+// elementwise_reduce.cpp reduces the values of some statements. Their tiles are kept until all loops
+// are done. Then a row is the last axes that are all reduced or all kept. A tile must be a unit of
+// the reduction: it never mixes blocks of rows, and a piece of a row is one block.
 //
-// Where inputs are products (elementwise_product.cpp), which are in no memory, tiles are any
-// elements of a row that the products hand over.
+// elementwise_product.cpp has inputs that are matrix products, which are not in memory. Its tiles
+// are any elements of a row of which it has the products.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fused/elementwise_program.hpp"
+#include "kernels/fused/kernel_body.hpp"
 #include "kernels/kernel.hpp"
-#include "kernels/reduce/geometry.hpp"
 
 namespace ngd::kernels::fused {
 
@@ -30,19 +29,20 @@ using tiles::TileFunction;
 inline constexpr std::int64_t kTileBytes = 4096;
 inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
 
-struct Step {
+// A loop over a tile: the work of one statement, or of a pair of statements.
+struct TileLoop {
   TileFunction function;
   int a, b, c, out;  // slots; unused ones are `out`
 };
 
-// How an input comes to its slot.
+// How an input reaches its slot.
 enum class Reading : std::uint8_t {
-  InPlace,    // dense over the output: its own memory, offset with the output
-  InRow,      // the inner axis is dense and tiles are within rows: its own memory
-  Once,       // the same values for every tile: gathered when a thread begins
-  PerRow,     // one value a row and tiles are within rows: filled when the row changes
+  InPlace,    // the slot is the input's memory: the input is dense like the output
+  InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
+  Once,       // all tiles have the same values: gathered when a thread begins
+  PerRow,     // one value per row, and tiles are within rows: gathered when the row changes
   EveryTile,  // gathered for every tile
-  Given,      // dense over the output: handed to the walk a tile at a time
+  Given,      // dense like the output: the caller of the walk has the values of each tile
 };
 
 struct InputPlan {
@@ -60,7 +60,7 @@ struct OutputPlan {
 struct Constant {
   int slot;
   std::size_t item;
-  std::uint64_t bits;  // its first `item` bytes are the value
+  std::uint64_t bits;  // the first `item` bytes are the value
 };
 
 struct Plan {
@@ -72,27 +72,16 @@ struct Plan {
   std::int64_t tiles_per_row = 1;  // > 1: tiles within rows
   std::int64_t tile_length = 0;    // elements of a full tile
   std::int64_t tiles = 0;
-  std::int64_t grain = 1;  // tiles that are worth a thread
+  std::int64_t grain = 1;  // the fewest tiles per thread
 
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
-  std::vector<std::int64_t> given;  // the inputs that are handed to the walk
-  std::vector<int> kept;            // the slots of reduced instructions
-  std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
-  std::vector<Step> steps;
+  std::vector<std::int64_t> given;  // the inputs with Reading::Given
+  std::vector<int> kept;            // the slots of reduced statements
+  std::vector<int> buffer_of_slot;  // -1: the slot is the memory of an input or output
+  std::vector<TileLoop> loops;
   std::vector<InPlace> in_place;  // as Verdict.in_place
-
- private:
-  class Builder;
-  void merge_axes(const KernelQuery& query, const Shape& whole);
-  void choose_tiles(std::int64_t element_bytes);
-  void choose_reduced_tiles(std::int64_t element_bytes, const reduce::Geometry& geometry);
-  void choose_readings(const KernelQuery& query);
-  bool is_given(std::size_t input) const;
-  void choose_in_place(const std::vector<Instruction>& program,
-                       const std::vector<std::int64_t>& results,
-                       const std::vector<std::int64_t>& times);
 };
 
 }  // namespace ngd::kernels::fused

@@ -81,10 +81,10 @@ void TileWalk::compute(std::int64_t row, std::int64_t column, std::int64_t begin
     slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
   ahead_.clear();
   for (std::size_t i = 0; i < plan_.inputs.size(); ++i) place_input(i, row, column, begin, count);
-  ahead_.split(static_cast<std::int64_t>(plan_.steps.size()));
-  for (const Step& step : plan_.steps) {
+  ahead_.split(static_cast<std::int64_t>(plan_.loops.size()));
+  for (const TileLoop& loop : plan_.loops) {
     ahead_.prefetch_part();
-    step.function(slots_[step.a], slots_[step.b], slots_[step.c], slots_[step.out], count);
+    loop.function(slots_[loop.a], slots_[loop.b], slots_[loop.c], slots_[loop.out], count);
   }
 }
 

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel body of a fused elementwise kernel, parsed from its text. kernels/README.md has the
+// grammar.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/shape.hpp"
+#include "kernels/kernel.hpp"
+#include "kernels/tiles/tiles.hpp"
+
+namespace ngd::kernels::fused {
+
+using tiles::kTabledOpcodes;
+using tiles::Opcode;
+
+struct Operand {
+  enum class Kind : std::uint8_t { Input, Result, Immediate };
+  Kind kind = Kind::Input;
+  int index = 0;          // of the input or the statement
+  std::string_view text;  // of an immediate, without '#'
+  DType dtype = DType::F32;
+
+  bool is_result_of(int statement) const { return kind == Kind::Result && index == statement; }
+};
+
+struct Statement {
+  Opcode opcode = Opcode::copy;
+  DType dtype = DType::F32;  // of the operands; for a cast, the dtype to cast from
+  DType result = DType::F32;
+  std::vector<Operand> operands;
+};
+
+// The reason why a kernel refuses a query.
+class Refusal : public std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+// Parse the statements of a body. The operands' texts are views into `text`. Throws Refusal.
+std::vector<Statement> parse_statements(std::string_view text,
+                                        const std::vector<TensorType>& inputs);
+
+// Return the value of an immediate as an element of a tile: 16-bit floats are float32 in tiles.
+// Throws Refusal if the text is not a number of the dtype.
+std::uint64_t bits_of_immediate(const Operand& operand);
+
+// The body that a query describes. It must not outlive the query.
+struct Body {
+  explicit Body(const KernelQuery& query);  // throws Refusal
+
+  std::vector<Statement> statements;
+  std::vector<std::int64_t> results;  // the statements whose values are stored: the first outputs
+  std::vector<std::int64_t> reduced;  // the statements whose values are reduced: the next outputs
+  Shape shape;                        // of the value of each statement
+};
+
+}  // namespace ngd::kernels::fused

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/bits.hpp"
+#include "base/error.hpp"
+#include "kernels/fused/plan_parts.hpp"
+#include "kernels/reduce/geometry.hpp"
+#include "kernels/reduce/reducer.hpp"
+
+namespace ngd::kernels::fused {
+
+namespace {
+
+// Return which axes of a body are reduced.
+std::vector<bool> reduced_axes(const KernelQuery& query, std::size_t num_axes) {
+  std::vector<bool> reduced(num_axes);
+  if (!query.attrs.has("axes")) return reduced;
+  for (const std::int64_t axis : query.attrs.integers("axes")) {
+    if (axis < 0 || axis >= static_cast<std::int64_t>(num_axes))
+      throw Refusal(concat("axis ", axis, " is not in the shape"));
+    reduced[static_cast<std::size_t>(axis)] = true;
+  }
+  return reduced;
+}
+
+// Append an axis to the plan, or merge it with the last one. strides: of each input.
+void add_axis(Plan& plan, std::int64_t length, const std::vector<std::int64_t>& strides,
+              bool may_merge) {
+  bool merges = may_merge && !plan.shape.empty();
+  for (std::size_t i = 0; i < plan.inputs.size() && merges; ++i)
+    merges = plan.inputs[i].strides.back() == strides[i] * length;
+  if (merges)
+    plan.shape.back() *= length;
+  else
+    plan.shape.push_back(length);
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    if (strides[i] < 0) throw Refusal("a stride is negative");
+    if (merges)
+      plan.inputs[i].strides.back() = strides[i];
+    else
+      plan.inputs[i].strides.push_back(strides[i]);
+  }
+}
+
+// Drop axes of length 1. Merge neighbours over which every input has one stride, but never a reduced
+// axis with one that is not.
+void merge_axes(Plan& plan, const KernelQuery& query, const Shape& whole) {
+  const std::vector<bool> reduced = reduced_axes(query, whole.size());
+  const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
+  if (flat.size() != query.inputs.size() * whole.size())
+    throw Refusal(concat("input_strides has ", flat.size(),
+                         " numbers, not inputs x axes = ", query.inputs.size() * whole.size()));
+  plan.inputs.resize(query.inputs.size());
+  std::size_t previous = 0;
+  std::vector<std::int64_t> strides(plan.inputs.size());
+  for (std::size_t axis = 0; axis < whole.size(); ++axis) {
+    if (whole[axis] == 1) continue;
+    for (std::size_t i = 0; i < strides.size(); ++i) strides[i] = flat[i * whole.size() + axis];
+    add_axis(plan, whole[axis], strides, reduced[axis] == reduced[previous]);
+    previous = axis;
+  }
+  if (plan.shape.empty()) {
+    plan.shape.push_back(1);
+    for (InputPlan& input : plan.inputs) input.strides.push_back(1);
+  }
+  plan.inner = plan.shape.back();
+  plan.rows = std::accumulate(plan.shape.begin(), plan.shape.end() - 1, std::int64_t{1},
+                              std::multiplies<>());
+}
+
+// Tiles of several whole rows, if at least two fit. Else pieces of rows.
+void choose_tiles(Plan& plan, std::int64_t max_length) {
+  if (plan.inner == 0 || plan.rows == 0) return;
+  if (plan.rows > 1 && plan.inner <= max_length && plan.given.empty()) {
+    plan.rows_per_tile = std::min(plan.rows, max_length / plan.inner);
+    plan.tile_length = plan.rows_per_tile * plan.inner;
+    plan.tiles = divide_up(plan.rows, plan.rows_per_tile);
+  } else {
+    plan.tile_length = std::min(plan.inner, max_length);
+    plan.tiles_per_row = divide_up(plan.inner, max_length);
+    plan.tiles = plan.rows * plan.tiles_per_row;
+  }
+}
+
+// Tiles that are units of the reduction.
+void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
+  if (plan.inner != (g.by_rows ? g.along.length : g.width))
+    throw Refusal("an input is read unevenly along a row");
+  if (plan.inner == 0 || plan.rows == 0) return;
+  if (!g.by_rows) {
+    plan.rows_per_tile = g.column_pieces == 1 ? reduce::rows_of_a_tile(max_length, plan.inner) : 1;
+    plan.tile_length = plan.rows_per_tile * g.columns;
+    plan.tiles_per_row = g.column_pieces;
+  } else if (g.reduced.empty() && plan.inner <= max_length) {
+    plan.rows_per_tile = std::min(plan.rows, max_length / plan.inner);
+    plan.tile_length = plan.rows_per_tile * plan.inner;
+  } else {
+    plan.tile_length = std::min(plan.inner, max_length);
+    plan.tiles_per_row = divide_up(plan.inner, max_length);
+  }
+  plan.tiles = divide_up(plan.rows, plan.rows_per_tile) * plan.tiles_per_row;
+}
+
+bool is_given(const Plan& plan, std::size_t input) {
+  return std::find(plan.given.begin(), plan.given.end(), static_cast<std::int64_t>(input)) !=
+         plan.given.end();
+}
+
+Reading reading_of(const Plan& plan, const InputPlan& input, const Shape& dense, bool is_given) {
+  const bool within_rows = plan.rows_per_tile == 1,
+             one_tile_per_row = plan.tiles_per_row == 1 && plan.given.empty(),
+             same_in_all_rows = std::all_of(input.strides.begin(), input.strides.end() - 1,
+                                            [](std::int64_t stride) { return stride == 0; });
+  const std::int64_t step = input.strides.back();
+  if (is_given) {
+    if (input.strides != dense) throw Refusal("a product is read unevenly");
+    return Reading::Given;
+  }
+  if (input.strides == dense) return Reading::InPlace;
+  if (same_in_all_rows && (step == 0 || one_tile_per_row)) return Reading::Once;
+  if (within_rows && step == 1) return Reading::InRow;
+  if (within_rows && step == 0 && plan.given.empty()) return Reading::PerRow;
+  return Reading::EveryTile;
+}
+
+void choose_readings(Plan& plan, const KernelQuery& query) {
+  const Shape dense = row_major_strides(plan.shape);
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    InputPlan& input = plan.inputs[i];
+    input.item = size_of(query.inputs[i].dtype);
+    std::int64_t last = 0;  // the index of the last element that is read
+    for (std::size_t axis = 0; axis < plan.shape.size(); ++axis)
+      last += (plan.shape[axis] - 1) * input.strides[axis];
+    if (plan.tiles > 0 && last >= query.inputs[i].count())
+      throw Refusal(concat("the strides of input ", i, " lead beyond its end"));
+    input.reading = reading_of(plan, input, dense, is_given(plan, i));
+  }
+}
+
+}  // namespace
+
+void plan_geometry(Plan& plan, const Body& body, const KernelQuery& query,
+                   std::int64_t item_bytes) {
+  if (query.attrs.has("products")) plan.given = query.attrs.integers("products");
+  merge_axes(plan, query, body.shape);
+  if (body.reduced.empty())
+    choose_tiles(plan, kTileBytes / item_bytes);
+  else
+    choose_reduced_tiles(plan, kTileBytes / item_bytes,
+                         reduce::make_geometry(body.shape, query.attrs.integers("axes")));
+  choose_readings(plan, query);
+}
+
+}  // namespace ngd::kernels::fused

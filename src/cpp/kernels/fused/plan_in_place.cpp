@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kernels/fused/plan_parts.hpp"
+
+namespace ngd::kernels::fused {
+
+// An output may use the memory of an input if no loop reads a tile of the input after a loop has
+// written this tile of the output. 16-bit inputs are widened before anything is written.
+void plan_in_place(Plan& plan, const Body& body, const Pairs& pairs) {
+  std::vector<std::int64_t> last_read(plan.inputs.size(), -1);  // the statement of the loop
+  for (std::size_t t = 0; t < body.statements.size(); ++t)
+    for (const Operand& operand : body.statements[t].operands) {
+      if (operand.kind != Operand::Kind::Input || is_half(operand.dtype)) continue;
+      std::int64_t& last = last_read[static_cast<std::size_t>(operand.index)];
+      last = std::max<std::int64_t>(last, pairs.loop_of(static_cast<int>(t)));
+    }
+  for (std::size_t k = 0; k < plan.outputs.size(); ++k)
+    for (std::size_t i = 0; i < plan.inputs.size(); ++i)
+      if (plan.inputs[i].reading == Reading::InPlace &&
+          plan.inputs[i].item == plan.outputs[k].item && last_read[i] <= body.results[k])
+        plan.in_place.push_back({static_cast<int>(k), static_cast<int>(i)});
+}
+
+}  // namespace ngd::kernels::fused

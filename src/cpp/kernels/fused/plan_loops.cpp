@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "kernels/fused/plan_parts.hpp"
+
+namespace ngd::kernels::fused {
+
+using tiles::narrowing;
+using tiles::tile_table;
+using tiles::widening;
+
+namespace {
+
+bool is_widened_input(const Statement& s) {
+  return s.opcode == Opcode::cast && is_half(s.dtype) && s.result == DType::F32 &&
+         s.operands[0].kind == Operand::Kind::Input;
+}
+
+bool is_narrowing_cast(const Statement& s) {
+  return s.opcode == Opcode::cast && s.dtype == DType::F32 && is_half(s.result);
+}
+
+TileFunction function_of(const Statement& statement) {
+  const auto from = static_cast<int>(tile_dtype(statement.dtype));
+  const TileFunction function =
+      statement.opcode == Opcode::cast
+          ? tile_table().casts[from][static_cast<int>(tile_dtype(statement.result))]
+          : tile_table().operations[static_cast<int>(statement.opcode)][from];
+  if (function == nullptr)
+    throw Refusal(
+        concat("an opcode of the program is not defined for ", short_name_of(statement.dtype)));
+  return function;
+}
+
+class LoopPlanner {
+ public:
+  LoopPlanner(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query)
+      : plan_(plan), body_(body), pairs_(pairs), query_(query), slots_(plan) {}
+
+  void run() {
+    place_outputs();
+    place_inputs();
+    find_last_uses();
+    for (std::size_t t = 0; t < body_.statements.size(); ++t)
+      if (!pairs_.is_first(static_cast<int>(t))) add_statement(static_cast<int>(t));
+    for (std::size_t k = 0; k < body_.results.size(); ++k) copy_repeated_output(k);
+    for (const std::int64_t t : body_.reduced) plan_.kept.push_back(slot_of_[at(t)]);
+  }
+
+ private:
+  static std::size_t at(std::int64_t t) { return static_cast<std::size_t>(t); }
+  const Statement& statement(int t) const { return body_.statements[at(t)]; }
+
+  void place_outputs() {
+    for (std::size_t k = 0; k < body_.results.size(); ++k)
+      plan_.outputs.push_back({slots_.in_memory(), size_of(query_.outputs[k].dtype)});
+  }
+
+  // Set each input's slot. A 16-bit input has a second one, into which it is widened.
+  void place_inputs() {
+    for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
+      InputPlan& input = plan_.inputs[i];
+      const bool own_memory = input.reading == Reading::InPlace ||
+                              input.reading == Reading::InRow || input.reading == Reading::Given;
+      input.slot = own_memory ? slots_.in_memory() : slots_.buffer();
+      const DType dtype = query_.inputs[i].dtype;
+      int slot = input.slot;
+      if (is_half(dtype)) {
+        slot = slots_.buffer();
+        add_loop(widening(dtype), input.slot, slot);
+      }
+      slot_of_input_.push_back(slot);
+    }
+  }
+
+  void find_last_uses() {
+    last_use_.assign(body_.statements.size(), -1);
+    for (std::size_t t = 0; t < body_.statements.size(); ++t)
+      for (const Operand& operand : body_.statements[t].operands)
+        if (operand.kind == Operand::Kind::Result) {
+          int& last = last_use_[at(operand.index)];
+          last = std::max(last, pairs_.loop_of(static_cast<int>(t)));
+        }
+    for (const std::int64_t t : body_.reduced)
+      last_use_[at(t)] = static_cast<int>(body_.statements.size());
+    slot_of_.assign(body_.statements.size(), -1);
+  }
+
+  void add_loop(TileFunction function, int a, int out) {
+    plan_.loops.push_back({function, a, out, out, out});
+  }
+
+  void add_statement(int t) {
+    const Statement& s = statement(t);
+    const int output = output_of(t);
+    if (is_widened_input(s) && output < 0) {  // the tile of its operand is float32 already
+      slot_of_[at(t)] = slot_of(s.operands[0]);
+      release_dead(t, true);
+      return;
+    }
+    if (is_narrowing_cast(s) && output >= 0 && last_use_[at(t)] < 0) {
+      narrow_into_output(s.result, slot_of(s.operands[0]), output);
+      release_dead(t, true);
+      return;
+    }
+    const bool half = is_half(s.result);
+    const bool is_output_slot = output >= 0 && !half;
+    TileLoop loop = loop_of(t);
+    const int out = is_output_slot ? plan_.outputs[at(output)].slot : slots_.buffer();
+    for (int* slot : {&loop.a, &loop.b, &loop.c, &loop.out})
+      if (*slot < 0) *slot = out;
+    plan_.loops.push_back(loop);
+    if (half)
+      add_loop(s.result == DType::F16 ? tile_table().round_f16 : tile_table().round_bf16, out, out);
+    if (half && output >= 0) narrow_into_output(s.result, out, output);
+    slot_of_[at(t)] = out;
+    release_dead(t, is_output_slot);
+  }
+
+  // Return the loop of statement t, without the slot of its result.
+  TileLoop loop_of(int t) {
+    const int first = pairs_.first_of(t);
+    TileLoop loop{nullptr, -1, -1, -1, -1};
+    int* const read[] = {&loop.a, &loop.b, &loop.c};
+    std::size_t count = 0;
+    if (first >= 0) {
+      loop.function = pairs_.function_of(t);
+      for (const Operand& operand : statement(first).operands) *read[count++] = slot_of(operand);
+    } else {
+      loop.function = function_of(statement(t));
+    }
+    for (const Operand& operand : statement(t).operands)
+      if (count < 3 && !(first >= 0 && operand.is_result_of(first)))
+        *read[count++] = slot_of(operand);
+    return loop;
+  }
+
+  int slot_of(const Operand& operand) {
+    switch (operand.kind) {
+      case Operand::Kind::Input:
+        return slot_of_input_[at(operand.index)];
+      case Operand::Kind::Result:
+        return slot_of_[at(operand.index)];
+      case Operand::Kind::Immediate:
+        break;
+    }
+    return slots_.constant(operand.dtype, bits_of_immediate(operand));
+  }
+
+  // Return the first output that statement t writes, or -1.
+  int output_of(int t) const {
+    for (std::size_t k = 0; k < body_.results.size(); ++k)
+      if (body_.results[k] == t) return static_cast<int>(k);
+    return -1;
+  }
+
+  void narrow_into_output(DType dtype, int slot, int output) {
+    add_loop(narrowing(dtype), slot, plan_.outputs[at(output)].slot);
+  }
+
+  // Release the buffers of values that are not read after statement t.
+  void release_dead(int t, bool has_no_buffer) {
+    if (last_use_[at(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[at(t)]);
+    for (int r = 0; r < t; ++r)
+      if (last_use_[at(r)] == t && !pairs_.is_first(r) &&
+          !(is_widened_input(statement(r)) && output_of(r) < 0))
+        slots_.release(slot_of_[at(r)]);
+  }
+
+  // If two outputs are the value of one statement, the second is a copy of the first.
+  void copy_repeated_output(std::size_t k) {
+    const int first = output_of(static_cast<int>(body_.results[k]));
+    if (first == static_cast<int>(k)) return;
+    const DType dtype = query_.outputs[k].dtype;
+    const auto bits = is_half(dtype) ? DType::U16 : dtype;
+    add_loop(tile_table().operations[static_cast<int>(Opcode::copy)][static_cast<int>(bits)],
+             plan_.outputs[at(first)].slot, plan_.outputs[k].slot);
+  }
+
+  Plan& plan_;
+  const Body& body_;
+  const Pairs& pairs_;
+  const KernelQuery& query_;
+  Slots slots_;
+  std::vector<int> slot_of_input_, slot_of_;  // by input; by statement
+  std::vector<int> last_use_;  // by statement: the last one whose loop reads its value, or -1
+};
+
+}  // namespace
+
+void plan_loops(Plan& plan, const Body& body, const Pairs& pairs, const KernelQuery& query) {
+  LoopPlanner(plan, body, pairs, query).run();
+}
+
+}  // namespace ngd::kernels::fused

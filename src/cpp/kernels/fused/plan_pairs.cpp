@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+
+#include "kernels/fused/plan_parts.hpp"
+
+namespace ngd::kernels::fused {
+
+using tiles::First;
+using tiles::Second;
+using tiles::tile_table;
+
+namespace {
+
+std::optional<First> first_of_pair(Opcode opcode) {
+  if (opcode == Opcode::add) return First::Add;
+  if (opcode == Opcode::subtract) return First::Subtract;
+  if (opcode == Opcode::multiply) return First::Multiply;
+  return std::nullopt;
+}
+
+std::optional<Second> second_of_pair(Opcode opcode, bool first_is_left) {
+  if (opcode == Opcode::add) return Second::Add;
+  if (opcode == Opcode::subtract) return first_is_left ? Second::Subtract : Second::SubtractFrom;
+  if (opcode == Opcode::multiply) return Second::Multiply;
+  if (opcode == Opcode::relu) return Second::Relu;
+  return std::nullopt;
+}
+
+bool is_zero(const Operand& operand) {
+  return operand.kind == Operand::Kind::Immediate && bits_of_immediate(operand) == 0;
+}
+
+// Return the loop that computes `first`, which is statement number `number`, and then `second`. Null
+// if there is no such loop.
+TileFunction pair_function(const Statement& first, int number, const Statement& second) {
+  if (first.dtype != second.dtype) return nullptr;
+  if (first.dtype != DType::F32 && first.dtype != DType::F64) return nullptr;
+  const std::size_t wide = first.dtype == DType::F64;
+  if (first.opcode == Opcode::greater && second.opcode == Opcode::where)
+    return is_zero(second.operands[2]) ? tile_table().where_greater[wide] : nullptr;
+  const auto one = first_of_pair(first.opcode);
+  const auto other = second_of_pair(second.opcode, second.operands[0].is_result_of(number));
+  if (!one || !other) return nullptr;
+  return tile_table().pairs[static_cast<int>(*one)][static_cast<int>(*other)][wide];
+}
+
+// Count the uses of each statement's value. A value that is stored or reduced counts as used twice,
+// so that it is never the first of a pair.
+std::vector<int> count_uses(const Body& body) {
+  std::vector<int> num_uses(body.statements.size());
+  for (const Statement& statement : body.statements)
+    for (const Operand& operand : statement.operands)
+      if (operand.kind == Operand::Kind::Result)
+        ++num_uses[static_cast<std::size_t>(operand.index)];
+  for (const auto* stored : {&body.results, &body.reduced})
+    for (const std::int64_t t : *stored) num_uses[static_cast<std::size_t>(t)] += 2;
+  return num_uses;
+}
+
+}  // namespace
+
+Pairs::Pairs(const Body& body)
+    : body_(body), first_(body.statements.size(), -1), second_(body.statements.size(), -1) {
+  const std::vector<int> num_uses = count_uses(body);
+  for (std::size_t t = 0; t < body.statements.size(); ++t)
+    for (const Operand& operand : body.statements[t].operands) {
+      if (operand.kind != Operand::Kind::Result) continue;
+      const auto before = static_cast<std::size_t>(operand.index);
+      if (num_uses[before] != 1 || first_[before] >= 0) continue;
+      if (!pair_function(body.statements[before], operand.index, body.statements[t])) continue;
+      first_[t] = operand.index;
+      second_[before] = static_cast<int>(t);
+      break;
+    }
+}
+
+TileFunction Pairs::function_of(int t) const {
+  const int first = first_of(t);
+  return pair_function(body_.statements[static_cast<std::size_t>(first)], first,
+                       body_.statements[static_cast<std::size_t>(t)]);
+}
+
+}  // namespace ngd::kernels::fused
