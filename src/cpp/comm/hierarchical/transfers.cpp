@@ -7,15 +7,17 @@
 #include <span>
 
 #include "base/reduce.hpp"
+#include "comm/mpi/owners_exchange.hpp"
 
 namespace ngd::comm::hierarchical {
 namespace {
 
-using mpi::LaneTransfer;
-using mpi::Stream;
+using mpi::LongMessage;
 using mpi::Transfer;
+using mpi::Window;
+using mpi::WindowedTransfer;
 
-// A mean of all ranks is that of the hosts' means where these are exact: their sums might overflow.
+// If dividing by the ranks of a host is exact, each host computes a mean: a sum might overflow.
 bool averages_inside(const Hosts& hosts, const Collective& whole) {
   return whole.op == ReduceOp::Mean && std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
 }
@@ -33,287 +35,276 @@ Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
   return step;
 }
 
-// Adds the ranks that hold up a local step, each once.
+// Add the ranks that a local step waits for, each once.
 void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
   for (const int rank : hosts.missing(work))
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// Lanes whose steps may submit a collective among the ranks of this host. All ranks of the host
-// submit in the same order: lane after lane, each as much as belongs to its turn.
+// Windows whose steps may submit a collective among the ranks of this host. All ranks of the host
+// submit in the same order: the windows take turns.
 //
 // The host's shared memory can refuse a submission because another thread uses it. A step therefore
 // has two parts: submission() only describes the collective, and complete_step(), which may send and
 // receive, runs once the submission was accepted.
-class HostLanes : public LaneTransfer {
+class HostWindows : public WindowedTransfer {
  public:
   std::vector<int> pending_peers() const override {
-    std::vector<int> peers = LaneTransfer::pending_peers();
+    std::vector<int> peers = WindowedTransfer::pending_peers();
     for (const std::optional<Work>& work : works_)
       if (work) add_missing(hosts_, *work, peers);
     return peers.empty() ? hosts_.neighbours() : peers;
   }
 
  protected:
-  HostLanes(Hosts& hosts, int tag, const Collective& collective, Cut cut)
-      : LaneTransfer(hosts.counterparts(), tag, collective, cut),
+  HostWindows(Hosts& hosts, int tag, const Collective& collective, Windowing windowing)
+      : WindowedTransfer(hosts.counterparts(), tag, collective, windowing),
         hosts_(hosts),
         ticket_(hosts.take_ticket()),
-        windows_((cut.elements + cut.window - 1) / cut.window),
+        slices_left_(num_slices(windowing.elements, windowing.window_elements)),
         counts_(static_cast<std::size_t>(hosts.per_host())),
-        works_(static_cast<std::size_t>(cut.lanes)) {}
+        works_(static_cast<std::size_t>(windowing.num_windows)) {}
 
-  static Cut cut_of(std::size_t elements, std::size_t window, int lanes) {
-    const std::size_t windows = (elements + window - 1) / window;
-    return {elements, window, static_cast<int>(std::min<std::size_t>(windows, lanes))};
+  static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
+    return (elements + window_elements - 1) / window_elements;
+  }
+  // At most `most` windows in flight.
+  static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
+    const std::size_t slices = num_slices(elements, window_elements);
+    return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
   }
 
   // Return true if the step submits to the local communicator.
   virtual bool submits(int step) const = 0;
-  // Return the collective to submit at lane.step. `counts` holds one number per rank of the host; the
-  // result may refer to it. May be called again for the same step, so it must not have an effect that shows.
-  virtual Collective submission(const Lane& lane, std::span<std::uint64_t> counts) const = 0;
-  // Carry out the rest of lane.step; false when the window was complete before it.
-  virtual bool complete_step(Lane& lane) = 0;
+  // Return the collective to submit at window.step. `counts` holds one number per rank of the host;
+  // the result may refer to it. May be called again for the same step: it must change no result.
+  virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
+  // Carry out the rest of window.step. Return false if the slice was complete before this step.
+  virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // After the last submission of a window: the next transfer may submit when it was the last one.
-  void end_window() {
-    if (--windows_ == 0) hosts_.next_ticket();
+  // Call after the last submission of a slice. After that of all slices the next transfer may submit.
+  void end_submissions() {
+    if (--slices_left_ == 0) hosts_.next_ticket();
   }
-  bool has_more(const Lane& lane) const {
-    return lane.window.begin + window_elements() * lanes() < elements();
+  bool has_more(const Window& window) const {
+    return window.slice.begin + window_elements() * num_windows() < elements();
   }
 
   Hosts& hosts_;
 
  private:
-  bool ready(Lane& lane) final {
-    std::optional<Work>& work = works_[static_cast<std::size_t>(lane.number)];
+  bool is_ready(Window& window) final {
+    std::optional<Work>& work = works_[static_cast<std::size_t>(window.number)];
     if (work && hosts_.done(*work)) work.reset();
-    if (!lane.requests.test() || work) return false;
-    if (!submits(lane.active ? lane.step : 0)) return true;
-    return hosts_.serves(ticket_) && turn_ % lanes() == static_cast<std::size_t>(lane.number);
+    if (!window.requests.test() || work) return false;
+    if (!submits(window.active ? window.step : 0)) return true;
+    return hosts_.serves(ticket_) &&
+           turn_ % num_windows() == static_cast<std::size_t>(window.number);
   }
 
-  Outcome step(Lane& lane) final {
-    if (submits(lane.step)) {
-      std::optional<Work>& work = works_[static_cast<std::size_t>(lane.number)];
-      work = hosts_.try_submit(submission(lane, counts_));
+  Outcome step(Window& window) final {
+    if (submits(window.step)) {
+      std::optional<Work>& work = works_[static_cast<std::size_t>(window.number)];
+      work = hosts_.try_submit(submission(window, counts_));
       if (!work) return Outcome::Blocked;
     }
-    return complete_step(lane) ? Outcome::Continues : Outcome::WindowComplete;
+    return complete_step(window) ? Outcome::Continues : Outcome::SliceComplete;
   }
 
   const std::uint64_t ticket_;
-  std::size_t windows_;  // whose last submission is to come
+  std::size_t slices_left_;  // with submissions to come
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
-  std::vector<std::optional<Work>> works_;  // by lane: in flight
+  std::vector<std::optional<Work>> works_;  // in flight, by window
 };
 
-// The turns: the first windows' reduce-scatters, one a lane; then, lane after lane, the all-gather
-// of a window with the reduce-scatter of the lane's next.
-class AllReduce final : public HostLanes {
+// In the first turn of a window it submits the reduce-scatter of its first slice, in every later turn
+// the all-gather of a slice and the reduce-scatter of its next slice.
+class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
-      : HostLanes(hosts, tag, collective, cut(hosts, collective)),
+      : HostWindows(hosts, tag, collective, windowing(hosts, collective)),
         half_(is_half(collective.dtype)),
         partial_dtype_(half_ ? DType::F32 : collective.dtype),
         partial_bytes_(size_of(partial_dtype_)),
-        slice_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_)),
+        share_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_)),
         wide_bytes_(half_ ? round_up(window_elements() * partial_bytes_) : 0),
-        scratch_(add_buffer(hosts.local(), lanes() * (slice_bytes_ + wide_bytes_)).data()),
-        sources_(static_cast<std::size_t>(size_)) {}
+        scratch_(add_buffer(hosts.local(), num_windows() * (share_bytes_ + wide_bytes_)).data()),
+        owners_(hosts.counterparts()) {}
 
  private:
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
-  static constexpr int kLanes = 4;
+  static constexpr int kWindows = 4;
 
-  // Small enough for all lanes to have work, where that is not too small.
-  static Cut cut(const Hosts& hosts, const Collective& collective) {
-    const std::size_t width = size_of(collective.dtype);
+  // So small that all windows have work, but not smaller than kLeastWindowBytes.
+  static Windowing windowing(const Hosts& hosts, const Collective& collective) {
+    const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
-    const std::size_t share = collective.count / kLanes + 1;
-    return cut_of(collective.count, std::min(most, std::max(share, kLeastWindowBytes / width)),
-                  kLanes);
+    const std::size_t even = collective.count / kWindows + 1;
+    return windowing_of(collective.count, std::min(most, std::max(even, least)), kWindows);
   }
   static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
   std::size_t per_host() const { return static_cast<std::size_t>(hosts_.per_host()); }
 
   bool submits(int step) const override { return step == 0 || step == 3; }
 
-  Collective submission(const Lane& lane, std::span<std::uint64_t> counts) const override {
+  Collective submission(const Window& window, std::span<std::uint64_t> counts) const override {
     for (std::size_t i = 0; i < counts.size(); ++i)
-      counts[i] = slice(lane, static_cast<int>(i)).count;
-    Collective inside = lane.step == 0 ? reduction_inside(lane) : gathering_inside(lane);
+      counts[i] = share(window, static_cast<int>(i)).count;
+    Collective inside = window.step == 0 ? reduction_inside(window) : gathering_inside(window);
     inside.counts = counts.data();
     return inside;
   }
 
-  bool complete_step(Lane& lane) override {
-    switch (lane.step) {
+  bool complete_step(Window& window) override {
+    switch (window.step) {
       case 0:
         end_turn();
         return true;
       case 1:
-        exchange_contributions(lane);
+        owners_.exchange_contributions(window, contribution_to(window, rank_).size(),
+                                       [&](int h) { return contribution_to(window, h); });
         return true;
       case 2:
-        reduce_between(lane);
-        exchange_results(lane);
+        reduce_between(window);
+        owners_.exchange_results(window, result_of(window, rank_),
+                                 [&](int h) { return result_of(window, h); });
         return true;
       case 3:
-        end_window();
+        end_submissions();
         return true;
       default:
-        if (!has_more(lane)) end_turn();
+        if (!has_more(window)) end_turn();
         return false;
     }
   }
 
-  // Of the window: what local rank i adds up; of that: what host h does.
-  Slice slice(const Lane& lane, int i) const { return part_of(lane.window, i, hosts_.per_host()); }
-  Slice mine(const Lane& lane) const { return slice(lane, hosts_.local().rank()); }
-  Slice part(const Lane& lane, int h) const { return part_of(mine(lane), h, size_); }
+  // Local rank i reduces share i of the slice over this host. Of the share of this rank and its
+  // counterparts, the rank on host h reduces part h over the hosts.
+  Slice share(const Window& window, int i) const {
+    return part_of(window.slice, i, hosts_.per_host());
+  }
+  Slice mine(const Window& window) const { return share(window, hosts_.local().rank()); }
+  Slice part(const Window& window, int h) const { return part_of(mine(window), h, size_); }
 
-  std::byte* sums(const Lane& lane) const {  // of my slice over my host
-    return scratch_ + static_cast<std::size_t>(lane.number) * slice_bytes_;
+  // The sums of my share over this host.
+  std::byte* sums(const Window& window) const {
+    return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
-  std::byte* sum_at(const Lane& lane, const Slice& part) const {
-    return sums(lane) + (part.begin - mine(lane).begin) * partial_bytes_;
+  std::byte* sum_of_part(const Window& window, int h) const {
+    return sums(window) + (part(window, h).begin - mine(window).begin) * partial_bytes_;
   }
-  std::byte* wide(const Lane& lane) const {
-    return scratch_ + lanes() * slice_bytes_ + static_cast<std::size_t>(lane.number) * wide_bytes_;
+  std::byte* wide(const Window& window) const {
+    return scratch_ + num_windows() * share_bytes_ +
+           static_cast<std::size_t>(window.number) * wide_bytes_;
+  }
+  std::span<const std::byte> contribution_to(const Window& window, int h) const {
+    return {sum_of_part(window, h), part(window, h).count * partial_bytes_};
+  }
+  std::span<std::byte> result_of(const Window& window, int h) const {
+    const Slice theirs = part(window, h);
+    return {destination(theirs), bytes(theirs)};
   }
 
-  Collective reduction_inside(const Lane& lane) const {
+  Collective reduction_inside(const Window& window) const {
     Collective inside = local_step(hosts_, collective_, Kind::ReduceScatter);
     inside.dtype = partial_dtype_;
-    inside.source = source(lane.window);
+    inside.source = source(window.slice);
     if (half_) {
-      widen(collective_.dtype, source(lane.window), reinterpret_cast<float*>(wide(lane)),
-            lane.window.count);
-      inside.source = wide(lane);
+      widen(collective_.dtype, source(window.slice), reinterpret_cast<float*>(wide(window)),
+            window.slice.count);
+      inside.source = wide(window);
     }
-    inside.destination = sums(lane);
+    inside.destination = sums(window);
     return inside;
   }
 
-  void exchange_contributions(Lane& lane) {
-    const Slice own = part(lane, rank_);
-    lane.scratch.reserve(own.count * partial_bytes_ * static_cast<std::size_t>(size_));
-    for (int distance = 1; distance < size_; ++distance) {
-      const int from = (rank_ - distance + size_) % size_;
-      lane.requests.receive(contribution(lane, own, from), own.count * partial_bytes_, from,
-                            lane.tag);
-    }
-    for (int distance = 1; distance < size_; ++distance) {
-      const int to = (rank_ + distance) % size_;
-      const Slice theirs = part(lane, to);
-      lane.requests.send(sum_at(lane, theirs), theirs.count * partial_bytes_, to, lane.tag);
-    }
-  }
-
-  void reduce_between(Lane& lane) {
-    const Slice own = part(lane, rank_);
-    std::byte* sum = sum_at(lane, own);
-    for (int h = 0; h < size_; ++h)
-      sources_[static_cast<std::size_t>(h)] = h == rank_ ? sum : contribution(lane, own, h);
-    reduce(combine_of(collective_.op), partial_dtype_, sources_.data(), size_,
-           half_ ? sum : destination(own), own.count, divisor_between(hosts_, collective_));
+  void reduce_between(const Window& window) {
+    const std::span<std::byte> result = result_of(window, rank_);
+    std::byte* sum = sum_of_part(window, rank_);
+    owners_.reduce(window, contribution_to(window, rank_), combine_of(collective_.op),
+                   partial_dtype_, half_ ? sum : result.data(),
+                   divisor_between(hosts_, collective_));
     if (half_)
-      narrow(collective_.dtype, reinterpret_cast<const float*>(sum), destination(own), own.count);
+      narrow(collective_.dtype, reinterpret_cast<const float*>(sum), result.data(),
+             part(window, rank_).count);
   }
 
-  void exchange_results(Lane& lane) {
-    const Slice own = part(lane, rank_);
-    for (int distance = 1; distance < size_; ++distance) {
-      const int from = (rank_ - distance + size_) % size_;
-      const Slice theirs = part(lane, from);
-      lane.requests.receive(destination(theirs), bytes(theirs), from, lane.tag);
-    }
-    for (int distance = 1; distance < size_; ++distance)
-      lane.requests.send(destination(own), bytes(own), (rank_ + distance) % size_, lane.tag);
-  }
-
-  Collective gathering_inside(const Lane& lane) const {
+  Collective gathering_inside(const Window& window) const {
     Collective inside = local_step(hosts_, collective_, Kind::AllGather);
-    inside.source = destination(mine(lane));
-    inside.destination = destination(lane.window);
+    inside.source = destination(mine(window));
+    inside.destination = destination(window.slice);
     return inside;
-  }
-
-  std::byte* contribution(Lane& lane, const Slice& own, int from) const {
-    return lane.scratch.data() + own.count * partial_bytes_ * static_cast<std::size_t>(from);
   }
 
   const bool half_;
   const DType partial_dtype_;
   const std::size_t partial_bytes_;
-  const std::size_t slice_bytes_;
+  const std::size_t share_bytes_;
   const std::size_t wide_bytes_;
   std::byte* const scratch_;  // shared with the ranks of this host
-  std::vector<const void*> sources_;
+  mpi::OwnersExchange owners_;
 };
 
-class Broadcast final : public HostLanes {
+class Broadcast final : public HostWindows {
  public:
   Broadcast(Hosts& hosts, int tag, const Collective& collective)
-      : HostLanes(hosts, tag, collective,
-                  cut_of(collective.count, kWindowBytes / size_of(collective.dtype), kLanes)),
+      : HostWindows(
+            hosts, tag, collective,
+            windowing_of(collective.count, kWindowBytes / size_of(collective.dtype), kWindows)),
         leader_(hosts.place(collective.root)),
         leads_(hosts.local().rank() == leader_),
         hop_((rank_ - hosts.host(collective.root) + size_) % size_) {}
 
  private:
   static constexpr std::size_t kWindowBytes = std::size_t{512} << 10;
-  static constexpr int kLanes = 4;
+  static constexpr int kWindows = 4;
 
   bool submits(int step) const override { return step == 1; }
 
-  Collective submission(const Lane& lane, std::span<std::uint64_t>) const override {
+  Collective submission(const Window& window, std::span<std::uint64_t>) const override {
     Collective inside = local_step(hosts_, collective_, Kind::Broadcast);
     inside.root = leader_;
-    inside.count = lane.window.count;
-    inside.source = leads_ ? held(lane) : nullptr;
-    inside.destination = destination(lane.window);
+    inside.count = window.slice.count;
+    inside.source = leads_ ? held(window) : nullptr;
+    inside.destination = destination(window.slice);
     return inside;
   }
 
-  bool complete_step(Lane& lane) override {
-    if (lane.step == 0 && leads_ && hop_ > 0)
-      lane.requests.receive(destination(lane.window), bytes(lane.window),
-                            (rank_ - 1 + size_) % size_, lane.tag);
-    if (lane.step == 1) {
+  bool complete_step(Window& window) override {
+    if (window.step == 0 && leads_ && hop_ > 0)
+      window.requests.receive(destination(window.slice), bytes(window.slice),
+                              (rank_ - 1 + size_) % size_, window.tag);
+    if (window.step == 1) {
       if (leads_ && hop_ < size_ - 1)
-        lane.requests.send(held(lane), bytes(lane.window), (rank_ + 1) % size_, lane.tag);
+        window.requests.send(held(window), bytes(window.slice), (rank_ + 1) % size_, window.tag);
       end_turn();
-      end_window();
+      end_submissions();
     }
-    return lane.step < 2;
+    return window.step < 2;
   }
 
-  // The window's data on the leader of this host.
-  const std::byte* held(const Lane& lane) const {
-    return hop_ == 0 ? source(lane.window) : destination(lane.window);
+  // The data of the slice on the leader of this host.
+  const std::byte* held(const Window& window) const {
+    return hop_ == 0 ? source(window.slice) : destination(window.slice);
   }
 
-  const int leader_;  // the local rank through which the data come
+  const int leader_;  // the local rank that receives the data from another host
   const bool leads_;
-  const int hop_;  // of my host, from the root's
+  const int hop_;  // of my host, from the root's host
 };
 
-// Collectives of blocks: streams between counterparts, and one local step per host. The base class
+// Collectives of blocks: one message between two counterparts, and one local step per host. The base class
 // submits the local steps in order; a derived class describes them and can have no effect before the
 // host's shared memory has accepted one.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
     std::vector<int> peers;
-    for (const auto* streams : {&outgoing_, &incoming_})
-      for (const std::optional<Stream>& stream : *streams)
-        if (stream && peers.empty()) peers = stream->pending_peers();
+    for (const auto* messages : {&outgoing_, &incoming_})
+      for (const std::optional<LongMessage>& message : *messages)
+        if (message && peers.empty()) peers = message->pending_peers();
     for (const std::optional<Work>& work : works_)
       if (work) add_missing(hosts_, *work, peers);
     return peers.empty() ? hosts_.neighbours() : peers;
@@ -333,7 +324,7 @@ class HostBlocks : public Transfer {
 
   int count() const { return hosts_.count(); }
   int after(int distance) const { return (hosts_.mine() + distance) % count(); }
-  // The block of host h's rank in my place, and all of that host's.
+  // The block of my counterpart on host h, and the blocks of all ranks of host h.
   Slice block(int h) const { return blocks_[h * hosts_.per_host() + hosts_.local().rank()]; }
   Slice region(int h) const {
     const Slice first = blocks_[h * hosts_.per_host()];
@@ -372,7 +363,7 @@ class HostBlocks : public Transfer {
       ++steps_;
     }
   }
-  // Whether the local step of host h has ended.
+  // Return true if the local step of host h has ended.
   bool ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.done(*work);
@@ -399,13 +390,12 @@ class HostBlocks : public Transfer {
   const std::uint64_t ticket_;
   int submitted_ = 0;
   std::vector<std::optional<Work>> works_;
-  std::vector<std::optional<Stream>> outgoing_;
-  std::vector<std::optional<Stream>> incoming_;
+  std::vector<std::optional<LongMessage>> outgoing_;
+  std::vector<std::optional<LongMessage>> incoming_;
 };
 
 class ReduceScatter final : public HostBlocks {
  public:
-  // Of the scratch: the sums of my places' blocks over my host, then what the others have of mine.
   ReduceScatter(Hosts& hosts, int tag, const Collective& collective)
       : HostBlocks(hosts, tag, collective),
         begins_(layout()),
@@ -431,7 +421,7 @@ class ReduceScatter final : public HostBlocks {
   }
 
  private:
-  // This host's own region is last, because the other hosts wait for the others.
+  // The region of this host is last, because other hosts wait for their regions.
   int host_of_step(int number) const override { return after(number + 1); }
   bool has_operand(int) override { return true; }
   Collective submission(int number) const override {
@@ -462,9 +452,9 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  const std::vector<std::size_t> begins_;
-  std::byte* const scratch_;  // shared with the ranks of this host
-  std::byte* const contributions_;
+  const std::vector<std::size_t> begins_;  // in the scratch memory: one per host, and the end
+  std::byte* const scratch_;        // the sums of the blocks over this host; shared with its ranks
+  std::byte* const contributions_;  // the sums of my block over each other host
 };
 
 class AllGather final : public HostBlocks {

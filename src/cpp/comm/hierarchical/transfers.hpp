@@ -11,20 +11,20 @@
 
 namespace ngd::comm::hierarchical {
 
-// Inside the host a reduce-scatter; each counterpart adds up its part of that slice, in the
-// canonical order over hosts, and sends it to the others; inside the host an all-gather. A host
-// sends 2 S (H - 1) / H bytes; of two-byte floats half as much again, for their partial sums travel
-// as float32.
+// A reduce-scatter inside each host; then each counterpart reduces its part over the hosts, in the
+// canonical order, and sends it to the other counterparts; then an all-gather inside each host. A
+// host sends 2 S (H - 1) / H bytes. Of 16-bit floats it sends half as much again, because partial
+// sums travel as float32.
 std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Collective& collective);
 
-// From the root through its counterparts, host by host; on each host from there to all.
+// From the root to its counterparts, host after host; then on each host to all ranks.
 std::unique_ptr<mpi::Transfer> make_broadcast(Hosts& hosts, int tag, const Collective& collective);
 
-// For each host in turn, its blocks' sums over my host, then mine of them to my counterpart there.
+// For each host: a reduce-scatter of its blocks inside my host, then my sums to my counterpart there.
 std::unique_ptr<mpi::Transfer> make_reduce_scatter(Hosts& hosts, int tag,
                                                    const Collective& collective);
 
-// My block to my counterparts; the blocks of each host that have come, to all on my host.
+// My block to my counterparts; then for each host an all-gather of its blocks inside my host.
 std::unique_ptr<mpi::Transfer> make_all_gather(Hosts& hosts, int tag, const Collective& collective);
 
 }  // namespace ngd::comm::hierarchical

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers that move and do not add.
+// Transfers that move data and reduce nothing.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -9,33 +9,33 @@
 namespace ngd::comm::mpi {
 namespace {
 
-constexpr int kBroadcastLanes = 4;
+constexpr int kBroadcastWindows = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
-class ChainBroadcast final : public LaneTransfer {
+class ChainBroadcast final : public WindowedTransfer {
  public:
   ChainBroadcast(const Channel& channel, int tag, const Collective& collective)
-      : LaneTransfer(
-            channel, tag, collective,
-            {collective.count, kBroadcastWindowBytes / size_of(collective.dtype), kBroadcastLanes}),
-        place_((rank_ - collective.root + size_) % size_) {
-    if (place_ == 0 && collective.source != collective.destination)
+      : WindowedTransfer(channel, tag, collective,
+                         {collective.count, kBroadcastWindowBytes / size_of(collective.dtype),
+                          kBroadcastWindows}),
+        hop_((rank_ - collective.root + size_) % size_) {
+    if (hop_ == 0 && collective.source != collective.destination)
       std::memcpy(collective.destination, collective.source,
                   collective.count * size_of(collective.dtype));
   }
 
  private:
-  Outcome step(Lane& lane) override {
-    if (lane.step == 0 && place_ > 0)
-      lane.requests.receive(destination(lane.window), bytes(lane.window),
-                            (rank_ - 1 + size_) % size_, lane.tag);
-    if (lane.step == 1 && place_ < size_ - 1)
-      lane.requests.send(destination(lane.window), bytes(lane.window), (rank_ + 1) % size_,
-                         lane.tag);
-    return lane.step < 2 ? Outcome::Continues : Outcome::WindowComplete;
+  Outcome step(Window& window) override {
+    if (window.step == 0 && hop_ > 0)
+      window.requests.receive(destination(window.slice), bytes(window.slice),
+                              (rank_ - 1 + size_) % size_, window.tag);
+    if (window.step == 1 && hop_ < size_ - 1)
+      window.requests.send(destination(window.slice), bytes(window.slice), (rank_ + 1) % size_,
+                           window.tag);
+    return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  const int place_;  // in the chain that starts at the root
+  const int hop_;  // of this rank, from the root
 };
 
 class BlockExchange final : public Transfer {
@@ -52,7 +52,7 @@ class BlockExchange final : public Transfer {
                                     : static_cast<const std::byte*>(collective.source);
     const Blocks out(collective.counts, collective.count);
     const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count);
-    // What rank `from` has for rank `to` is the block `to` of its own where it has one for each.
+    // A rank that has one block per rank sends block `to` to rank `to`.
     const bool sends_each = from_root || all_to_all;
     const bool receives_each = !from_root;
     for (int distance = 0; distance < size; ++distance) {
@@ -77,26 +77,26 @@ class BlockExchange final : public Transfer {
 
   bool advance() override {
     bool complete = true;
-    for (Stream& stream : streams_) complete = stream.advance(steps_) && complete;
+    for (LongMessage& each : messages_) complete = each.advance(steps_) && complete;
     return complete;
   }
 
   std::vector<int> pending_peers() const override {
     std::set<int> peers;
-    for (const Stream& stream : streams_)
-      for (int peer : stream.pending_peers()) peers.insert(peer);
+    for (const LongMessage& each : messages_)
+      for (int peer : each.pending_peers()) peers.insert(peer);
     return {peers.begin(), peers.end()};
   }
 
  private:
-  // A part that holds a block for each rank is entered at the block; one that is a block is not.
+  // Return the address of a block in an array that has one block per rank, or that is the block.
   template <class Byte, class Pointer>
-  Byte* at(Pointer part, bool of_each, const Slice& block) const {
-    if (part == nullptr || !of_each) return static_cast<Byte*>(part);
-    return static_cast<Byte*>(part) + block.begin * size_of(collective_.dtype);
+  Byte* at(Pointer array, bool has_each, const Slice& block) const {
+    if (array == nullptr || !has_each) return static_cast<Byte*>(array);
+    return static_cast<Byte*>(array) + block.begin * size_of(collective_.dtype);
   }
 
-  // In place, blocks come before those that stood there have gone.
+  // In place, blocks arrive before the blocks that they overwrite have been sent.
   const std::byte* save_source(int size) {
     const auto* source = static_cast<const std::byte*>(collective_.source);
     const std::size_t bytes =
@@ -109,11 +109,11 @@ class BlockExchange final : public Transfer {
   void add(const Channel& channel, int peer, int tag, const void* source, void* destination,
            const Slice& block) {
     const std::size_t bytes = block.count * size_of(collective_.dtype);
-    if (bytes != 0) streams_.emplace_back(channel, peer, tag, source, destination, bytes);
+    if (bytes != 0) messages_.emplace_back(channel, peer, tag, source, destination, bytes);
   }
 
   const Collective collective_;
-  std::vector<Stream> streams_;
+  std::vector<LongMessage> messages_;
 };
 
 }  // namespace

@@ -51,11 +51,11 @@ bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {
   const std::size_t bytes = oldest.collective.count * size_of(oldest.collective.dtype);
   if (!sends && !oldest.matched && !match(mailbox, peer, oldest)) return false;
   if (bytes <= kInlineBytes) return true;
-  if (!oldest.stream)
-    oldest.stream.emplace(channel_, peer, channel_.first_tag + kPairTag,
-                          sends ? oldest.collective.source : nullptr,
-                          sends ? nullptr : oldest.collective.destination, bytes);
-  return oldest.stream->advance(moves_);
+  if (!oldest.message)
+    oldest.message.emplace(channel_, peer, channel_.first_tag + kPairTag,
+                           sends ? oldest.collective.source : nullptr,
+                           sends ? nullptr : oldest.collective.destination, bytes);
+  return oldest.message->advance(moves_);
 }
 
 bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
@@ -97,7 +97,7 @@ int Pairs::peer_of(std::uint64_t number) const {
 void Pairs::abandon() noexcept {
   for (std::vector<Line>* lines : {&sends_, &receives_})
     for (Line& line : *lines)
-      for (Pair& pair : line) pair.stream.reset();
+      for (Pair& pair : line) pair.message.reset();
 }
 
 }  // namespace ngd::comm::mpi

@@ -53,7 +53,7 @@ class Pairs {
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
     bool matched = false;  // a receive has seen its sender's header; a send has no more to learn
-    std::optional<Stream> stream;
+    std::optional<LongMessage> message;
   };
   using Line = std::deque<Pair>;  // of one peer and direction; the first is under way
 

@@ -1,157 +1,139 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers that add up.
+// Transfers that reduce.
 #include <algorithm>
 #include <cstring>
+#include <span>
 
+#include "comm/mpi/owners_exchange.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::mpi {
 namespace {
 
-// In a window every rank owns a part, which it adds up: of an all_reduce and a reduce a slice, of a
-// reduce_scatter the window's share of its block.
-class FlatReduction final : public LaneTransfer {
+// Every rank owns a part of each slice and reduces it: of an all_reduce and a reduce an equal part, of
+// a reduce_scatter the same elements of its block as all other owners.
+class FlatReduction final : public WindowedTransfer {
  public:
   FlatReduction(const Channel& channel, int tag, const Collective& collective, const Blocks& blocks)
-      : LaneTransfer(channel, tag, collective, cut(channel, collective, blocks)),
+      : WindowedTransfer(channel, tag, collective, windowing(channel, collective, blocks)),
         scatters_(collective.kind == Kind::ReduceScatter),
         blocks_(blocks),
-        sources_(static_cast<std::size_t>(channel.size())) {}
+        owners_(channel) {}
 
  private:
-  static Cut cut(const Channel& channel, const Collective& collective, const Blocks& blocks) {
-    const std::size_t window = reduce_window(collective.dtype, channel.size());
-    if (collective.kind != Kind::ReduceScatter) return {collective.count, window, kReduceLanes};
+  static Windowing windowing(const Channel& channel, const Collective& collective,
+                             const Blocks& blocks) {
+    const std::size_t elements = reduce_window(collective.dtype, channel.size());
+    if (collective.kind != Kind::ReduceScatter) return {collective.count, elements, kReduceWindows};
     const auto owners = static_cast<std::size_t>(channel.size());
-    return {blocks.largest(channel.size()), window / owners, kReduceLanes};
+    return {blocks.largest(channel.size()), elements / owners, kReduceWindows};
   }
 
-  Outcome step(Lane& lane) override {
-    const Slice mine = owned(lane, rank_);
-    if (lane.step == 0) {
-      exchange_contributions(lane, mine);
-    } else if (lane.step == 1) {
-      std::byte* result = result_of(lane, mine);
-      reduce_mine(lane, mine, result);
-      if (!scatters_) exchange_results(lane, mine, result);
-    }
-    return lane.step < 2 ? Outcome::Continues : Outcome::WindowComplete;
+  Outcome step(Window& window) override {
+    if (window.step == 0)
+      owners_.exchange_contributions(window, bytes(owned(window, rank_)),
+                                     [&](int owner) { return contribution_to(window, owner); });
+    if (window.step == 1) reduce_mine(window);
+    return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // In elements of the source.
-  Slice owned(const Lane& lane, int owner) const {
-    if (!scatters_) return part_of(lane.window, owner, size_);
+  // The part of an owner, in elements of the source.
+  Slice owned(const Window& window, int owner) const {
+    if (!scatters_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
-    const std::size_t skipped = std::min(lane.window.begin, block.count);
-    return {block.begin + skipped, std::min(lane.window.count, block.count - skipped)};
+    const std::size_t skipped = std::min(window.slice.begin, block.count);
+    return {block.begin + skipped, std::min(window.slice.count, block.count - skipped)};
+  }
+  std::span<const std::byte> contribution_to(const Window& window, int owner) const {
+    const Slice part = owned(window, owner);
+    return {source(part), bytes(part)};
   }
 
-  void exchange_contributions(Lane& lane, const Slice& mine) {
-    lane.scratch.reserve(bytes(mine) * static_cast<std::size_t>(size_));
-    for (int distance = 1; distance < size_; ++distance) {
-      const int from = (rank_ - distance + size_) % size_;
-      lane.requests.receive(contribution(lane, mine, from), bytes(mine), from, lane.tag);
-    }
-    for (int distance = 1; distance < size_; ++distance) {
-      const int to = (rank_ + distance) % size_;
-      const Slice theirs = owned(lane, to);
-      lane.requests.send(source(theirs), bytes(theirs), to, lane.tag);
-    }
+  void reduce_mine(Window& window) {
+    const std::span<const std::byte> mine = contribution_to(window, rank_);
+    std::byte* result = result_of_mine(window);
+    owners_.reduce(window, mine, combine_of(collective_.op), collective_.dtype, result,
+                   divisor_of(collective_.op, size_));
+    if (scatters_) return;
+    const std::span<const std::byte> reduced(result, mine.size());
+    const auto result_of = [&](int owner) {
+      const Slice part = owned(window, owner);
+      return std::span<std::byte>(destination(part), bytes(part));
+    };
+    if (collective_.kind == Kind::AllReduce)
+      owners_.exchange_results(window, reduced, result_of);
+    else
+      owners_.send_results_to(collective_.root, window, reduced, result_of);
   }
 
-  // Where there is no place of mine for it, my own (unused) contribution's.
-  std::byte* result_of(Lane& lane, const Slice& mine) const {
-    if (scatters_) return destination({lane.window.begin, mine.count});
+  // A rank that does not keep its result has no destination: the result goes to scratch memory.
+  std::byte* result_of_mine(const Window& window) const {
+    const Slice mine = owned(window, rank_);
+    if (scatters_) return destination({window.slice.begin, mine.count});
     const bool keeps = collective_.kind == Kind::AllReduce || rank_ == collective_.root;
-    return keeps ? destination(mine) : contribution(lane, mine, rank_);
-  }
-
-  void reduce_mine(Lane& lane, const Slice& mine, std::byte* result) {
-    for (int r = 0; r < size_; ++r)
-      sources_[static_cast<std::size_t>(r)] =
-          r == rank_ ? source(mine) : contribution(lane, mine, r);
-    reduce(combine_of(collective_.op), collective_.dtype, sources_.data(), size_, result,
-           mine.count, divisor_of(collective_.op, size_));
-  }
-
-  void exchange_results(Lane& lane, const Slice& mine, const std::byte* result) {
-    const bool to_all = collective_.kind == Kind::AllReduce;
-    for (int distance = 1; distance < size_; ++distance) {
-      const int from = (rank_ - distance + size_) % size_;
-      if (!to_all && rank_ != collective_.root) break;
-      const Slice theirs = owned(lane, from);
-      lane.requests.receive(destination(theirs), bytes(theirs), from, lane.tag);
-    }
-    for (int distance = 1; distance < size_; ++distance) {
-      const int to = (rank_ + distance) % size_;
-      if (to_all || to == collective_.root) lane.requests.send(result, bytes(mine), to, lane.tag);
-    }
-  }
-
-  std::byte* contribution(Lane& lane, const Slice& mine, int from) const {
-    return lane.scratch.data() + bytes(mine) * static_cast<std::size_t>(from);
+    return keeps ? destination(mine) : owners_.contribution(window, bytes(mine), rank_);
   }
 
   const bool scatters_;
   const Blocks blocks_;
-  std::vector<const void*> sources_;
+  OwnersExchange owners_;
 };
 
-class RingAllReduce final : public LaneTransfer {
+class RingAllReduce final : public WindowedTransfer {
  public:
   RingAllReduce(const Channel& channel, int tag, const Collective& collective)
-      : LaneTransfer(
+      : WindowedTransfer(
             channel, tag, collective,
-            {collective.count, reduce_window(collective.dtype, channel.size()), kReduceLanes}),
+            {collective.count, reduce_window(collective.dtype, channel.size()), kReduceWindows}),
         next_((rank_ + 1) % size_),
         previous_((rank_ - 1 + size_) % size_),
         half_(is_half(collective.dtype)),
         partial_dtype_(half_ ? DType::F32 : collective.dtype) {}
 
  private:
-  Slice slice(const Lane& lane, int owner) const { return part_of(lane.window, owner, size_); }
+  Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Step k of the reduce-scatter sends slice rank - 1 - k and receives slice rank - 2 - k; after
-  // n - 1 of them rank r holds slice r. Step k of the all-gather sends slice rank - k.
-  Outcome step(Lane& lane) override {
+  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k; after n - 1
+  // steps rank r holds part r. Step k of the all-gather sends part rank - k.
+  Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
-    const int k = lane.step;
-    if (k > 0 && k <= exchanges) add_mine(lane, k - 1);
+    const int k = window.step;
+    if (k > 0 && k <= exchanges) add_mine(window, k - 1);
     if (k < exchanges) {
-      exchange_partials(lane, k);
+      exchange_partials(window, k);
     } else if (k < 2 * exchanges) {
       const int gathered = k - exchanges;
-      const Slice out = slice(lane, ring(rank_ - gathered));
-      const Slice in = slice(lane, ring(rank_ - 1 - gathered));
-      lane.requests.receive(destination(in), bytes(in), previous_, lane.tag);
-      lane.requests.send(destination(out), bytes(out), next_, lane.tag);
+      const Slice out = part(window, ring(rank_ - gathered));
+      const Slice in = part(window, ring(rank_ - 1 - gathered));
+      window.requests.receive(destination(in), bytes(in), previous_, window.tag);
+      window.requests.send(destination(out), bytes(out), next_, window.tag);
     }
-    return k < 2 * exchanges ? Outcome::Continues : Outcome::WindowComplete;
+    return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Scratch holds two partials, sent and received by turns, and this rank's own part widened.
-  std::byte* partial(Lane& lane, int which) const {
-    const std::size_t largest = lane.window.count / static_cast<std::size_t>(size_) + 1;
-    lane.scratch.reserve(3 * largest * size_of(partial_dtype_));
-    return lane.scratch.data() +
+  // Scratch holds two partial sums, sent and received alternately, and the widened data of this rank.
+  std::byte* partial(Window& window, int which) const {
+    const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
+    window.scratch.reserve(3 * largest * size_of(partial_dtype_));
+    return window.scratch.data() +
            static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
   }
 
-  void exchange_partials(Lane& lane, int k) {
-    const Slice out = slice(lane, ring(rank_ - 1 - k));
-    const Slice in = slice(lane, ring(rank_ - 2 - k));
+  void exchange_partials(Window& window, int k) {
+    const Slice out = part(window, ring(rank_ - 1 - k));
+    const Slice in = part(window, ring(rank_ - 2 - k));
     const std::size_t width = size_of(partial_dtype_);
-    std::byte* sent = partial(lane, (k + 1) % 2);
+    std::byte* sent = partial(window, (k + 1) % 2);
     if (k == 0) own_part(out, sent);
-    lane.requests.receive(partial(lane, k % 2), in.count * width, previous_, lane.tag);
-    lane.requests.send(sent, out.count * width, next_, lane.tag);
+    window.requests.receive(partial(window, k % 2), in.count * width, previous_, window.tag);
+    window.requests.send(sent, out.count * width, next_, window.tag);
   }
 
-  void add_mine(Lane& lane, int k) {
-    const Slice in = slice(lane, ring(rank_ - 2 - k));
+  void add_mine(Window& window, int k) {
+    const Slice in = part(window, ring(rank_ - 2 - k));
     const bool last = k == size_ - 2;
-    std::byte* sum = partial(lane, k % 2);
-    std::byte* mine = partial(lane, 2);
+    std::byte* sum = partial(window, k % 2);
+    std::byte* mine = partial(window, 2);
     own_part(in, mine);
     const void* terms[] = {sum, mine};
     void* result = last && !half_ ? destination(in) : sum;

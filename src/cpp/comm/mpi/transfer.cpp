@@ -7,69 +7,73 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// A lane's scratch is a window, so all of it stays near 16 MiB whatever the number of ranks; a
-// slice never exceeds half of kMaxMessageBytes, for partial sums may be twice as wide. Enough is
-// under way at once for a rank that looks every millisecond to keep a link of 10 Gbit/s busy.
+// The scratch memory of a window has the size of its slice, so a transfer needs about 16 MiB for any
+// number of ranks. A rank's part of a slice is at most half of kMaxMessageBytes, because partial sums
+// may be twice as wide. So much is in flight that a rank that makes progress once per millisecond
+// keeps a link of 10 Gbit/s busy.
 constexpr std::size_t kMaxWindowBytes = std::size_t{2} << 20;
-constexpr std::size_t kMaxSliceBytes = kMaxMessageBytes / 2;
+constexpr std::size_t kMaxPartBytes = kMaxMessageBytes / 2;
 
 }  // namespace
 
-// ---- lanes
+// ---- windows
 
-LaneTransfer::LaneTransfer(const Channel& channel, int tag, const Collective& collective, Cut cut)
+WindowedTransfer::WindowedTransfer(const Channel& channel, int tag, const Collective& collective,
+                                   Windowing windowing)
     : channel_(channel),
       rank_(channel.rank),
       size_(channel.size()),
       collective_(collective),
       element_bytes_(size_of(collective.dtype)),
-      cut_(cut) {
-  check(cut.lanes <= kTagsPerCollective, "a transfer of ", cut.lanes, " lanes");
-  for (int i = 0; i < cut.lanes; ++i)
-    lanes_.emplace_back(channel, i, tag + i).next = cut.window * static_cast<std::size_t>(i);
+      windowing_(windowing) {
+  check(windowing.num_windows <= kTagsPerCollective, "a transfer of ", windowing.num_windows,
+        " windows");
+  for (int i = 0; i < windowing.num_windows; ++i)
+    windows_.emplace_back(channel, i, tag + i).next =
+        windowing.window_elements * static_cast<std::size_t>(i);
 }
 
-bool LaneTransfer::advance() {
+bool WindowedTransfer::advance() {
   bool complete = true;
-  for (Lane& lane : lanes_) {
-    while (ready(lane)) {
-      if (!lane.active) {
-        if (lane.next >= cut_.elements) break;
-        lane.active = true;
-        lane.window = {lane.next, std::min(cut_.window, cut_.elements - lane.next)};
-        lane.step = 0;
-        lane.next += cut_.window * lanes_.size();
+  for (Window& window : windows_) {
+    while (is_ready(window)) {
+      if (!window.active) {
+        if (window.next >= elements()) break;
+        window.active = true;
+        window.slice = {window.next, std::min(window_elements(), elements() - window.next)};
+        window.step = 0;
+        window.next += window_elements() * windows_.size();
       }
-      const Outcome outcome = step(lane);
+      const Outcome outcome = step(window);
       if (outcome == Outcome::Blocked) break;
-      lane.active = outcome == Outcome::Continues;
-      ++lane.step;
+      window.active = outcome == Outcome::Continues;
+      ++window.step;
       ++steps_;
     }
-    complete = complete && !lane.active && lane.next >= cut_.elements;
+    complete = complete && !window.active && window.next >= elements();
   }
   return complete;
 }
 
-std::vector<int> LaneTransfer::pending_peers() const {
+std::vector<int> WindowedTransfer::pending_peers() const {
   std::set<int> peers;
-  for (const Lane& lane : lanes_)
-    for (int peer : lane.requests.pending_peers()) peers.insert(peer);
+  for (const Window& window : windows_)
+    for (int peer : window.requests.pending_peers()) peers.insert(peer);
   return {peers.begin(), peers.end()};
 }
 
-const std::byte* LaneTransfer::source(const Slice& s) const {
+const std::byte* WindowedTransfer::source(const Slice& s) const {
   return static_cast<const std::byte*>(collective_.source) + s.begin * element_bytes_;
 }
 
-std::byte* LaneTransfer::destination(const Slice& s) const {
+std::byte* WindowedTransfer::destination(const Slice& s) const {
   return static_cast<std::byte*>(collective_.destination) + s.begin * element_bytes_;
 }
 
-// ---- streams
+// ---- long messages
 
-Stream::Stream(const Channel& channel, int peer, int tag, const void* source, void* destination,
-               std::size_t bytes)
+LongMessage::LongMessage(const Channel& channel, int peer, int tag, const void* source,
+                         void* destination, std::size_t bytes)
     : peer_(peer),
       tag_(tag),
       source_(static_cast<const std::byte*>(source)),
@@ -79,7 +83,7 @@ Stream::Stream(const Channel& channel, int peer, int tag, const void* source, vo
   for (std::size_t i = 0; i < slots; ++i) slots_.emplace_back(channel);
 }
 
-bool Stream::advance(std::uint64_t& steps) {
+bool LongMessage::advance(std::uint64_t& steps) {
   while (posted_ < bytes_) {
     Requests& slot = slots_[messages_ % kDepth];
     if (!slot.test()) return false;
@@ -96,7 +100,7 @@ bool Stream::advance(std::uint64_t& steps) {
   return std::all_of(slots_.begin(), slots_.end(), [](Requests& slot) { return slot.test(); });
 }
 
-std::vector<int> Stream::pending_peers() const {
+std::vector<int> LongMessage::pending_peers() const {
   std::vector<int> peers;
   for (const Requests& slot : slots_)
     if (peers.empty()) peers = slot.pending_peers();
@@ -125,14 +129,14 @@ std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
     case Kind::Send:
     case Kind::Receive:
     case Kind::Barrier:
-      break;  // no data that outgrow a header, or no collective (pairs.hpp)
+      break;  // data that travel with the header, or no collective (pairs.hpp)
   }
   fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
 }
 
 std::size_t reduce_window(DType dtype, int owners) {
   const std::size_t bytes =
-      std::min(kMaxWindowBytes, kMaxSliceBytes * static_cast<std::size_t>(owners));
+      std::min(kMaxWindowBytes, kMaxPartBytes * static_cast<std::size_t>(owners));
   return bytes / size_of(dtype);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the data of one large collective moves: a state machine that never blocks.
+// A transfer moves the data of one large collective: a state machine that never blocks.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ namespace ngd::comm::mpi {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Does what can be done now; true when destination holds the result and MPI holds no buffer.
+  // Do what can be done now. Return true when destination holds the result and MPI holds no buffer.
   virtual bool advance() = 0;
-  // The world ranks that this one waits for.
+  // The ranks of the world that this rank waits for.
   virtual std::vector<int> pending_peers() const = 0;
   std::uint64_t steps() const { return steps_; }  // grows whenever something has moved
 
@@ -40,49 +40,53 @@ class Transfer {
   std::deque<MessageBuffer> buffers_;
 };
 
-// The range is cut into windows, and a few lanes work on one window each, so that one window's sum
-// overlaps another's messages and scratch stays bounded. In a lane a window goes through steps: a
-// step does what its predecessor's messages allow, and posts its own. Every rank visits windows and
-// steps in the same order, and a lane has its own tag: messages of a pair match in the order
-// posted.
-class LaneTransfer : public Transfer {
+// A slice of a collective that is transferred on its own. When it is complete, the object moves on to
+// a later slice.
+struct Window {
+  Window(const Channel& channel, int number_, int tag_)
+      : number(number_), tag(tag_), requests(channel) {}
+  const int number;  // among the windows in flight
+  const int tag;
+  std::size_t next = 0;  // the element at which the next slice of this window begins
+  bool active = false;
+  Slice slice;
+  int step = 0;
+  MessageBuffer scratch;  // declared before the requests that use it
+  Requests requests;
+};
+
+// A transfer in windows. A few windows are in flight at once, so the sum of one overlaps the messages
+// of another, and scratch memory stays bounded. A window goes through steps: a step does what the
+// messages of the step before allow, and posts its own messages. All ranks cut the elements into the
+// same slices and take the steps of a window in the same order. Each window has its own tag, so the
+// messages of two ranks match in the order posted.
+class WindowedTransfer : public Transfer {
  public:
   bool advance() final;
   std::vector<int> pending_peers() const override;
 
  protected:
-  struct Lane {
-    Lane(const Channel& channel, int index, int tag_)
-        : number(index), tag(tag_), requests(channel) {}
-    const int number;
-    const int tag;
-    std::size_t next = 0;  // where this lane's next window begins: every rank cuts alike
-    bool active = false;
-    Slice window;
-    int step = 0;
-    MessageBuffer scratch;  // declared before the requests that use it
-    Requests requests;
+  struct Windowing {
+    std::size_t elements;         // in all
+    std::size_t window_elements;  // in a slice
+    int num_windows;              // in flight
   };
-  struct Cut {
-    std::size_t elements;  // of the whole range
-    std::size_t window;    // of one window
-    int lanes;
-  };
-  LaneTransfer(const Channel& channel, int tag, const Collective& collective, Cut cut);
+  WindowedTransfer(const Channel& channel, int tag, const Collective& collective,
+                   Windowing windowing);
 
-  // Whether lane.step may be carried out: whether what its predecessor began has ended.
-  virtual bool ready(Lane& lane) { return lane.requests.test(); }
+  // Return true if window.step may be carried out: all that the step before began has ended.
+  virtual bool is_ready(Window& window) { return window.requests.test(); }
   // The outcome of a step. A blocked step had no effect, and advance() repeats it later.
-  enum class Outcome { Continues, WindowComplete, Blocked };
-  // Carry out lane.step. WindowComplete: the window was complete before this step.
-  virtual Outcome step(Lane& lane) = 0;
+  enum class Outcome { Continues, SliceComplete, Blocked };
+  // Carry out window.step. SliceComplete: the slice was complete before this step.
+  virtual Outcome step(Window& window) = 0;
 
   const std::byte* source(const Slice& s) const;
   std::byte* destination(const Slice& s) const;
   std::size_t bytes(const Slice& s) const { return s.count * element_bytes_; }
-  std::size_t lanes() const { return lanes_.size(); }
-  std::size_t elements() const { return cut_.elements; }
-  std::size_t window_elements() const { return cut_.window; }
+  std::size_t num_windows() const { return windows_.size(); }
+  std::size_t elements() const { return windowing_.elements; }
+  std::size_t window_elements() const { return windowing_.window_elements; }
 
   const Channel& channel_;
   const int rank_;
@@ -91,16 +95,16 @@ class LaneTransfer : public Transfer {
   const std::size_t element_bytes_;
 
  private:
-  const Cut cut_;
-  std::deque<Lane> lanes_;
+  const Windowing windowing_;
+  std::deque<Window> windows_;
 };
 
-// A long message to or from one rank, cut into messages that MPI takes, a few at a time.
-class Stream {
+// A message of any length to or from one rank: a sequence of MPI messages, a few of them at a time.
+class LongMessage {
  public:
-  Stream(const Channel& channel, int peer, int tag, const void* source, void* destination,
-         std::size_t bytes);
-  // Posts what can be posted, and counts it to `steps`; true when all has arrived, or been taken.
+  LongMessage(const Channel& channel, int peer, int tag, const void* source, void* destination,
+              std::size_t bytes);
+  // Post what can be posted, and add it to `steps`. Return true when all has arrived, or been taken.
   bool advance(std::uint64_t& steps);
   std::vector<int> pending_peers() const;
 
@@ -117,18 +121,18 @@ class Stream {
   std::vector<Requests> slots_;  // message m is in slot m % kDepth: they are posted in order
 };
 
-// A collective's transfer over MPI alone, on the tags from `tag` on.
+// A collective's transfer over MPI only, on the tags from `tag` on.
 std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
                                         const Collective& collective);
 
-// The reductions of adding up whole blocks at their owners, in the canonical order. all_reduce:
-// rank r adds up slice r and sends the result to all, 2 S (n - 1) / n bytes a rank; reduce: to the
-// root; reduce_scatter: block r stays with rank r.
+// Reductions in which every rank owns a part and reduces it in the canonical order. all_reduce: the
+// owner sends the result to all ranks, 2 S (n - 1) / n bytes per rank; reduce: to the root;
+// reduce_scatter: the result stays with its owner.
 std::unique_ptr<Transfer> make_flat_reduction(const Channel& channel, int tag,
                                               const Collective& collective);
 
-// The ring: n - 1 steps of reduce-scatter, n - 1 of all-gather, each to the next rank. Slice r is
-// summed in the order r + 1, r + 2, ..., r. Partial sums of two-byte floats travel as float32.
+// The ring: n - 1 steps of reduce-scatter, n - 1 of all-gather, each to the next rank. Part r is
+// summed in the order r + 1, r + 2, ..., r. Partial sums of 16-bit floats travel as float32.
 std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
                                                const Collective& collective);
 
@@ -136,13 +140,14 @@ std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
 std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
                                                const Collective& collective);
 
-// all_gather, gather, scatter and all_to_all: each block goes straight from its owner to the rank
-// that receives it; the kinds differ in nothing but who sends what.
+// all_gather, gather, scatter and all_to_all: each block goes directly from its owner to the rank that
+// receives it.
 std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
                                               const Collective& collective);
 
-// Elements of a window of which each of n owners reduces a slice, and how many lanes do so.
-inline constexpr int kReduceLanes = 8;
+// The elements of a window whose parts are reduced by `owners` ranks, and the number of such windows
+// in flight.
+inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 
 }  // namespace ngd::comm::mpi

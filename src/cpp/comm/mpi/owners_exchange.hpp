@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The messages of a reduction in which every rank owns a part of a window: each rank sends its
+// contribution to every owner, the owner reduces all contributions, and sends the result.
+//
+// The callers give the parts as spans, so a contribution may be wider than its result.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/reduce.hpp"
+#include "comm/mpi/transfer.hpp"
+
+namespace ngd::comm::mpi {
+
+class OwnersExchange {
+ public:
+  explicit OwnersExchange(const Channel& channel)
+      : rank_(channel.rank), size_(channel.size()), terms_(static_cast<std::size_t>(size_)) {}
+
+  // Receive the contributions to my part, which has `own_bytes` bytes, into the scratch memory of the
+  // window. Send contribution_to(rank) to every other rank.
+  template <class ContributionTo>
+  void exchange_contributions(Window& window, std::size_t own_bytes,
+                              ContributionTo&& contribution_to) const {
+    window.scratch.reserve(own_bytes * static_cast<std::size_t>(size_));
+    for (int distance = 1; distance < size_; ++distance)
+      window.requests.receive(contribution(window, own_bytes, before(distance)), own_bytes,
+                              before(distance), window.tag);
+    for (int distance = 1; distance < size_; ++distance) {
+      const std::span<const std::byte> theirs = contribution_to(after(distance));
+      window.requests.send(theirs.data(), theirs.size(), after(distance), window.tag);
+    }
+  }
+
+  // Where a rank's contribution arrives. The place of this rank is free.
+  std::byte* contribution(const Window& window, std::size_t own_bytes, int rank) const {
+    return window.scratch.data() + own_bytes * static_cast<std::size_t>(rank);
+  }
+
+  // Reduce all contributions to my part in the order of the ranks; `mine` is that of this rank.
+  void reduce(const Window& window, std::span<const std::byte> mine, Combine combine, DType dtype,
+              void* result, double divisor) {
+    for (int r = 0; r < size_; ++r)
+      terms_[static_cast<std::size_t>(r)] =
+          r == rank_ ? mine.data() : contribution(window, mine.size(), r);
+    ngd::reduce(combine, dtype, terms_.data(), size_, result, mine.size() / size_of(dtype),
+                divisor);
+  }
+
+  // Receive the result of every other owner into result_of(rank), and send mine to all ranks.
+  template <class ResultOf>
+  void exchange_results(Window& window, std::span<const std::byte> mine,
+                        ResultOf&& result_of) const {
+    receive_results(window, result_of);
+    for (int distance = 1; distance < size_; ++distance)
+      window.requests.send(mine.data(), mine.size(), after(distance), window.tag);
+  }
+
+  // The same if only the root needs the results.
+  template <class ResultOf>
+  void send_results_to(int root, Window& window, std::span<const std::byte> mine,
+                       ResultOf&& result_of) const {
+    if (rank_ == root)
+      receive_results(window, result_of);
+    else
+      window.requests.send(mine.data(), mine.size(), root, window.tag);
+  }
+
+ private:
+  int after(int distance) const { return (rank_ + distance) % size_; }
+  int before(int distance) const { return (rank_ - distance + size_) % size_; }
+
+  template <class ResultOf>
+  void receive_results(Window& window, ResultOf& result_of) const {
+    for (int distance = 1; distance < size_; ++distance) {
+      const std::span<std::byte> theirs = result_of(before(distance));
+      window.requests.receive(theirs.data(), theirs.size(), before(distance), window.tag);
+    }
+  }
+
+  const int rank_;
+  const int size_;
+  std::vector<const void*> terms_;
+};
+
+}  // namespace ngd::comm::mpi
