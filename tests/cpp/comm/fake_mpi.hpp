@@ -19,8 +19,8 @@
 #include <tuple>
 #include <vector>
 
-#include "comm/mpi/channel.hpp"
 #include "comm/mpi/library.hpp"
+#include "comm/mpi/rank_set.hpp"
 
 namespace ngd::comm {
 
@@ -172,7 +172,7 @@ class FakeMpi final : public mpi::Library {
     }
     each.complete = each.delivered = true;
   }
-  void look_for(int, mpi::Comm) const noexcept override { ++calls_; }
+  void poke(int, mpi::Comm) const noexcept override { ++calls_; }
   void error_text(int, char* text, std::size_t size) const noexcept override {
     std::strncpy(text, "as the test wants it", size - 1);
   }

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -325,6 +327,78 @@ TEST(BetweenHosts, NothingIsFreedBeforeItsMessagesEnd) {
       if (!fail_at(each, 3, number) || HasFailure()) break;
     if (HasFailure()) return;
   }
+}
+
+// A transfer that fails has submitted collectives to its host group. The caller may free their
+// operands, so the host group must fail too. Each call makes another look of a rank fail.
+bool fail_host_groups_at(const Case& each, long number) {
+  Job job(2, 2);
+  Calls calls(each, job.size(), 1);
+  constexpr int kFailing = 3;
+  fake.fail_test(kFailing, fake.tests(kFailing) + number);
+  std::atomic<bool> failed{false};
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    Arrays arrays(calls.models.front(), world.rank());
+    const Outcome outcome = outcome_of([&] { world.wait(world.submit(arrays.call), kWait); });
+    if (!outcome.kind) return;  // this rank had everything that it needed
+    failed = true;
+    const Bytes reused(arrays.destination.size(), std::byte{0x5a});
+    arrays.destination = reused;
+    Communicator& local = job.local(world.rank());
+    check(local.is_over(), "rank ", world.rank(), " failed; its host group did not");
+    const Outcome after = outcome_of([&] { local.wait(local.submit(barrier()), kWait); });
+    check(after.kind == ErrorKind::GroupClosed, "a failed host group took a collective");
+    check(arrays.destination == reused, "memory was written after its collective had failed");
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
+  return failed;
+}
+
+TEST(BetweenHosts, AFailureOverMpiFailsTheHostGroup) {
+  fake.oblige(true);
+  for (const Kind kind : {Kind::ReduceScatter, Kind::AllReduce, Kind::AllGather, Kind::Broadcast}) {
+    SCOPED_TRACE(name_of(kind));
+    const ReduceOp op = reduces(kind) ? ReduceOp::Sum : ReduceOp::None;
+    const Case each{kind, op, DType::I32, 60'000};
+    for (long number = 0; number < kMostLooks; number += 1 + number / 4)
+      if (!fail_host_groups_at(each, number) || HasFailure()) break;
+    if (HasFailure()) return;
+  }
+}
+
+// The wait is inside shared memory when another thread of its rank finds the failure.
+TEST(BetweenHosts, AFailureOverMpiEndsAWaitInAGroupOfOneHost) {
+  fake.oblige(true);
+  Job job(2, 2);
+  std::vector<std::unique_ptr<Communicator>> hosts(4);
+  for (const Outcome& outcome : run_ranks(job.ranks(), [&](Communicator& world) {
+         hosts[static_cast<std::size_t>(world.rank())] = world.split(world.rank() / 2, 0);
+       }))
+    ASSERT_FALSE(outcome.kind) << outcome.message;
+  std::atomic<bool> waits{false};
+  hosts[0]->set_interrupt([&] {  // called without the lock: the other thread can take it
+    waits = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return false;
+  });
+  Outcome ended;
+  std::thread waiting(
+      [&] { ended = outcome_of([&] { hosts[0]->wait(hosts[0]->submit(barrier()), kWait); }); });
+  while (!waits) std::this_thread::yield();
+  fake.fail_test(3, fake.tests(3) + 10);
+  Calls calls({Kind::AllReduce, ReduceOp::Sum, DType::I32, 300'000}, job.size(), 1);
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    Arrays arrays(calls.models.front(), world.rank());
+    world.wait(world.submit(arrays.call), kWait);
+  });
+  waiting.join();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  for (const Outcome& outcome : outcomes) EXPECT_TRUE(outcome.kind);
+  EXPECT_TRUE(ended.kind);
+  EXPECT_LT(seconds.count(), kWait / 2) << "the wait ended at its deadline";
+  for (const auto& host : hosts) EXPECT_TRUE(host->is_over());
+  run_ranks(hosts, [](Communicator& host) { host.close(); });
 }
 
 }  // namespace

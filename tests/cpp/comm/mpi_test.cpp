@@ -443,7 +443,7 @@ TEST_F(Mpi, AForkedChildMayEndInOrder) {
 TEST_F(Mpi, ManyMessagesAreLookedAtTogether) {
   constexpr int kMessages = 700;
   const mpi::Endpoint endpoint = mpi::open_endpoint(-1, kTimeout);
-  mpi::Channel channel{endpoint.comm, {}, endpoint.rank, 0};
+  mpi::RankSet channel{endpoint.comm, {}, endpoint.rank, 0};
   for (int r = 0; r < endpoint.size; ++r) channel.members.push_back(r);
   const int to = (rank() + 1) % size(), from = (rank() + size() - 1) % size();
   std::vector<int> sent(kMessages), received(kMessages, -1);

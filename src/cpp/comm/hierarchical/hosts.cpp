@@ -97,7 +97,7 @@ std::string host_name() {
   return concat(boot, ":", network.st_ino);
 }
 
-Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
+Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
     : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
   std::map<int, int> numbers;              // by the family's number of a host: the group's
@@ -137,20 +137,20 @@ std::unique_ptr<Communicator> Hosts::split_local(int color, int key) {
   return with_world_ranks(*roster_, [&] { return local_->split(color, key); });
 }
 
-std::unique_ptr<mpi::Shortcut> Hosts::among(const mpi::Channel& group,
-                                            std::unique_ptr<Communicator> local) const {
+std::unique_ptr<mpi::HostLayer> Hosts::for_split(const mpi::RankSet& group,
+                                                 std::unique_ptr<Communicator> local) const {
   return std::make_unique<Hosts>(group, roster_, std::move(local));
 }
 
-std::unique_ptr<mpi::Shortcut> Hosts::meet(const mpi::Channel& group,
-                                           const Meeting& meeting) const {
+std::unique_ptr<mpi::HostLayer> Hosts::for_members(const mpi::RankSet& group,
+                                                   const Rendezvous& rendezvous) const {
   const auto roster = roster_among(*roster_, group);
   return std::make_unique<Hosts>(group, roster,
-                                 meet_on_host(*roster, group.world(group.rank), meeting.key,
-                                              meeting.timeout_seconds, meeting.interrupt));
+                                 make_host_group(*roster, group.world(group.rank), rendezvous.key,
+                                                 rendezvous.timeout_seconds, rendezvous.interrupt));
 }
 
-bool Hosts::is_local(const mpi::Channel& group) const {
+bool Hosts::is_local(const mpi::RankSet& group) const {
   return static_cast<int>(roster_among(*roster_, group)->here.size()) == group.size();
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which ranks of a group share a host, and the way of long data over it.
 //
-// The ranks of a host meet in shared memory; between hosts each rank talks to its counterparts, the
-// ranks in its place on the other hosts. That needs as many ranks on every host: such a group is
-// regular. In one that is not, all goes over MPI.
+// The ranks of a host communicate over shared memory; between hosts each rank communicates with its
+// counterparts, the ranks with the same local rank on the other hosts. This needs the same number of
+// ranks on every host: such a group is regular. A group that is not regular uses only MPI.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
-#include "comm/mpi/channel.hpp"
-#include "comm/mpi/shortcut.hpp"
+#include "comm/mpi/host_layer.hpp"
+#include "comm/mpi/rank_set.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::hierarchical {
@@ -30,12 +30,12 @@ struct Roster {
 };
 
 // The same of some ranks only; I am one of them.
-std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Channel& group);
+std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
-// The ranks of `roster.here`, of which I am `rank`, meet in shared memory.
-std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const std::string& key,
-                                           double timeout_seconds,
-                                           const std::function<bool()>& interrupt);
+// Connect the ranks of `roster.here` over shared memory; this rank is `rank`.
+std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
+                                              const std::string& key, double timeout_seconds,
+                                              const std::function<bool()>& interrupt);
 
 // "rank 1" of shared memory's messages becomes that rank's number in the world.
 std::string renumbered(std::string_view text, const Roster& roster);
@@ -50,10 +50,10 @@ void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster
 // After a failure, keep shared memory mapped for good if MPI still uses it.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
-class Hosts final : public mpi::Shortcut {
+class Hosts final : public mpi::HostLayer {
  public:
   // local: the ranks of my host, in the order of the group's.
-  Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
+  Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
         std::unique_ptr<Communicator> local);
 
   std::string_view name() const noexcept override { return regular_ ? "hierarchical" : "mpi"; }
@@ -62,17 +62,17 @@ class Hosts final : public mpi::Shortcut {
   void fail(const mpi::Failure& failure) noexcept override;
   std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective) override;
   std::unique_ptr<Communicator> split_local(int color, int key) override;
-  std::unique_ptr<mpi::Shortcut> among(const mpi::Channel& group,
-                                       std::unique_ptr<Communicator> local) const override;
-  std::unique_ptr<mpi::Shortcut> meet(const mpi::Channel& group,
-                                      const Meeting& meeting) const override;
-  bool is_local(const mpi::Channel& group) const override;
+  std::unique_ptr<mpi::HostLayer> for_split(const mpi::RankSet& group,
+                                            std::unique_ptr<Communicator> local) const override;
+  std::unique_ptr<mpi::HostLayer> for_members(const mpi::RankSet& group,
+                                              const Rendezvous& rendezvous) const override;
+  bool is_local(const mpi::RankSet& group) const override;
   std::unique_ptr<Communicator> take_local(std::shared_ptr<mpi::Family> family) override;
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
   // What follows is for these transfers.
-  const mpi::Channel& counterparts() const noexcept { return counterparts_; }
+  const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }
   int per_host() const noexcept { return local_->size(); }
@@ -99,13 +99,13 @@ class Hosts final : public mpi::Shortcut {
  private:
   int number_here(int world_rank) const noexcept;  // in shared memory; -1 = on another host
 
-  mpi::Channel group_;
+  mpi::RankSet group_;
   std::shared_ptr<const Roster> roster_;
   std::unique_ptr<Communicator> local_;
   std::vector<int> host_;
   std::vector<int> place_;
   std::vector<int> neighbours_;  // world ranks
-  mpi::Channel counterparts_;
+  mpi::RankSet counterparts_;
   bool regular_ = false;
   bool in_blocks_ = false;  // the ranks of a host follow one another
   std::uint64_t tickets_ = 0;

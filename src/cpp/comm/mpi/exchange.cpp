@@ -14,8 +14,8 @@ constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
 class ChainBroadcast final : public WindowedTransfer {
  public:
-  ChainBroadcast(const Channel& channel, int tag, const Collective& collective)
-      : WindowedTransfer(channel, tag, collective,
+  ChainBroadcast(const RankSet& group, int tag, const Collective& collective)
+      : WindowedTransfer(group, tag, collective,
                          {collective.count, kBroadcastWindowBytes / size_of(collective.dtype),
                           kBroadcastWindows}),
         hop_((rank_ - collective.root + size_) % size_) {
@@ -40,10 +40,10 @@ class ChainBroadcast final : public WindowedTransfer {
 
 class BlockExchange final : public Transfer {
  public:
-  BlockExchange(const Channel& channel, int tag, const Collective& collective)
+  BlockExchange(const RankSet& group, int tag, const Collective& collective)
       : collective_(collective) {
-    const int rank = channel.rank;
-    const int size = channel.size();
+    const int rank = group.rank;
+    const int size = group.size();
     const bool from_root = collective.kind == Kind::Scatter;
     const bool to_root = collective.kind == Kind::Gather;
     const bool all_to_all = collective.kind == Kind::AllToAll;
@@ -70,8 +70,8 @@ class BlockExchange final : public Transfer {
           std::memcpy(destination, source, sent.count * size_of(collective.dtype));
         continue;
       }
-      if (receives) add(channel, from, tag, nullptr, destination, received);
-      if (sends) add(channel, to, tag, source, nullptr, sent);
+      if (receives) add(group, from, tag, nullptr, destination, received);
+      if (sends) add(group, to, tag, source, nullptr, sent);
     }
   }
 
@@ -106,10 +106,10 @@ class BlockExchange final : public Transfer {
     return saved;
   }
 
-  void add(const Channel& channel, int peer, int tag, const void* source, void* destination,
+  void add(const RankSet& group, int peer, int tag, const void* source, void* destination,
            const Slice& block) {
     const std::size_t bytes = block.count * size_of(collective_.dtype);
-    if (bytes != 0) messages_.emplace_back(channel, peer, tag, source, destination, bytes);
+    if (bytes != 0) messages_.emplace_back(group, peer, tag, source, destination, bytes);
   }
 
   const Collective collective_;
@@ -118,14 +118,14 @@ class BlockExchange final : public Transfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective) {
-  return std::make_unique<ChainBroadcast>(channel, tag, collective);
+  return std::make_unique<ChainBroadcast>(group, tag, collective);
 }
 
-std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective) {
-  return std::make_unique<BlockExchange>(channel, tag, collective);
+  return std::make_unique<BlockExchange>(group, tag, collective);
 }
 
 }  // namespace ngd::comm::mpi

@@ -150,7 +150,7 @@ void Family::expect_no_failure_beside(const Member& member, const CallRecord& mi
 
 void Family::pump() const noexcept {
   if (left_to_mpi()) return;  // MPI would move messages into memory that is no longer ours
-  for (int i = 0; i < kCallsForSockets; ++i) library().look_for(tag_limit_, endpoint_.comm);
+  for (int i = 0; i < kCallsForSockets; ++i) library().poke(tag_limit_, endpoint_.comm);
 }
 
 std::uint64_t Family::moves() const noexcept {

@@ -155,9 +155,9 @@ class Implementation final : public Library {
     return code;
   }
   void cancel(Request& request) const noexcept override { on(request, MPI_Cancel); }
-  void look_for(int tag, Comm comm) const noexcept override {
+  void poke(int unused_tag, Comm comm) const noexcept override {
     int found = 0;
-    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_of(comm), &found, MPI_STATUS_IGNORE);
+    MPI_Iprobe(MPI_ANY_SOURCE, unused_tag, comm_of(comm), &found, MPI_STATUS_IGNORE);
   }
 
   void error_text(int code, char* text, std::size_t size) const noexcept override {

@@ -14,13 +14,13 @@ constexpr std::size_t kMailBytes = sizeof(Header) + kMaxPayloadBytes;
 
 }  // namespace
 
-Mailbox::Mailbox(const Channel& channel)
-    : channel_(channel),
-      peers_(index(channel.size())),
-      receives_(index(channel.size()), library().no_request),
-      completed_(index(channel.size())) {
-  for (int peer = 0; peer < channel.size(); ++peer)
-    if (peer != channel.rank) listen(peer);
+Mailbox::Mailbox(const RankSet& group)
+    : group_(group),
+      peers_(index(group.size())),
+      receives_(index(group.size()), library().no_request),
+      completed_(index(group.size())) {
+  for (int peer = 0; peer < group.size(); ++peer)
+    if (peer != group.rank) listen(peer);
 }
 
 Mailbox::~Mailbox() { close(); }
@@ -30,9 +30,9 @@ void Mailbox::listen(int peer) {
   Buffer& buffer = peers_[index(peer)].buffer;
   if (!buffer) buffer = std::make_unique_for_overwrite<std::byte[]>(kMailBytes);
   const int code =
-      library().receive(buffer.get(), kMailBytes, channel_.world(peer),
-                        channel_.first_tag + kMailTag, channel_.comm, receives_[index(peer)]);
-  if (code != kSuccess) throw Unreachable({channel_.world(peer)}, code);
+      library().receive(buffer.get(), kMailBytes, group_.world(peer), group_.first_tag + kMailTag,
+                        group_.comm, receives_[index(peer)]);
+  if (code != kSuccess) throw Unreachable({group_.world(peer)}, code);
 }
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
@@ -41,7 +41,7 @@ Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::siz
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
   const std::size_t bytes = sizeof(Header) + payload_bytes;
   Outgoing& mail = outgoing_->emplace_back(
-      Outgoing{std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, Requests(channel_)});
+      Outgoing{std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, Requests(group_)});
   std::memcpy(mail.buffer.get(), &header, sizeof(Header));
   if (payload_bytes != 0) std::memcpy(mail.buffer.get() + sizeof(Header), payload, payload_bytes);
   return mail;
@@ -49,15 +49,15 @@ Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::siz
 
 void Mailbox::post(const Header& header, const void* payload, std::size_t payload_bytes) {
   Outgoing& mail = compose(header, payload, payload_bytes);
-  for (int peer = 0; peer < channel_.size(); ++peer)
-    if (peer != channel_.rank)
-      mail.requests.send(mail.buffer.get(), mail.bytes, peer, channel_.first_tag + kMailTag);
+  for (int peer = 0; peer < group_.size(); ++peer)
+    if (peer != group_.rank)
+      mail.requests.send(mail.buffer.get(), mail.bytes, peer, group_.first_tag + kMailTag);
 }
 
 void Mailbox::post_to(int peer, const Header& header, const void* payload,
                       std::size_t payload_bytes) {
   Outgoing& mail = compose(header, payload, payload_bytes);
-  mail.requests.send(mail.buffer.get(), mail.bytes, peer, channel_.first_tag + kMailTag);
+  mail.requests.send(mail.buffer.get(), mail.bytes, peer, group_.first_tag + kMailTag);
 }
 
 void Mailbox::progress() {
@@ -70,7 +70,7 @@ void Mailbox::progress() {
   for (std::size_t i = 0; i < count; ++i) {
     const int peer = completed_[i].index;
     if (completed_[i].error != kSuccess)
-      throw Unreachable({channel_.world(peer)}, completed_[i].error);
+      throw Unreachable({group_.world(peer)}, completed_[i].error);
     sort_in(peer, static_cast<std::size_t>(completed_[i].bytes));
     if (!has_left(peer)) listen(peer);
   }

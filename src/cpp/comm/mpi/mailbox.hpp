@@ -19,7 +19,7 @@ namespace ngd::comm::mpi {
 
 class Mailbox {
  public:
-  explicit Mailbox(const Channel& channel);  // which must outlive it
+  explicit Mailbox(const RankSet& group);  // which must outlive it
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -63,13 +63,13 @@ class Mailbox {
     Requests requests;
   };
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
-  std::string name(int peer) const { return concat("rank ", channel_.world(peer)); }
+  std::string name(int peer) const { return concat("rank ", group_.world(peer)); }
   Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
   void listen(int peer);
   void sort_in(int peer, std::size_t bytes);
   bool reap();
 
-  const Channel& channel_;
+  const RankSet& group_;
   std::vector<Peer> peers_;
   std::vector<Request> receives_;  // by rank; null where nothing more will come
   std::vector<Completed> completed_;

@@ -70,8 +70,8 @@ MpiCommunicator& over_mpi(Communicator& world) {
   return *found;
 }
 
-Channel everybody(const Endpoint& endpoint) {
-  Channel channel{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
+RankSet everybody(const Endpoint& endpoint) {
+  RankSet channel{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
                   endpoint.rank, 0};
   std::iota(channel.members.begin(), channel.members.end(), 0);
   return channel;
@@ -82,7 +82,7 @@ Channel everybody(const Endpoint& endpoint) {
 MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family)
     : MpiCommunicator(family, everybody(family->endpoint())) {}
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, Channel channel)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, RankSet channel)
     : family_(std::move(family)),
       channel_(std::move(channel)),
       preferred_(preferred_algorithm()),
@@ -93,7 +93,7 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, Channel channel
   family_->add(*this);
 }
 
-void MpiCommunicator::use(std::unique_ptr<Shortcut> shortcut) {
+void MpiCommunicator::use(std::unique_ptr<HostLayer> shortcut) {
   const std::lock_guard lock(family_->mutex());
   shortcut_ = std::move(shortcut);
 }
@@ -606,10 +606,10 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   std::unique_ptr<Communicator> local;
   if (shortcut_) local = split_host(color, key, gathered);
   if (color < 0) return nullptr;
-  Channel channel = child_channel(color, choices);
+  RankSet channel = child_channel(color, choices);
   channel.first_tag = first_tag(group);
-  std::unique_ptr<Shortcut> shortcut;
-  if (local) shortcut = shortcut_->among(channel, std::move(local));
+  std::unique_ptr<HostLayer> shortcut;
+  if (local) shortcut = shortcut_->for_split(channel, std::move(local));
   if (shortcut && shortcut->local().size() == channel.size()) return shortcut->take_local(family_);
   auto child = std::make_unique<MpiCommunicator>(family_, channel);
   child->use(std::move(shortcut));
@@ -652,19 +652,19 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
     check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
     family_->next_group = number + 1;
   }
-  Channel channel{channel_.comm, {}, -1, first_tag(number)};
+  RankSet channel{channel_.comm, {}, -1, first_tag(number)};
   for (const int member : members) {
     if (member == rank()) channel.rank = channel.size();
     channel.members.push_back(channel_.world(member));
   }
   check(channel.rank >= 0, "a new group without the rank that makes it");
-  const Shortcut::Meeting meeting{key, timeout_seconds, interrupt};
+  const HostLayer::Rendezvous rendezvous{key, timeout_seconds, interrupt};
   if (shortcut_ && shortcut_->is_local(channel))
-    return shortcut_->meet(channel, meeting)->take_local(family_);
+    return shortcut_->for_members(channel, rendezvous)->take_local(family_);
   auto group = std::make_unique<MpiCommunicator>(family_, channel);
   group->set_interrupt(interrupt);
   or_abort(*group, [&] {
-    if (shortcut_) group->use(shortcut_->meet(channel, meeting));
+    if (shortcut_) group->use(shortcut_->for_members(channel, rendezvous));
   });
   Collective barrier;
   barrier.site = "new_group()";
@@ -700,14 +700,14 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
   });
 }
 
-Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
+RankSet MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
   std::vector<std::tuple<std::int64_t, int>> order;  // key, rank here
   for (int r = 0; r < size(); ++r) {
     const std::size_t at = static_cast<std::size_t>(r) * 3;
     if (choices[at] == color) order.emplace_back(choices[at + 1], r);
   }
   std::sort(order.begin(), order.end());
-  Channel channel{channel_.comm, {}, 0, 0};
+  RankSet channel{channel_.comm, {}, 0, 0};
   for (const auto& [key, r] : order) {
     if (r == rank()) channel.rank = channel.size();
     channel.members.push_back(channel_.world(r));

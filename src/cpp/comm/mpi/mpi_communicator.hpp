@@ -6,7 +6,7 @@
 // submitted, a few at a time; a work's headers are sent at submit, its data moves in whatever call
 // progresses. MPI's own collectives are not used: with a cut link they are silent for ever.
 //
-// Where the group has a shortcut (shortcut.hpp), long data of some kinds take that way; all that is
+// If the group has a host layer (host_layer.hpp), long data of some kinds go over shared memory; all that is
 // said here stays as it is.
 #pragma once
 
@@ -22,9 +22,9 @@
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mpi/family.hpp"
+#include "comm/mpi/host_layer.hpp"
 #include "comm/mpi/mailbox.hpp"
 #include "comm/mpi/pairs.hpp"
-#include "comm/mpi/shortcut.hpp"
 #include "comm/mpi/transfer.hpp"
 #include "comm/stats.hpp"
 
@@ -35,7 +35,7 @@ class MpiCommunicator final : public Communicator, private Member {
   // All ranks of the family's endpoint.
   explicit MpiCommunicator(std::shared_ptr<Family> family);
   // Some of them.
-  MpiCommunicator(std::shared_ptr<Family> family, Channel channel);
+  MpiCommunicator(std::shared_ptr<Family> family, RankSet channel);
   ~MpiCommunicator() override { close(); }
 
   // The first number that no group of this rank has.
@@ -46,9 +46,9 @@ class MpiCommunicator final : public Communicator, private Member {
                                          const std::function<bool()>& interrupt);
 
   // From here on long data may take this way; on all ranks, between two works.
-  void use(std::unique_ptr<Shortcut> shortcut);
+  void use(std::unique_ptr<HostLayer> shortcut);
 
-  const Channel& channel() const noexcept { return channel_; }
+  const RankSet& channel() const noexcept { return channel_; }
 
   std::string_view name() const noexcept override;
   int rank() const noexcept override { return channel_.rank; }
@@ -152,7 +152,7 @@ class MpiCommunicator final : public Communicator, private Member {
                     const std::vector<int>& ranks = {}) noexcept;
   void wait_for_peers_to_leave(double seconds) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
-  Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
+  RankSet child_channel(int color, const std::vector<std::int64_t>& choices) const;
   int take_group_number(const std::vector<std::int64_t>& choices, std::size_t numbers);
   int first_tag(int group) const;
   std::vector<int> worlds_of(std::vector<int> peers) const;
@@ -160,9 +160,9 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
   const std::shared_ptr<Family> family_;
-  const Channel channel_;
+  const RankSet channel_;
   const Algorithm preferred_;
-  std::unique_ptr<Shortcut> shortcut_;
+  std::unique_ptr<HostLayer> shortcut_;
   std::atomic<State> state_ = State::Open;
   Mailbox mailbox_;
   Statistics statistics_;

@@ -17,8 +17,8 @@ namespace ngd::comm::mpi {
 
 class OwnersExchange {
  public:
-  explicit OwnersExchange(const Channel& channel)
-      : rank_(channel.rank), size_(channel.size()), terms_(static_cast<std::size_t>(size_)) {}
+  explicit OwnersExchange(const RankSet& group)
+      : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
   // Receive the contributions to my part, which has `own_bytes` bytes, into the scratch memory of the
   // window. Send contribution_to(rank) to every other rank.

@@ -5,16 +5,16 @@
 
 namespace ngd::comm::mpi {
 
-Pairs::Pairs(const Channel& channel, Statistics& statistics)
-    : channel_(channel),
+Pairs::Pairs(const RankSet& group, Statistics& statistics)
+    : group_(group),
       statistics_(statistics),
-      sends_(static_cast<std::size_t>(channel.size())),
-      receives_(static_cast<std::size_t>(channel.size())) {}
+      sends_(static_cast<std::size_t>(group.size())),
+      receives_(static_cast<std::size_t>(group.size())) {}
 
 std::uint64_t Pairs::submit(Mailbox& mailbox, const Collective& collective) {
   Pair pair{++last_,
             collective,
-            header_of(collective, channel_.size(), 0),
+            header_of(collective, group_.size(), 0),
             statistics_.entry_of(collective),
             std::chrono::steady_clock::now(),
             false,
@@ -52,7 +52,7 @@ bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {
   if (!sends && !oldest.matched && !match(mailbox, peer, oldest)) return false;
   if (bytes <= kInlineBytes) return true;
   if (!oldest.message)
-    oldest.message.emplace(channel_, peer, channel_.first_tag + kPairTag,
+    oldest.message.emplace(group_, peer, group_.first_tag + kPairTag,
                            sends ? oldest.collective.source : nullptr,
                            sends ? nullptr : oldest.collective.destination, bytes);
   return oldest.message->advance(moves_);
@@ -65,9 +65,8 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   sent.pop_front();
   const Collective theirs = pair_of(message.header), mine = pair_of(receive.header);
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
-    fail_of(
-        {channel_.world(peer), channel_.world(channel_.rank)}, ErrorKind::CollectiveMismatch,
-        mismatch_of_pair("", channel_.world(peer), theirs, channel_.world(channel_.rank), mine));
+    fail_of({group_.world(peer), group_.world(group_.rank)}, ErrorKind::CollectiveMismatch,
+            mismatch_of_pair("", group_.world(peer), theirs, group_.world(group_.rank), mine));
   receive.matched = true;
   ++moves_;
   if (!message.payload.empty())
@@ -91,7 +90,7 @@ std::string Pairs::describe(std::uint64_t number) const {
 }
 
 int Pairs::peer_of(std::uint64_t number) const {
-  return channel_.world(find(number)->collective.root);
+  return group_.world(find(number)->collective.root);
 }
 
 void Pairs::abandon() noexcept {

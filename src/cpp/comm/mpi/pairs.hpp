@@ -25,7 +25,7 @@ class Pairs {
   // Numbers of works of this kind: above all of the common sequence.
   static constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
 
-  Pairs(const Channel& channel, Statistics& statistics);
+  Pairs(const RankSet& group, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Throws CollectiveMismatch, Unreachable, and what check(peer, call, matched, start) throws of a
@@ -63,7 +63,7 @@ class Pairs {
 
   void count(const Pair& pair);
 
-  const Channel& channel_;
+  const RankSet& group_;
   Statistics& statistics_;
   std::vector<Line> sends_;
   std::vector<Line> receives_;
@@ -75,7 +75,7 @@ class Pairs {
 template <class Check>
 void Pairs::progress(Mailbox& mailbox, Check&& check) {
   if (idle()) return;
-  for (int peer = 0; peer < channel_.size(); ++peer)
+  for (int peer = 0; peer < group_.size(); ++peer)
     for (std::vector<Line>* lines : {&sends_, &receives_}) {
       Line& line = (*lines)[static_cast<std::size_t>(peer)];
       while (!line.empty() && advance(mailbox, peer, line.front())) {

@@ -14,19 +14,19 @@ namespace {
 // a reduce_scatter the same elements of its block as all other owners.
 class FlatReduction final : public WindowedTransfer {
  public:
-  FlatReduction(const Channel& channel, int tag, const Collective& collective, const Blocks& blocks)
-      : WindowedTransfer(channel, tag, collective, windowing(channel, collective, blocks)),
+  FlatReduction(const RankSet& group, int tag, const Collective& collective, const Blocks& blocks)
+      : WindowedTransfer(group, tag, collective, windowing(group, collective, blocks)),
         scatters_(collective.kind == Kind::ReduceScatter),
         blocks_(blocks),
-        owners_(channel) {}
+        owners_(group) {}
 
  private:
-  static Windowing windowing(const Channel& channel, const Collective& collective,
+  static Windowing windowing(const RankSet& group, const Collective& collective,
                              const Blocks& blocks) {
-    const std::size_t elements = reduce_window(collective.dtype, channel.size());
+    const std::size_t elements = reduce_window(collective.dtype, group.size());
     if (collective.kind != Kind::ReduceScatter) return {collective.count, elements, kReduceWindows};
-    const auto owners = static_cast<std::size_t>(channel.size());
-    return {blocks.largest(channel.size()), elements / owners, kReduceWindows};
+    const auto owners = static_cast<std::size_t>(group.size());
+    return {blocks.largest(group.size()), elements / owners, kReduceWindows};
   }
 
   Outcome step(Window& window) override {
@@ -81,10 +81,10 @@ class FlatReduction final : public WindowedTransfer {
 
 class RingAllReduce final : public WindowedTransfer {
  public:
-  RingAllReduce(const Channel& channel, int tag, const Collective& collective)
+  RingAllReduce(const RankSet& group, int tag, const Collective& collective)
       : WindowedTransfer(
-            channel, tag, collective,
-            {collective.count, reduce_window(collective.dtype, channel.size()), kReduceWindows}),
+            group, tag, collective,
+            {collective.count, reduce_window(collective.dtype, group.size()), kReduceWindows}),
         next_((rank_ + 1) % size_),
         previous_((rank_ - 1 + size_) % size_),
         half_(is_half(collective.dtype)),
@@ -161,15 +161,15 @@ class RingAllReduce final : public WindowedTransfer {
 
 }  // namespace
 
-std::unique_ptr<Transfer> make_flat_reduction(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
                                               const Collective& collective) {
-  return std::make_unique<FlatReduction>(channel, tag, collective,
+  return std::make_unique<FlatReduction>(group, tag, collective,
                                          Blocks(collective.counts, collective.count));
 }
 
-std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective) {
-  return std::make_unique<RingAllReduce>(channel, tag, collective);
+  return std::make_unique<RingAllReduce>(group, tag, collective);
 }
 
 }  // namespace ngd::comm::mpi

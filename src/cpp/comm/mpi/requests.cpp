@@ -23,22 +23,21 @@ Request& Requests::prepare(std::size_t bytes, int peer) {
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   owns_all_memory();
   requests_.push_back(library().no_request);
-  peers_.push_back(channel_->world(peer));
+  peers_.push_back(group_->world(peer));
   return requests_.back();
 }
 
 void Requests::send(const void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   Request& request = prepare(bytes, peer);
-  const int code = library().send(data, bytes, channel_->world(peer), tag, channel_->comm, request);
+  const int code = library().send(data, bytes, group_->world(peer), tag, group_->comm, request);
   check_posted(code);
 }
 
 void Requests::receive(void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   Request& request = prepare(bytes, peer);
-  const int code =
-      library().receive(data, bytes, channel_->world(peer), tag, channel_->comm, request);
+  const int code = library().receive(data, bytes, group_->world(peer), tag, group_->comm, request);
   check_posted(code);
 }
 

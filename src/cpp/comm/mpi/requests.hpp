@@ -7,18 +7,18 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "comm/mpi/channel.hpp"
 #include "comm/mpi/library.hpp"
+#include "comm/mpi/rank_set.hpp"
 
 namespace ngd::comm::mpi {
 
 class Requests {
  public:
-  explicit Requests(const Channel& channel) : channel_(&channel) {}
+  explicit Requests(const RankSet& group) : group_(&group) {}
   Requests(Requests&&) = default;
   ~Requests() { cancel(); }
 
-  // At most kMaxMessageBytes; nothing is posted for 0 bytes. A peer is a rank of the channel.
+  // At most kMaxMessageBytes; nothing is posted for 0 bytes. A peer is a rank of the group.
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
@@ -34,7 +34,7 @@ class Requests {
   Request& prepare(std::size_t bytes, int peer);
   void check_posted(int code);
 
-  const Channel* channel_;
+  const RankSet* group_;
   std::vector<Request> requests_;
   std::vector<int> peers_;  // world ranks
   std::vector<Completed> completed_;

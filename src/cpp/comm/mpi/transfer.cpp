@@ -18,18 +18,18 @@ constexpr std::size_t kMaxPartBytes = kMaxMessageBytes / 2;
 
 // ---- windows
 
-WindowedTransfer::WindowedTransfer(const Channel& channel, int tag, const Collective& collective,
+WindowedTransfer::WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
                                    Windowing windowing)
-    : channel_(channel),
-      rank_(channel.rank),
-      size_(channel.size()),
+    : group_(group),
+      rank_(group.rank),
+      size_(group.size()),
       collective_(collective),
       element_bytes_(size_of(collective.dtype)),
       windowing_(windowing) {
   check(windowing.num_windows <= kTagsPerCollective, "a transfer of ", windowing.num_windows,
         " windows");
   for (int i = 0; i < windowing.num_windows; ++i)
-    windows_.emplace_back(channel, i, tag + i).next =
+    windows_.emplace_back(group, i, tag + i).next =
         windowing.window_elements * static_cast<std::size_t>(i);
 }
 
@@ -72,7 +72,7 @@ std::byte* WindowedTransfer::destination(const Slice& s) const {
 
 // ---- long messages
 
-LongMessage::LongMessage(const Channel& channel, int peer, int tag, const void* source,
+LongMessage::LongMessage(const RankSet& group, int peer, int tag, const void* source,
                          void* destination, std::size_t bytes)
     : peer_(peer),
       tag_(tag),
@@ -80,7 +80,7 @@ LongMessage::LongMessage(const Channel& channel, int peer, int tag, const void* 
       destination_(static_cast<std::byte*>(destination)),
       bytes_(bytes) {
   const std::size_t slots = std::min(kDepth, (bytes + kMaxMessageBytes - 1) / kMaxMessageBytes);
-  for (std::size_t i = 0; i < slots; ++i) slots_.emplace_back(channel);
+  for (std::size_t i = 0; i < slots; ++i) slots_.emplace_back(group);
 }
 
 bool LongMessage::advance(std::uint64_t& steps) {
@@ -109,23 +109,23 @@ std::vector<int> LongMessage::pending_peers() const {
 
 // ---- choosing
 
-std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_transfer(const RankSet& group, int tag,
                                         const Collective& collective) {
   switch (collective.kind) {
     case Kind::AllReduce:
-      if (collective.algorithm == Algorithm::Ring && channel.size() > 1)
-        return make_ring_all_reduce(channel, tag, collective);
+      if (collective.algorithm == Algorithm::Ring && group.size() > 1)
+        return make_ring_all_reduce(group, tag, collective);
       [[fallthrough]];
     case Kind::Reduce:
     case Kind::ReduceScatter:
-      return make_flat_reduction(channel, tag, collective);
+      return make_flat_reduction(group, tag, collective);
     case Kind::Broadcast:
-      return make_chain_broadcast(channel, tag, collective);
+      return make_chain_broadcast(group, tag, collective);
     case Kind::AllGather:
     case Kind::Gather:
     case Kind::Scatter:
     case Kind::AllToAll:
-      return make_block_exchange(channel, tag, collective);
+      return make_block_exchange(group, tag, collective);
     case Kind::Send:
     case Kind::Receive:
     case Kind::Barrier:

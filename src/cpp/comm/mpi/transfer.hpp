@@ -11,8 +11,8 @@
 
 #include "comm/blocks.hpp"
 #include "comm/collective.hpp"
-#include "comm/mpi/channel.hpp"
 #include "comm/mpi/message_buffer.hpp"
+#include "comm/mpi/rank_set.hpp"
 #include "comm/mpi/requests.hpp"
 
 namespace ngd::comm::mpi {
@@ -43,8 +43,8 @@ class Transfer {
 // A slice of a collective that is transferred on its own. When it is complete, the object moves on to
 // a later slice.
 struct Window {
-  Window(const Channel& channel, int number_, int tag_)
-      : number(number_), tag(tag_), requests(channel) {}
+  Window(const RankSet& group, int number_, int tag_)
+      : number(number_), tag(tag_), requests(group) {}
   const int number;  // among the windows in flight
   const int tag;
   std::size_t next = 0;  // the element at which the next slice of this window begins
@@ -71,7 +71,7 @@ class WindowedTransfer : public Transfer {
     std::size_t window_elements;  // in a slice
     int num_windows;              // in flight
   };
-  WindowedTransfer(const Channel& channel, int tag, const Collective& collective,
+  WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
                    Windowing windowing);
 
   // Return true if window.step may be carried out: all that the step before began has ended.
@@ -88,7 +88,7 @@ class WindowedTransfer : public Transfer {
   std::size_t elements() const { return windowing_.elements; }
   std::size_t window_elements() const { return windowing_.window_elements; }
 
-  const Channel& channel_;
+  const RankSet& group_;
   const int rank_;
   const int size_;
   const Collective collective_;
@@ -102,7 +102,7 @@ class WindowedTransfer : public Transfer {
 // A message of any length to or from one rank: a sequence of MPI messages, a few of them at a time.
 class LongMessage {
  public:
-  LongMessage(const Channel& channel, int peer, int tag, const void* source, void* destination,
+  LongMessage(const RankSet& group, int peer, int tag, const void* source, void* destination,
               std::size_t bytes);
   // Post what can be posted, and add it to `steps`. Return true when all has arrived, or been taken.
   bool advance(std::uint64_t& steps);
@@ -122,27 +122,27 @@ class LongMessage {
 };
 
 // A collective's transfer over MPI only, on the tags from `tag` on.
-std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_transfer(const RankSet& group, int tag,
                                         const Collective& collective);
 
 // Reductions in which every rank owns a part and reduces it in the canonical order. all_reduce: the
 // owner sends the result to all ranks, 2 S (n - 1) / n bytes per rank; reduce: to the root;
 // reduce_scatter: the result stays with its owner.
-std::unique_ptr<Transfer> make_flat_reduction(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
                                               const Collective& collective);
 
 // The ring: n - 1 steps of reduce-scatter, n - 1 of all-gather, each to the next rank. Part r is
 // summed in the order r + 1, r + 2, ..., r. Partial sums of 16-bit floats travel as float32.
-std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 
 // A pipeline from the root through the ranks after it.
-std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective);
 
 // all_gather, gather, scatter and all_to_all: each block goes directly from its owner to the rank that
 // receives it.
-std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
+std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
 // The elements of a window whose parts are reduced by `owners` ranks, and the number of such windows

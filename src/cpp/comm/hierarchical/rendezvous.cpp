@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of an MPI job learn who shares their host, and meet there in shared memory.
+// The ranks of an MPI job exchange the names of their hosts; those of one host connect to each other
+// over shared memory.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -16,9 +17,9 @@ namespace ngd::comm {
 namespace hierarchical {
 namespace {
 
-// What every rank tells all others.
+// What every rank sends to all ranks.
 struct Card {
-  std::uint32_t random[4];  // rank 0's makes the job's key
+  std::uint32_t random[4];  // of rank 0: the key of the job
   char host[240];
 };
 
@@ -63,7 +64,7 @@ std::string key_of(const std::vector<Card>& cards) {
 
 }  // namespace
 
-std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Channel& group) {
+std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group) {
   const auto host = [&](int r) { return roster.host_of[static_cast<std::size_t>(group.world(r))]; };
   auto among = std::make_shared<Roster>();
   among->host_of = roster.host_of;
@@ -72,9 +73,9 @@ std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Chan
   return among;
 }
 
-std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const std::string& key,
-                                           double timeout_seconds,
-                                           const std::function<bool()>& interrupt) {
+std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
+                                              const std::string& key, double timeout_seconds,
+                                              const std::function<bool()>& interrupt) {
   const auto me = std::find(roster.here.begin(), roster.here.end(), rank);
   const auto local_rank = static_cast<int>(me - roster.here.begin());
   const auto local_size = static_cast<int>(roster.here.size());
@@ -93,16 +94,16 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
   world->set_interrupt(interrupt);
   std::unique_ptr<Communicator> local;
   std::unique_ptr<hierarchical::Hosts> hosts;
-  const auto meet = [&] {
+  const auto rendezvous = [&] {
     const auto cards = hierarchical::exchange_cards(*world, timeout_seconds);
     const auto roster =
         std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(cards, world->rank()));
-    local = hierarchical::meet_on_host(*roster, world->rank(), hierarchical::key_of(cards),
-                                       timeout_seconds, interrupt);
+    local = hierarchical::make_host_group(*roster, world->rank(), hierarchical::key_of(cards),
+                                          timeout_seconds, interrupt);
     if (local->size() < world->size())
       hosts = std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(local));
   };
-  mpi::or_abort(*world, meet);
+  mpi::or_abort(*world, rendezvous);
   Collective barrier;
   barrier.site = "ngd.init()";
   world->wait(world->submit(barrier), timeout_seconds);

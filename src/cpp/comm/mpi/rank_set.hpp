@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a group as MPI knows them, and the tags that are the group's own.
+// The ranks of a group by their numbers in an MPI communicator, and the tags of its messages.
 #pragma once
 
 #include <vector>
@@ -8,17 +8,19 @@
 
 namespace ngd::comm::mpi {
 
-struct Channel {
+struct RankSet {
   Comm comm = 0;
-  std::vector<int> members;  // by rank of the group: its rank in `comm`, which messages name
-  int rank = 0;              // mine in the group
+  std::vector<int>
+      members;   // the world rank, which is the rank in `comm`, of each rank of the group
+  int rank = 0;  // of this process, in the group
   int first_tag = 0;
 
   int size() const noexcept { return static_cast<int>(members.size()); }
   int world(int peer) const noexcept { return members[static_cast<std::size_t>(peer)]; }
 };
 
-// A group's tags: its mail, its data between two ranks, and those of a few collectives at a time.
+// Tags, from the group's first tag on: of the mailbox, of sends and receives, and of the transfers
+// of a few collectives.
 inline constexpr int kMailTag = 0;
 inline constexpr int kPairTag = 1;
 inline constexpr int kFirstDataTag = 2;
