@@ -19,6 +19,7 @@
 #include "base/cgroup.hpp"
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "device/team.hpp"
 
 namespace ngd::device {
 
@@ -77,14 +78,14 @@ cpu_set_t cores_of_places() {
 cpu_set_t cores_of_kernels() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-#pragma omp parallel num_threads(thread_count())
-  {
+  std::mutex mutex;
+  for_pieces(thread_count(), [&](std::int64_t) {
     cpu_set_t mine;
     CPU_ZERO(&mine);
     sched_getaffinity(0, sizeof mine, &mine);
-#pragma omp critical
+    const std::lock_guard lock(mutex);
     CPU_OR(&cores, &cores, &mine);
-  }
+  });
   return cores;
 }
 

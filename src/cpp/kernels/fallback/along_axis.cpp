@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/indices.hpp"
 
@@ -34,20 +34,20 @@ class AlongAxis final : public Kernel {
   void run(const KernelArgs& args) const override {
     range_.check(args.inputs[1]);
     const std::int64_t work = std::max<std::int64_t>(1, add_ ? std::max(length_, count_) : count_);
-    device::parallel_for(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / work),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           visit_dtype(dtype_, [&]<class T>() {
-                             for (std::int64_t line = begin; line < end;) {
-                               const std::int64_t outer = line / inner_, first = line % inner_;
-                               const std::int64_t last = std::min(inner_, first + end - line);
-                               if (add_)
-                                 add<T>(args, outer, first, last);
-                               else
-                                 take<T>(args, outer, first, last);
-                               line += last - first;
-                             }
-                           });
-                         });
+    device::for_range(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / work),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        visit_dtype(dtype_, [&]<class T>() {
+                          for (std::int64_t line = begin; line < end;) {
+                            const std::int64_t outer = line / inner_, first = line % inner_;
+                            const std::int64_t last = std::min(inner_, first + end - line);
+                            if (add_)
+                              add<T>(args, outer, first, last);
+                            else
+                              take<T>(args, outer, first, last);
+                            line += last - first;
+                          }
+                        });
+                      });
   }
 
  private:

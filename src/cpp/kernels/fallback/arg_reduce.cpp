@@ -4,6 +4,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
@@ -58,14 +59,14 @@ class ArgReduce final : public Kernel {
     auto* out = static_cast<std::int64_t*>(args.outputs[0]);
     visit_dtype(dtype_, [&]<class T>() {
       const auto* x = static_cast<const T*>(args.inputs[0]);
-      device::parallel_for(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / length_),
-                           [&](std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t i = begin; i < end; ++i) {
-                               const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
-                               out[i] = maximum_ ? best_index<true>(first, length_, inner_)
-                                                 : best_index<false>(first, length_, inner_);
-                             }
-                           });
+      device::for_range(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / length_),
+                        [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t i = begin; i < end; ++i) {
+                            const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
+                            out[i] = maximum_ ? best_index<true>(first, length_, inner_)
+                                              : best_index<false>(first, length_, inner_);
+                          }
+                        });
     });
   }
 
@@ -123,9 +124,10 @@ class TopK final : public Kernel {
       const auto* x = static_cast<const T*>(args.inputs[0]);
       auto* values = static_cast<T*>(args.outputs[0]);
       auto* found = static_cast<std::int64_t*>(args.outputs[1]);
-      device::parallel_for(pieces_, 1, [&](std::int64_t begin, std::int64_t end) {
-        auto* places = static_cast<std::int64_t*>(args.scratch) + begin * length_;
-        for (std::int64_t row = rows_ * begin / pieces_; row < rows_ * end / pieces_; ++row)
+      device::for_pieces(pieces_, [&](std::int64_t piece) {
+        auto* places = static_cast<std::int64_t*>(args.scratch) + piece * length_;
+        const auto [begin, end] = device::share(rows_, 1, piece, pieces_);
+        for (std::int64_t row = begin; row < end; ++row)
           most_extreme(x + row * length_, length_, k_, largest_, places,
                        values == nullptr ? nullptr : values + row * k_,
                        found == nullptr ? nullptr : found + row * k_);

@@ -9,6 +9,7 @@
 //
 // f32 and f64 are computed as they are, two-byte floats as f32: their operands are cast to scratch
 // first and the result is cast back.
+#include "device/team.hpp"
 #include "kernels/gemm/casts.hpp"
 #include "kernels/gemm/packed_gemm.hpp"
 #include "kernels/rows.hpp"
@@ -120,7 +121,7 @@ class Columns {
   // Rows of so many places, from one row length to another.
   void copy_rows(const T* from, std::int64_t places, std::int64_t from_row, T* to,
                  std::int64_t to_row) const {
-    device::parallel_for(
+    device::for_range(
         s_.groups * s_.out, grain_of(places), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t row = begin; row < end; ++row)
             std::copy(from + row * from_row, from + row * from_row + places, to + row * to_row);
@@ -135,14 +136,14 @@ class Columns {
   }
 
   static void add(const T* addend, T* sum, std::int64_t count) {
-    device::parallel_for(count, kGrainElements, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(count, kGrainElements, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) sum[i] += addend[i];
     });
   }
 
   void collect(const T* image, std::int64_t begin, std::int64_t places, T* columns) const {
     const std::int64_t kernel = s_.kernel_places();
-    device::parallel_for(
+    device::for_range(
         s_.groups * s_.in * kernel, grain_of(places), [&](std::int64_t first, std::int64_t last) {
           for (std::int64_t row = first; row < last; ++row) {
             const T* plane = image + row / kernel * s_.data_places();
@@ -161,20 +162,21 @@ class Columns {
   // A channel belongs to one thread, so that the order of the additions is always the same.
   void give_back(const T* columns, std::int64_t begin, std::int64_t places, T* image) const {
     const std::int64_t kernel = s_.kernel_places();
-    device::parallel_for(
-        s_.groups * s_.in, grain_of(places * kernel), [&](std::int64_t first, std::int64_t last) {
-          for (std::int64_t row = first * kernel; row < last * kernel; ++row) {
-            T* plane = image + row / kernel * s_.data_places();
-            const T* from = columns + row * places;
-            for_runs(row % kernel, begin, places,
-                     [&](std::int64_t line, std::int64_t x, std::int64_t run) {
-                       const std::int64_t width = s_.extents[2], step = s_.strides[2];
-                       for (std::int64_t i = 0; i < run; ++i, x += step)
-                         if (line >= 0 && x >= 0 && x < width) plane[line + x] += from[i];
-                       from += run;
-                     });
-          }
-        });
+    device::for_range(s_.groups * s_.in, grain_of(places * kernel),
+                      [&](std::int64_t first, std::int64_t last) {
+                        for (std::int64_t row = first * kernel; row < last * kernel; ++row) {
+                          T* plane = image + row / kernel * s_.data_places();
+                          const T* from = columns + row * places;
+                          for_runs(row % kernel, begin, places,
+                                   [&](std::int64_t line, std::int64_t x, std::int64_t run) {
+                                     const std::int64_t width = s_.extents[2], step = s_.strides[2];
+                                     for (std::int64_t i = 0; i < run; ++i, x += step)
+                                       if (line >= 0 && x >= 0 && x < width)
+                                         plane[line + x] += from[i];
+                                     from += run;
+                                   });
+                        }
+                      });
   }
 
   // Calls body(line, x, run) for each run of places along the last axis: what a weight reads there

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/indices.hpp"
 
@@ -33,17 +33,16 @@ class CumSum final : public Kernel {
     const std::int64_t blocks = (inner_ + kLines - 1) / kLines;
     const std::int64_t work = std::max<std::int64_t>(1, length_ * std::min(inner_, kLines));
     visit_dtype(dtype_, [&]<class T>() {
-      device::parallel_for(outer_ * blocks, std::max<std::int64_t>(1, kGrainWork / work),
-                           [&](std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t block = begin; block < end; ++block) {
-                               const std::int64_t first = block % blocks * kLines;
-                               const std::int64_t offset =
-                                   block / blocks * length_ * inner_ + first;
-                               sum_lines(static_cast<const T*>(args.inputs[0]) + offset,
-                                         static_cast<T*>(args.outputs[0]) + offset,
-                                         std::min(kLines, inner_ - first));
-                             }
-                           });
+      device::for_range(outer_ * blocks, std::max<std::int64_t>(1, kGrainWork / work),
+                        [&](std::int64_t begin, std::int64_t end) {
+                          for (std::int64_t block = begin; block < end; ++block) {
+                            const std::int64_t first = block % blocks * kLines;
+                            const std::int64_t offset = block / blocks * length_ * inner_ + first;
+                            sum_lines(static_cast<const T*>(args.inputs[0]) + offset,
+                                      static_cast<T*>(args.outputs[0]) + offset,
+                                      std::min(kLines, inner_ - first));
+                          }
+                        });
     });
   }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/indices.hpp"
 
@@ -52,18 +52,18 @@ class Gather final : public Kernel {
   void run(const KernelArgs& args) const override {
     const Axes& a = axes_;
     a.range.check(args.inputs[1]);
-    device::parallel_for(
-        a.outer * a.indices, grain_for(a.inner), [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t from =
-                i / a.indices * a.length + a.wrapped(args.inputs[1], i % a.indices);
-            std::memcpy(static_cast<std::byte*>(args.outputs[0]) +
-                            i * static_cast<std::int64_t>(run_bytes_),
-                        static_cast<const std::byte*>(args.inputs[0]) +
-                            from * static_cast<std::int64_t>(run_bytes_),
-                        run_bytes_);
-          }
-        });
+    device::for_range(a.outer * a.indices, grain_for(a.inner),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t i = begin; i < end; ++i) {
+                          const std::int64_t from =
+                              i / a.indices * a.length + a.wrapped(args.inputs[1], i % a.indices);
+                          std::memcpy(static_cast<std::byte*>(args.outputs[0]) +
+                                          i * static_cast<std::int64_t>(run_bytes_),
+                                      static_cast<const std::byte*>(args.inputs[0]) +
+                                          from * static_cast<std::int64_t>(run_bytes_),
+                                      run_bytes_);
+                        }
+                      });
   }
 
  private:
@@ -81,10 +81,10 @@ class ScatterAdd final : public Kernel {
     const Axes& a = axes_;
     a.range.check(args.inputs[1]);
     const std::int64_t work = std::max<std::int64_t>(a.length, a.indices);
-    device::parallel_for(a.outer * a.inner, grain_for(work),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           visit_dtype(dtype_, [&]<class T>() { add<T>(args, begin, end); });
-                         });
+    device::for_range(a.outer * a.inner, grain_for(work),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        visit_dtype(dtype_, [&]<class T>() { add<T>(args, begin, end); });
+                      });
   }
 
  private:
@@ -135,7 +135,7 @@ class RowNumber final : public Kernel {
   void run(const KernelArgs& args) const override {
     for (std::size_t i = 0; i < ranges_.size(); ++i) ranges_[i].check(args.inputs[i]);
     auto* rows = static_cast<std::int64_t*>(args.outputs[0]);
-    device::parallel_for(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t element = begin; element < end; ++element) {
         std::int64_t row = 0;
         for (std::size_t i = 0; i < ranges_.size(); ++i) {
@@ -165,7 +165,7 @@ class OneHot final : public Kernel {
     visit_dtype(dtype_, [&]<class T>() {
       const T one(static_cast<SumType<T>>(1));
       auto* out = static_cast<T*>(args.outputs[0]);
-      device::parallel_for(rows_, grain_for(depth_), [&](std::int64_t begin, std::int64_t end) {
+      device::for_range(rows_, grain_for(depth_), [&](std::int64_t begin, std::int64_t end) {
         std::memset(static_cast<void*>(out + begin * depth_), 0,
                     static_cast<std::size_t>((end - begin) * depth_) * sizeof(T));
         visit_dtype(index_dtype_, [&]<class Index>() {
@@ -199,7 +199,7 @@ class Iota final : public Kernel {
   void run(const KernelArgs& args) const override {
     visit_dtype(dtype_, [&]<class T>() {
       auto* out = static_cast<T*>(args.outputs[0]);
-      device::parallel_for(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
+      device::for_range(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i)
           out[i] = T(static_cast<SumType<T>>(i / inner_ % length_));
       });

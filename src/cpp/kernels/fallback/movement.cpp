@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/fallback/strided_copy.hpp"
 #include "kernels/rows.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kGrainBytes = 1 << 18;
 
 void for_bytes(std::size_t bytes, auto&& body) {
-  device::parallel_for(static_cast<std::int64_t>(bytes), kGrainBytes, body);
+  device::for_range(static_cast<std::int64_t>(bytes), kGrainBytes, body);
 }
 
 class Copy final : public Kernel {

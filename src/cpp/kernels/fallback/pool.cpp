@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/windows.hpp"
 
@@ -114,12 +114,11 @@ class MaxPool final : public Kernel {
   void run(const KernelArgs& args) const override {
     visit_floats(shape_.data.dtype, [&]<class T>() {
       if (channels_last_) return run_channels_last<T>(args);
-      device::parallel_for(
-          shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t p = begin; p < end; ++p)
-              plane(static_cast<const T*>(args.inputs[0]) + p * shape_.data_places(),
-                    of<T>(args.outputs[0], p), of<std::int64_t>(args.outputs[1], p));
-          });
+      device::for_range(shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t p = begin; p < end; ++p)
+          plane(static_cast<const T*>(args.inputs[0]) + p * shape_.data_places(),
+                of<T>(args.outputs[0], p), of<std::int64_t>(args.outputs[1], p));
+      });
     });
   }
 
@@ -135,14 +134,14 @@ class MaxPool final : public Kernel {
     const PoolShape::Axes& counts = shape_.counts;
     const std::int64_t images = shape_.data.shape[0], channels = shape_.data.shape[1];
     const std::int64_t row = counts[2] * channels * shape_.kernel_places();
-    device::parallel_for(images * counts[0] * counts[1],
-                         std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, row)),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t r = begin; r < end; ++r)
-                             for (std::int64_t k = 0; k < counts[2]; ++k)
-                               for (std::int64_t c = 0; c < channels; c += kPiece)
-                                 window<T>(args, r, k, c, std::min(kPiece, channels - c));
-                         });
+    device::for_range(images * counts[0] * counts[1],
+                      std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, row)),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t r = begin; r < end; ++r)
+                          for (std::int64_t k = 0; k < counts[2]; ++k)
+                            for (std::int64_t c = 0; c < channels; c += kPiece)
+                              window<T>(args, r, k, c, std::min(kPiece, channels - c));
+                      });
   }
 
   template <class T>
@@ -218,18 +217,17 @@ class AvgPool final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     visit_floats(shape_.data.dtype, [&]<class T>() {
-      device::parallel_for(
-          shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t p = begin; p < end; ++p) {
-              const std::int64_t data = p * shape_.data_places(), mean = p * shape_.window_count();
-              const auto* from = static_cast<const T*>(args.inputs[0]);
-              auto* to = static_cast<T*>(args.outputs[0]);
-              if (gradient_)
-                give_back(from + mean, to + data, args.scratch, data);
-              else
-                average(from + data, to + mean);
-            }
-          });
+      device::for_range(shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t p = begin; p < end; ++p) {
+          const std::int64_t data = p * shape_.data_places(), mean = p * shape_.window_count();
+          const auto* from = static_cast<const T*>(args.inputs[0]);
+          auto* to = static_cast<T*>(args.outputs[0]);
+          if (gradient_)
+            give_back(from + mean, to + data, args.scratch, data);
+          else
+            average(from + data, to + mean);
+        }
+      });
     });
   }
 

@@ -24,7 +24,7 @@
 #include <numbers>
 
 #include "base/simd.hpp"
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/fallback/philox.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/tiles/tiles.hpp"
@@ -51,7 +51,7 @@ class Random final : public Kernel {
   void run(const KernelArgs& args) const override {
     const auto* state = static_cast<const std::uint64_t*>(args.inputs[0]);
     const std::int64_t pieces = (count_ + kPiece - 1) / kPiece;
-    device::parallel_for(pieces, kGrainPieces, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(pieces, kGrainPieces, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t piece = begin; piece < end; ++piece)
         fill(state[0], state[1], piece * kPiece, static_cast<std::byte*>(args.outputs[0]));
     });

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 
 namespace ngd::kernels::fallback {
 
@@ -98,19 +98,19 @@ void StridedCopy::run(const void* source, void* target) const {
                              : outer_count_ == 1 ? (inner_.length + kGrainWork - 1) / kGrainWork
                                                  : 1;
   const std::int64_t work = std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
-  device::parallel_for(outer_count_ * bands, std::max<std::int64_t>(1, kGrainWork / work),
-                       [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t task = begin; task < end; ++task) {
-                           std::int64_t index = task / bands, from = 0, to = 0;
-                           for (std::size_t a = outer_.size(); a-- > 0; index /= outer_[a].length) {
-                             from += index % outer_[a].length * outer_[a].source;
-                             to += index % outer_[a].length * outer_[a].target;
-                           }
-                           copy_band(static_cast<const std::byte*>(source) + from * item_,
-                                     static_cast<std::byte*>(target) + to * item_, task % bands,
-                                     bands);
-                         }
-                       });
+  device::for_range(outer_count_ * bands, std::max<std::int64_t>(1, kGrainWork / work),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      for (std::int64_t task = begin; task < end; ++task) {
+                        std::int64_t index = task / bands, from = 0, to = 0;
+                        for (std::size_t a = outer_.size(); a-- > 0; index /= outer_[a].length) {
+                          from += index % outer_[a].length * outer_[a].source;
+                          to += index % outer_[a].length * outer_[a].target;
+                        }
+                        copy_band(static_cast<const std::byte*>(source) + from * item_,
+                                  static_cast<std::byte*>(target) + to * item_, task % bands,
+                                  bands);
+                      }
+                    });
 }
 
 void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int64_t band,
@@ -119,8 +119,7 @@ void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int
     const auto* from = reinterpret_cast<const T*>(source);
     auto* to = reinterpret_cast<T*>(target);
     if (!transposes_) {
-      const std::int64_t begin = inner_.length * band / bands;
-      const std::int64_t end = inner_.length * (band + 1) / bands;
+      const auto [begin, end] = device::share(inner_.length, 1, band, bands);
       copy_run(from + begin * inner_.source, inner_.source, to + begin * inner_.target,
                inner_.target, end - begin);
       return;

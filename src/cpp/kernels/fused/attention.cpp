@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "base/simd.hpp"
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
@@ -289,11 +290,10 @@ class Attention {
   template <class Body>
   void for_tasks(std::int64_t tasks, std::int64_t elements, void* scratch, Body&& body) const {
     const std::int64_t pieces = std::min(tasks, pieces_);
-    device::parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece)
-        for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces;
-             ++task)
-          body(task, static_cast<T*>(scratch) + piece * elements);
+    device::for_pieces(pieces, [&](std::int64_t piece) {
+      const auto [begin, end] = device::share(tasks, 1, piece, pieces);
+      for (std::int64_t task = begin; task < end; ++task)
+        body(task, static_cast<T*>(scratch) + piece * elements);
     });
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every elementwise op and every fused chain of them: an interpreter of tiles. See
 // elementwise_plan.hpp for the words.
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
 #include "kernels/rows.hpp"
 
@@ -14,7 +14,7 @@ class Elementwise final : public Kernel {
   explicit Elementwise(const KernelQuery& query) : plan_(query) {}
 
   void run(const KernelArgs& args) const override {
-    device::parallel_for(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
       TileWalk walk(plan_, args);
       for (std::int64_t number = begin; number < end; ++number) walk.tile(number);
     });

@@ -4,7 +4,7 @@
 // and so the bits, of the reduce kernel's.
 #include <algorithm>
 
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
 #include "kernels/reduce/reducer.hpp"
 #include "kernels/rows.hpp"
@@ -37,11 +37,11 @@ class ElementwiseReduce final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     if (geometry_.by_rows && plan_.rows_per_tile > 1) return run_short_rows(args);
-    device::parallel_for(geometry_.tasks(), reduce::grain_of(geometry_),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           TileWalk walk(plan_, args);
-                           for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
-                         });
+    device::for_range(geometry_.tasks(), reduce::grain_of(geometry_),
+                      [&](std::int64_t begin, std::int64_t end) {
+                        TileWalk walk(plan_, args);
+                        for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
+                      });
     reduce::combine_results(geometry_, [&](std::int64_t result) {
       for (const std::size_t k : added_) {
         std::byte* cells = scratch_cells(args, k, 0);
@@ -62,7 +62,7 @@ class ElementwiseReduce final : public Kernel {
   // A tile holds several rows, each of which has a result.
   void run_short_rows(const KernelArgs& args) const {
     const std::int64_t length = plan_.inner;
-    device::parallel_for(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
       TileWalk walk(plan_, args);
       for (std::int64_t number = begin; number < end; ++number) {
         walk.tile(number);

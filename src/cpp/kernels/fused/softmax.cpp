@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/simd.hpp"
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/indices.hpp"
@@ -119,13 +120,11 @@ struct Workspace {
 // Calls body(workspace, row, rows) for every block, on the rows' threads.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
-  device::parallel_for(rows.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t piece = begin; piece < end; ++piece) {
-      const Workspace<T> workspace(rows, scratch, piece);
-      const std::int64_t last = rows.blocks * (piece + 1) / rows.pieces;
-      for (std::int64_t b = rows.blocks * piece / rows.pieces; b < last; ++b)
-        body(workspace, b * rows.block, std::min(rows.block, rows.count - b * rows.block));
-    }
+  device::for_pieces(rows.pieces, [&](std::int64_t piece) {
+    const Workspace<T> workspace(rows, scratch, piece);
+    const auto [begin, end] = device::share(rows.blocks, 1, piece, rows.pieces);
+    for (std::int64_t b = begin; b < end; ++b)
+      body(workspace, b * rows.block, std::min(rows.block, rows.count - b * rows.block));
   });
 }
 

@@ -10,15 +10,13 @@
 #include <cstdint>
 
 #include "base/bits.hpp"
+#include "device/team.hpp"
 #include "kernels/gemm/tile.hpp"
 #include "kernels/shapes/matmul_shape.hpp"
 
 namespace ngd::kernels::gemm {
 
-struct Range {
-  std::int64_t begin, end;
-  std::int64_t size() const { return end - begin; }
-};
+using device::Range;
 
 // The largest block of C that is computed at once.
 struct BlockLimits {
@@ -90,9 +88,14 @@ struct Blocking {
   template <class T>
   Part part(std::int64_t index, const MatmulShape& shape, const GemmTile<T>& tile) const {
     const std::int64_t products = element_count(shape.batch);
-    if (divides_batch) return {share(products, 1, index), {0, shape.m}, {0, shape.n}};
-    if (divides_columns) return {{0, products}, {0, shape.m}, share(shape.n, tile.lanes, index)};
-    return {{0, products}, share(shape.m, tile.rows, index), {0, shape.n}};
+    Part whole{{0, products}, {0, shape.m}, {0, shape.n}};
+    if (divides_batch)
+      whole.products = device::share(products, 1, index, num_parts);
+    else if (divides_columns)
+      whole.columns = device::share(shape.n, tile.lanes, index, num_parts);
+    else
+      whole.rows = device::share(shape.m, tile.rows, index, num_parts);
+    return whole;
   }
 
  private:
@@ -114,13 +117,6 @@ struct Blocking {
     made.depth = even_part(shape.k, kMaxBlockDepth);
     made.a_elements = round_up(made.rows * (made.keeps_a ? shape.k : made.depth), 64);
     return made;
-  }
-
-  // Of `count` elements in whole units: the share of one part.
-  Range share(std::int64_t count, std::int64_t unit, std::int64_t index) const {
-    const std::int64_t units = divide_up(count, unit);
-    return {units * index / num_parts * unit,
-            std::min(count, units * (index + 1) / num_parts * unit)};
   }
 };
 

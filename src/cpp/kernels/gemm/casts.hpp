@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/tiles/tiles.hpp"
 
 namespace ngd::kernels::gemm {
@@ -27,7 +27,7 @@ inline tiles::TileFunction cast_to_stored(DType dtype) {
 inline void cast_elements(tiles::TileFunction cast, const void* from, std::size_t from_item_bytes,
                           void* to, std::size_t to_item_bytes, std::int64_t count) {
   constexpr std::int64_t kMinElementsPerThread = 32768;
-  device::parallel_for(count, kMinElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
+  device::for_range(count, kMinElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
     cast(static_cast<const std::byte*>(from) + begin * static_cast<std::int64_t>(from_item_bytes),
          nullptr, nullptr,
          static_cast<std::byte*>(to) + begin * static_cast<std::int64_t>(to_item_bytes),

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/bits.hpp"
+#include "device/team.hpp"
 #include "kernels/gemm/tile_of.hpp"
 
 namespace ngd::kernels::gemm {
@@ -20,8 +21,13 @@ struct ChannelGroups {
     const std::int64_t max_vectors = tile_of<float>().columns / lanes;
     count = std::min(vectors, round_up(divide_up(vectors, max_vectors), multiple));
   }
-  std::int64_t begin(std::int64_t group) const { return vectors * group / count * lanes; }
-  std::int64_t width(std::int64_t group) const { return begin(group + 1) - begin(group); }
+  std::int64_t begin(std::int64_t group) const { return share_of(group).begin * lanes; }
+  std::int64_t width(std::int64_t group) const { return share_of(group).size() * lanes; }
+
+ private:
+  device::Range share_of(std::int64_t group) const {
+    return device::share(vectors, 1, group, count);
+  }
 };
 
 }  // namespace ngd::kernels::gemm

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "device/threads.hpp"
+#include "device/team.hpp"
 #include "kernels/shapes/indices.hpp"
 #include "kernels/shapes/matmul_shape.hpp"
 
@@ -70,7 +70,7 @@ class Grouped : public Kernel {
   void clear(const KernelArgs& args, std::int64_t first, std::int64_t count) const {
     constexpr std::int64_t kGrainBytes = 1 << 17;
     std::byte* begin = static_cast<std::byte*>(args.outputs[0]) + first * item_bytes_;
-    device::parallel_for(count * item_bytes_, kGrainBytes, [&](std::int64_t from, std::int64_t to) {
+    device::for_range(count * item_bytes_, kGrainBytes, [&](std::int64_t from, std::int64_t to) {
       std::fill(begin + from, begin + to, std::byte{0});
     });
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/bits.hpp"
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/gemm/blocking.hpp"
 #include "kernels/gemm/panels.hpp"
@@ -41,13 +42,11 @@ class PackedGemm {
 
   // bias: null, or one element per column.
   void run(const T* a, const T* b, const T* bias, T* out, T* scratch) const {
-    device::parallel_for(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t index = begin; index < end; ++index) {
-        const Blocking::Part part = blocking_.part(index, shape_, panels_.tile());
-        for (std::int64_t i = part.products.begin; i < part.products.end; ++i)
-          multiply_product(i, part.rows, part.columns, a, b, bias, out,
-                           scratch + index * blocking_.part_elements);
-      }
+    device::for_pieces(blocking_.num_parts, [&](std::int64_t index) {
+      const Blocking::Part part = blocking_.part(index, shape_, panels_.tile());
+      for (std::int64_t i = part.products.begin; i < part.products.end; ++i)
+        multiply_product(i, part.rows, part.columns, a, b, bias, out,
+                         scratch + index * blocking_.part_elements);
     });
   }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/gemm/blocking.hpp"
 #include "kernels/gemm/panels.hpp"
@@ -37,7 +38,7 @@ class StreamingGemm {
   // sink of its own.
   template <class MakeSink>
   void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
-    device::parallel_for(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
       auto sink = make_sink();
       for (std::int64_t index = begin; index < end; ++index) {
         const Blocking::Part part = blocking_.part(index, shape_, panels_.tile());

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/simd.hpp"
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/onednn/engine.hpp"
 #include "kernels/rows.hpp"
@@ -202,7 +203,7 @@ class Matmul final : public Kernel {
     const tiles::TileFunction function =
         tiles::tile_table()
             .operations[static_cast<int>(tiles::Opcode::relu)][static_cast<int>(DType::F32)];
-    device::parallel_for(count_, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
+    device::for_range(count_, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
       if (widen_ == nullptr) {
         auto* x = static_cast<float*>(out) + begin;
         function(x, nullptr, nullptr, x, end - begin);

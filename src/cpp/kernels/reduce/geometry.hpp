@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/shape.hpp"
-#include "device/threads.hpp"
+#include "device/team.hpp"
 
 namespace ngd::kernels::reduce {
 
@@ -76,16 +76,15 @@ inline std::int64_t grain_of(const Geometry& g) {
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;
-  device::parallel_for(g.kept_count * g.column_pieces, 64,
-                       [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t i = begin; i < end; ++i) combine(i);
-                       });
+  device::for_range(g.kept_count * g.column_pieces, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) combine(i);
+  });
 }
 
 // Calls task(i) for every task on all threads; then combine_results.
 template <class Task, class Combine>
 void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
-  device::parallel_for(g.tasks(), grain_of(g), [&](std::int64_t begin, std::int64_t end) {
+  device::for_range(g.tasks(), grain_of(g), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) task(i);
   });
   combine_results(g, combine);

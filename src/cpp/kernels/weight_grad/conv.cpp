@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
 #include "kernels/gemm/tile_of.hpp"
@@ -18,6 +19,8 @@ namespace ngd::kernels::weight_grad {
 
 namespace {
 
+using device::Range;
+using device::share;
 using gemm::ChannelGroups;
 using gemm::TileWork;
 
@@ -49,28 +52,17 @@ class WeightGradient final : public Kernel {
     const auto* dy = static_cast<const float*>(args.inputs[1]);
     auto* packed = static_cast<float*>(args.scratch);
     float* all = packed + pieces_ * of_piece_;
-    device::parallel_for(pieces_, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        const auto part = [&](std::int64_t count, std::int64_t unit) {
-          const std::int64_t units = (count + unit - 1) / unit;
-          return Range{units * piece / pieces_ * unit,
-                       std::min(count, units * (piece + 1) / pieces_ * unit)};
-        };
-        const Range places = by_places_ ? part(places_, 1) : Range{0, places_},
-                    rows = by_places_ ? Range{0, s_.out} : part(s_.out, tile_.rows);
-        if (rows.begin < rows.end)
-          add(data, dy, places, rows, packed + piece * of_piece_,
-              all + (by_places_ ? piece * sums() : 0));
-      }
+    device::for_pieces(pieces_, [&](std::int64_t piece) {
+      const Range places = by_places_ ? share(places_, 1, piece, pieces_) : Range{0, places_},
+                  rows = by_places_ ? Range{0, s_.out} : share(s_.out, tile_.rows, piece, pieces_);
+      if (rows.begin < rows.end)
+        add(data, dy, places, rows, packed + piece * of_piece_,
+            all + (by_places_ ? piece * sums() : 0));
     });
     finish(all, static_cast<float*>(args.outputs[0]));
   }
 
  private:
-  struct Range {
-    std::int64_t begin, end;
-  };
-
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
   // For each place of the kernels and group of the data's channels: dy's channels by these.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
@@ -147,17 +139,16 @@ class WeightGradient final : public Kernel {
   // Adds the threads' sums, in order, and stores them as weights lie.
   void finish(float* all, float* weights) const {
     const std::int64_t kernel = s_.kernel_places(), threads = by_places_ ? pieces_ : 1;
-    device::parallel_for(s_.out, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row)
-        for (std::int64_t k = 0; k < kernel; ++k)
-          for (std::int64_t group = 0; group < in_.count; ++group) {
-            const std::int64_t width = in_.width(group);
-            float* own = all + sums_at(k, group) + row * width;
-            for (std::int64_t other = 1; other < threads; ++other)
-              for (std::int64_t j = 0; j < width; ++j) own[j] += own[other * sums() + j];
-            float* to = weights + (row * s_.in + in_.begin(group)) * kernel + k;
-            for (std::int64_t j = 0; j < width; ++j) to[j * kernel] = own[j];
-          }
+    device::for_pieces(s_.out, [&](std::int64_t row) {
+      for (std::int64_t k = 0; k < kernel; ++k)
+        for (std::int64_t group = 0; group < in_.count; ++group) {
+          const std::int64_t width = in_.width(group);
+          float* own = all + sums_at(k, group) + row * width;
+          for (std::int64_t other = 1; other < threads; ++other)
+            for (std::int64_t j = 0; j < width; ++j) own[j] += own[other * sums() + j];
+          float* to = weights + (row * s_.in + in_.begin(group)) * kernel + k;
+          for (std::int64_t j = 0; j < width; ++j) to[j * kernel] = own[j];
+        }
     });
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/simd.hpp"
+#include "device/team.hpp"
 #include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
 #include "kernels/gemm/tile_of.hpp"
@@ -20,6 +21,8 @@ namespace ngd::kernels::winograd {
 
 namespace {
 
+using device::Range;
+using device::share;
 using gemm::ChannelGroups;
 using gemm::TileWork;
 using Which = ConvShape::Which;
@@ -77,10 +80,9 @@ struct Cut {
 
   explicit Cut(const ConvShape& s) : images(s.batch), pieces(device::thread_count()) {
     const bool turned = s.which == Which::DataGrad;
-    const auto side = [&](std::int64_t extent) { return (extent + kTile - 1) / kTile; };
     const auto& made = turned ? s.extents : s.counts;
     const auto& read = turned ? s.counts : s.extents;
-    const std::int64_t high = side(made[1]), wide = side(made[2]);
+    const std::int64_t high = divide_up(made[1], kTile), wide = divide_up(made[2], kTile);
     const std::int64_t before[] = {turned ? kKernel - 1 - s.before[1] : s.before[1],
                                    turned ? kKernel - 1 - s.before[2] : s.before[2]};
     data = {read[1], read[2], turned ? s.out : s.in, before[0], before[1], high, wide};
@@ -135,23 +137,20 @@ class Product {
   // All kernels' values are made, then each thread has some tiles.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
                     float* scratch) const {
-    device::parallel_for(groups_.count, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t g = begin; g < end; ++g) take_kernels(kernels, g, scratch + kernels_at_[g]);
-    });
-    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        float* values = scratch + kernels_ + piece * (data_elements(block_) + sums_elements());
-        float* sums = values + data_elements(block_);
-        const std::int64_t last = cut_.tiles * (piece + 1) / cut_.pieces;
-        for (std::int64_t t = cut_.tiles * piece / cut_.pieces; t < last; t += block_) {
-          const std::int64_t count = std::min(block_, last - t);
-          take_data(data, t, count, values, apart(block_, depth_));
-          for (std::int64_t v = 0; v < kValues; ++v)
-            for (std::int64_t g = 0; g < groups_.count; ++g)
-              multiply(v, g, values, apart(block_, depth_), count, scratch + kernels_at_[g],
-                       sums + groups_.begin(g));
-          finish(sums, t, count, 0, columns_, bias, out);
-        }
+    device::for_pieces(groups_.count,
+                       [&](std::int64_t g) { take_kernels(kernels, g, scratch + kernels_at_[g]); });
+    device::for_pieces(cut_.pieces, [&](std::int64_t piece) {
+      float* values = scratch + kernels_ + piece * (data_elements(block_) + sums_elements());
+      float* sums = values + data_elements(block_);
+      const Range own = share(cut_.tiles, 1, piece, cut_.pieces);
+      for (std::int64_t t = own.begin; t < own.end; t += block_) {
+        const std::int64_t count = std::min(block_, own.end - t);
+        take_data(data, t, count, values, apart(block_, depth_));
+        for (std::int64_t v = 0; v < kValues; ++v)
+          for (std::int64_t g = 0; g < groups_.count; ++g)
+            multiply(v, g, values, apart(block_, depth_), count, scratch + kernels_at_[g],
+                     sums + groups_.begin(g));
+        finish(sums, t, count, 0, columns_, bias, out);
       }
     });
   }
@@ -162,17 +161,15 @@ class Product {
     float* of_pieces = scratch + data_elements(together_);
     for (std::int64_t first = 0; first < cut_.tiles; first += together_) {
       const std::int64_t some = std::min(together_, cut_.tiles - first);
-      device::parallel_for(some, 1, [&](std::int64_t begin, std::int64_t end) {
+      device::for_range(some, 1, [&](std::int64_t begin, std::int64_t end) {
         take_data(data, first + begin, end - begin, scratch + begin * depth_,
                   apart(together_, depth_));
       });
-      device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t piece = begin; piece < end; ++piece) {
-          float* taken = of_pieces + piece * (widest_kernels() + sums_elements());
-          const std::int64_t last = groups_.count * (piece + 1) / cut_.pieces;
-          for (std::int64_t g = groups_.count * piece / cut_.pieces; g < last; ++g)
-            add_columns(g, first, some, scratch, kernels, taken, bias, out);
-        }
+      device::for_pieces(cut_.pieces, [&](std::int64_t piece) {
+        float* taken = of_pieces + piece * (widest_kernels() + sums_elements());
+        const Range own = share(groups_.count, 1, piece, cut_.pieces);
+        for (std::int64_t g = own.begin; g < own.end; ++g)
+          add_columns(g, first, some, scratch, kernels, taken, bias, out);
       });
     }
   }
@@ -276,18 +273,15 @@ class WeightGradient {
   // Each thread has some tiles and sums of its own.
   void run_by_tiles(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + cut_.pieces * pairs_ * sums_elements();
-    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        const std::int64_t first = cut_.tiles * piece / cut_.pieces,
-                           last = cut_.tiles * (piece + 1) / cut_.pieces;
-        float* own = values + piece * values_elements();
-        for (std::int64_t t = first; t < last; t += block_) {
-          const std::int64_t count = std::min(block_, last - t);
-          for (std::int64_t i = 0; i < count; ++i) take(data, dy, t + i, i, own);
-          for (std::int64_t i = 0; i < pairs_ * kValues; ++i)
-            multiply(i / kValues, i % kValues, count, t > first, own,
-                     scratch + (piece * pairs_ + i / kValues) * sums_elements());
-        }
+    device::for_pieces(cut_.pieces, [&](std::int64_t piece) {
+      const auto [first, last] = share(cut_.tiles, 1, piece, cut_.pieces);
+      float* own = values + piece * values_elements();
+      for (std::int64_t t = first; t < last; t += block_) {
+        const std::int64_t count = std::min(block_, last - t);
+        for (std::int64_t i = 0; i < count; ++i) take(data, dy, t + i, i, own);
+        for (std::int64_t i = 0; i < pairs_ * kValues; ++i)
+          multiply(i / kValues, i % kValues, count, t > first, own,
+                   scratch + (piece * pairs_ + i / kValues) * sums_elements());
       }
     });
     finish(0, pairs_, cut_.pieces, scratch, weights);
@@ -298,15 +292,12 @@ class WeightGradient {
     float* values = scratch + together_ * sums_elements();
     for (std::int64_t t = 0; t < cut_.tiles; t += block_) {
       const std::int64_t count = std::min(block_, cut_.tiles - t);
-      device::parallel_for(count, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) take(data, dy, t + i, i, values);
-      });
+      device::for_pieces(count, [&](std::int64_t i) { take(data, dy, t + i, i, values); });
       for (std::int64_t pair = 0; pair < pairs_; pair += together_) {
         const std::int64_t some = std::min(together_, pairs_ - pair);
-        device::parallel_for(some * kValues, 1, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i)
-            multiply(pair + i / kValues, i % kValues, count, t > 0, values,
-                     scratch + i / kValues * sums_elements());
+        device::for_pieces(some * kValues, [&](std::int64_t i) {
+          multiply(pair + i / kValues, i % kValues, count, t > 0, values,
+                   scratch + i / kValues * sums_elements());
         });
         if (t + count == cut_.tiles) finish(pair, some, 1, scratch, weights);
       }
@@ -359,20 +350,18 @@ class WeightGradient {
   // Makes weights of the sums of some pairs, of so many threads, each `pairs_` pairs behind the last.
   void finish(std::int64_t first, std::int64_t some, std::int64_t threads, const float* sums,
               float* weights) const {
-    device::parallel_for(some * in_.lanes, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t pair = task / in_.lanes, part = task % in_.lanes,
-                           in = (first + pair) / out_.count, out = (first + pair) % out_.count,
-                           columns = out_.width(out), row = in_.width(in) * part / in_.lanes,
-                           rows = in_.width(in) * (part + 1) / in_.lanes - row;
-        const float* from = sums + pair * sums_elements() + row * columns;
-        float* to = weights + out_.begin(out) * step_ + (in_.begin(in) + row) * kWeights;
-        for (std::int64_t j = 0; j < columns; j += transforms_.lanes)
-          for (std::int64_t i = 0; i < rows; ++i)
-            transforms_.weight_adjoints(from + i * columns + j, sums_apart(), threads,
-                                        pairs_ * sums_elements(), to + j * step_ + i * kWeights,
-                                        step_);
-      }
+    device::for_pieces(some * in_.lanes, [&](std::int64_t task) {
+      const std::int64_t pair = task / in_.lanes, part = task % in_.lanes,
+                         in = (first + pair) / out_.count, out = (first + pair) % out_.count,
+                         columns = out_.width(out);
+      const Range rows = share(in_.width(in), 1, part, in_.lanes);
+      const float* from = sums + pair * sums_elements();
+      float* to = weights + out_.begin(out) * step_ + in_.begin(in) * kWeights;
+      for (std::int64_t j = 0; j < columns; j += transforms_.lanes)
+        for (std::int64_t row = rows.begin; row < rows.end; ++row)
+          transforms_.weight_adjoints(from + row * columns + j, sums_apart(), threads,
+                                      pairs_ * sums_elements(), to + j * step_ + row * kWeights,
+                                      step_);
     });
   }
 

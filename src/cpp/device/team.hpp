@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs work on the team: the thread_count() threads that compute a rank's kernels.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/bits.hpp"
+#include "device/threads.hpp"
+
+namespace ngd::device {
+
+struct Range {
+  std::int64_t begin, end;
+  std::int64_t size() const { return end - begin; }
+};
+
+// The range of [0, count) that part number `part` of `parts` gets. Shares are nearly equal, follow
+// one another, and begin at multiples of `unit`.
+constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
+                      std::int64_t parts) noexcept {
+  const std::int64_t units = divide_up(count, unit);
+  return {units * part / parts * unit, std::min(count, units * (part + 1) / parts * unit)};
+}
+
+// Calls body(begin, end) for shares of [0, count), one per thread. There are as many shares as
+// shares of at least `grain` elements allow, and at most thread_count(). So the shares depend only on
+// count, grain and thread_count().
+//
+// Every parallel region has the full team of thread_count() threads, and threads without a share
+// return at once. A region of fewer threads would make libgomp end the others, and the next full
+// region would create them again: several thread creations in every step.
+template <class Body>
+void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
+  const int threads = thread_count();
+  const std::int64_t parts =
+      std::min<std::int64_t>(grain > 0 ? divide_up(count, grain) : 1, threads);
+  if (parts <= 1) {
+    if (count > 0) body(std::int64_t{0}, count);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  // The stride covers a team that OpenMP made smaller than was asked (OMP_DYNAMIC).
+  for (std::int64_t part = omp_get_thread_num(); part < parts; part += omp_get_num_threads()) {
+    const Range own = share(count, 1, part, parts);
+    if (own.begin < own.end) body(own.begin, own.end);
+  }
+}
+
+// Calls body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. A kernel that
+// was planned for more threads than there are now (in a forked child) still runs all its pieces.
+template <class Body>
+void for_pieces(std::int64_t pieces, Body&& body) {
+  for_range(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) body(piece);
+  });
+}
+
+}  // namespace ngd::device
