@@ -3,10 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <locale>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -70,6 +73,28 @@ template <class... Parts>
 template <class... Parts>
 [[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));
+}
+
+// The facts of an exception, for other ranks. Text and ranks belong to the exception.
+struct FailureView {
+  ErrorKind kind = ErrorKind::Internal;
+  std::string_view text;
+  std::span<const int> ranks;
+};
+
+// Return the facts of the exception that a handler handles now. Allocates no memory.
+FailureView failure_in_flight() noexcept;
+
+// Return call(). If it throws, call notify(FailureView) first; the exception then goes on to the
+// caller.
+template <class Call, class Notify>
+decltype(auto) notify_on_failure(Call&& call, Notify&& notify) {
+  try {
+    return std::forward<Call>(call)();
+  } catch (const std::exception&) {
+    notify(failure_in_flight());
+    throw;
+  }
 }
 
 // check(condition, "what was expected, and what came ", value): a broken invariant of ngd itself.

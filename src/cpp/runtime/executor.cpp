@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -264,21 +263,12 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   const Running running(running_);
   variables_touched_ = false;
   const Flights::Run run_of_flights(*flights_);
-  try {
-    run_to_the_end(inputs, outputs);
-  } catch (const Error& error) {
-    if (flights_->have_begun() || error.kind() != ErrorKind::Busy) flights_->abort(error.what());
-    drain();
-    throw;
-  } catch (const std::bad_alloc&) {
-    flights_->abort("out of memory");
-    drain();
-    throw;
-  } catch (const std::exception& error) {
-    flights_->abort(error.what());
-    drain();
-    throw;
-  }
+  notify_on_failure([&] { run_to_the_end(inputs, outputs); },
+                    [&](const FailureView& failure) {
+                      if (flights_->have_begun() || failure.kind != ErrorKind::Busy)
+                        flights_->abort(failure.text);
+                      drain();
+                    });
   variables_touched_ = false;
 }
 

@@ -40,26 +40,21 @@ template <class Call>
 auto LocalGroup::locked(const char* name, Call&& call) {
   std::unique_lock lock(family_->mutex());
   held_ = &lock;
-  try {
+  const auto call_locked = [&] {
     if (family_->failed()) family_->throw_failure(name);
     return with_world_ranks(*roster_, call);
-  } catch (const Error& error) {
-    report(error.kind(), error.what(), error.ranks(), name);
-    throw;
-  } catch (const std::bad_alloc&) {
-    report(ErrorKind::OutOfMemory, "out of memory", {}, name);
-    throw;
-  }
+  };
+  return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
 
 // With the lock held, while an error is thrown: one that has closed the group on this host closes
 // the family, and with it the ranks of other hosts learn of it.
-void LocalGroup::report(ErrorKind kind, std::string_view text, const std::vector<int>& ranks,
-                        const char* call) {
+void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
-  if (kind == ErrorKind::GroupClosed && family_->failed()) family_->throw_failure(call);
-  if (kind == ErrorKind::GroupClosed || family_->failed() || !inner_->is_over()) return;
-  family_->fail(kind, text, ranks);
+  const bool is_closed = failure.kind == ErrorKind::GroupClosed;
+  if (is_closed && family_->failed()) family_->throw_failure(call);
+  if (is_closed || family_->failed() || !inner_->is_over()) return;
+  family_->fail(failure.kind, failure.text, failure.ranks);
   family_->mark_thrown();
 }
 
@@ -113,7 +108,8 @@ bool LocalGroup::progress() noexcept {
     else
       family_->fail(error.kind(), error.what(), error.ranks());
   } catch (const std::exception&) {
-    family_->fail(ErrorKind::OutOfMemory, "out of memory", {});
+    const FailureView failure = failure_in_flight();
+    family_->fail(failure.kind, failure.text, failure.ranks);
   }
   return !in_flight_.empty();
 }
@@ -251,13 +247,11 @@ void LocalGroup::look_at_others() {
       in_flight_.begin(), in_flight_.end(),
       [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });
   if (waited == in_flight_.end()) return;  // it has just ended
-  try {
-    family_->expect_no_failure_beside(*this, waited->call);
-  } catch (const Error& error) {
-    family_->fail(error.kind(), error.what(), error.ranks());
-    family_->mark_thrown();
-    throw;
-  }
+  notify_on_failure([&] { family_->expect_no_failure_beside(*this, waited->call); },
+                    [&](const FailureView& failure) {
+                      family_->fail(failure.kind, failure.text, failure.ranks);
+                      family_->mark_thrown();
+                    });
 }
 
 // A thread that waits inside holds the lock until its wait ends.

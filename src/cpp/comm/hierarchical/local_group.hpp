@@ -74,8 +74,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   template <class Call>
   auto wait_inside(const char* name, Call&& call);
   bool ask();
-  void report(ErrorKind kind, std::string_view text, const std::vector<int>& ranks,
-              const char* call);
+  void report(const FailureView& failure, const char* call);
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;

@@ -188,7 +188,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
     close_failed(error.kind(), concat(describe(collective), ": ", error.what()), error.ranks());
     require_open(describe(collective).c_str());
   } catch (const std::exception&) {
-    close_failed(ErrorKind::OutOfMemory, "out of memory");
+    close_failed(failure_in_flight());
     family_->mark_thrown();
     throw;
   }
@@ -284,10 +284,8 @@ bool MpiCommunicator::progress() noexcept {
     });
   } catch (const Unreachable& lost) {
     close_unreachable(lost);
-  } catch (const Error& error) {
-    close_failed(error.kind(), error.what(), error.ranks());
   } catch (const std::exception&) {
-    close_failed(ErrorKind::OutOfMemory, "out of memory");
+    close_failed(failure_in_flight());
   }
   return !works_.empty() || !pairs_.idle();
 }
@@ -482,7 +480,7 @@ void MpiCommunicator::fail_interrupted(Work work) {
 }
 
 void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
-                                   const std::vector<int>& ranks) noexcept {
+                                   std::span<const int> ranks) noexcept {
   family_->fail(kind, message, ranks);
 }
 
@@ -689,14 +687,13 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
   return in_turn(timeout, [&] {
     const std::lock_guard lock(family_->mutex());  // against the progress thread
     require_open("split");
-    try {
-      return shortcut_->split_local(color, key);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::Busy || !shortcut_->local().is_over()) throw;
-      close_failed(error.kind(), error.what(), error.ranks());
-      family_->mark_thrown();
-      throw;
-    }
+    return notify_on_failure([&] { return shortcut_->split_local(color, key); },
+                             [&](const FailureView& failure) {
+                               if (failure.kind == ErrorKind::Busy || !shortcut_->local().is_over())
+                                 return;
+                               close_failed(failure);
+                               family_->mark_thrown();
+                             });
   });
 }
 

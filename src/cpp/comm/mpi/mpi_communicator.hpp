@@ -136,6 +136,8 @@ class MpiCommunicator final : public Communicator, private Member {
   void prefer_last_words(const Pending& work);
   std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
   void expect_no_failure(const CallRecord& mine) override;
+  template <class Call>
+  void or_fail(Call&& call);
   void fail_with_others(Work work);
 
   std::optional<std::string> exchange_details(const Pending& mine, int peer);
@@ -149,7 +151,10 @@ class MpiCommunicator final : public Communicator, private Member {
   void fail_interrupted(Work work);  // unless it is complete
   // Fail the family; each of its groups notifies its peers. No ranks means this one.
   void close_failed(ErrorKind kind, std::string_view message,
-                    const std::vector<int>& ranks = {}) noexcept;
+                    std::span<const int> ranks = {}) noexcept;
+  void close_failed(const FailureView& failure) noexcept {
+    close_failed(failure.kind, failure.text, failure.ranks);
+  }
   void wait_for_peers_to_leave(double seconds) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   RankSet child_channel(int color, const std::vector<std::int64_t>& choices) const;
@@ -177,21 +182,13 @@ class MpiCommunicator final : public Communicator, private Member {
 // The ranks of an MPI communicator; -1 = MPI_COMM_WORLD.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
 
-// A part of making a group that the others are making, too: they hear of whatever it throws.
+// Run a part of making a group that other ranks make at the same time. If it throws, those are
+// notified.
 template <class Call>
 void or_abort(MpiCommunicator& group, Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    group.give_up(error.kind(), error.what(), error.ranks());
-    throw;
-  } catch (const std::bad_alloc&) {
-    group.abort("out of memory");
-    throw;
-  } catch (const std::exception& error) {
-    group.abort(error.what());
-    throw;
-  }
+  notify_on_failure(call, [&](const FailureView& failure) {
+    group.give_up(failure.kind, failure.text, failure.ranks);
+  });
 }
 
 }  // namespace ngd::comm::mpi

@@ -71,17 +71,20 @@ void MpiCommunicator::expect_no_failure(const CallRecord& mine) {
     if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
 }
 
+// Run a call. If it throws, fail the family; later calls throw GroupClosed.
+template <class Call>
+void MpiCommunicator::or_fail(Call&& call) {
+  notify_on_failure(call, [&](const FailureView& failure) {
+    close_failed(failure);
+    family_->mark_thrown();
+  });
+}
+
 // What a rank has said in another group, which the program needs, too.
 void MpiCommunicator::fail_with_others(Work work) {
   const bool pair = work.sequence >= Pairs::kFirst;
-  try {
-    family_->expect_no_failure_beside(
-        *this, pair ? pairs_.call(work.sequence) : works_.front().header.call);
-  } catch (const Error& error) {
-    close_failed(error.kind(), error.what(), error.ranks());
-    family_->mark_thrown();
-    throw;
-  }
+  const CallRecord& mine = pair ? pairs_.call(work.sequence) : works_.front().header.call;
+  or_fail([&] { family_->expect_no_failure_beside(*this, mine); });
 }
 
 // ---- the deadline
@@ -139,13 +142,7 @@ std::vector<std::string> MpiCommunicator::find_culprits(std::vector<int>& missin
 // Another rank that is certain which one has stopped sends its failure at the same deadline.
 void MpiCommunicator::hear_last_words(Work work) {
   if (work.sequence >= Pairs::kFirst || works_.empty()) return;
-  try {
-    prefer_last_words(works_.front());
-  } catch (const Error& error) {
-    close_failed(error.kind(), error.what(), error.ranks());
-    family_->mark_thrown();
-    throw;
-  }
+  or_fail([&] { prefer_last_words(works_.front()); });
 }
 
 void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <new>
 #include <span>
 #include <vector>
 
@@ -88,7 +87,7 @@ class Rendezvous {
 
   std::unique_ptr<Communicator> run(bool checked) {
     std::unique_ptr<ShmCommunicator> world;
-    try {
+    const auto meet_all = [&]() -> std::unique_ptr<Communicator> {
       exchange();
       Assembly parts = assemble_parts();
       agree();
@@ -96,17 +95,10 @@ class Rendezvous {
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
                          Place{rank_, size_, size_ > parts.cores, checked});
       agree();
-      return world;
-    } catch (const Error& error) {
-      tell_all(world.get(), error.kind(), error.what(), error.ranks());
-      throw;
-    } catch (const std::bad_alloc&) {
-      tell_all(world.get(), ErrorKind::OutOfMemory, "out of memory");
-      throw;
-    } catch (const std::exception& error) {
-      tell_all(world.get(), ErrorKind::Internal, error.what());
-      throw;
-    }
+      return std::move(world);
+    };
+    return notify_on_failure(meet_all,
+                             [&](const FailureView& failure) { tell_all(world.get(), failure); });
   }
 
  protected:
@@ -167,19 +159,18 @@ class Rendezvous {
   };
 
   // Asks for no memory: there may be none.
-  void tell_all(ShmCommunicator* world, ErrorKind kind, const char* what,
-                std::span<const int> ranks = {}) noexcept {
+  void tell_all(ShmCommunicator* world, const FailureView& why) noexcept {
     // Some may be through already: they read it there.
-    if (world != nullptr) world->give_up(kind, what, ranks);
+    if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);
     Message failure = make_message(Topic::Failure, rank_, size_);
-    failure.error_kind = kind_for_all(kind);
-    failure.ranks = set_of(ranks.empty() ? std::span<const int>(&rank_, 1) : ranks);
+    failure.error_kind = kind_for_all(why.kind);
+    failure.ranks = set_of(why.ranks.empty() ? std::span<const int>(&rank_, 1) : why.ranks);
     char text[sizeof failure.text + 64];
-    if (failure.error_kind != kind)
-      std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %s", rank_, what);
-    else
-      std::snprintf(text, sizeof text, "%s", what);
-    failure.set_text(text);
+    const int length = static_cast<int>(std::min(why.text.size(), sizeof failure.text));
+    if (failure.error_kind != why.kind)
+      std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %.*s", rank_, length,
+                    why.text.data());
+    failure.set_text(failure.error_kind != why.kind ? std::string_view(text) : why.text);
     tell(failure);
   }
 
