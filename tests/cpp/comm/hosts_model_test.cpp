@@ -138,7 +138,7 @@ class Job {
         auto world =
             std::make_unique<mpi::MpiCommunicator>(std::make_shared<mpi::Family>(endpoint));
         world->use(
-            std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(refusing)));
+            std::make_unique<hierarchical::Hosts>(world->context().ranks, roster, std::move(refusing)));
         ranks_.push_back(std::move(world));
       }
     }

@@ -11,7 +11,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/hierarchical/hosts.hpp"
-#include "comm/mpi/mpi_communicator.hpp"
+#include "comm/mpi/groups.hpp"
 
 namespace ngd::comm {
 namespace hierarchical {
@@ -101,7 +101,8 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
     local = hierarchical::make_host_group(*roster, world->rank(), hierarchical::key_of(cards),
                                           timeout_seconds, interrupt);
     if (local->size() < world->size())
-      hosts = std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(local));
+      hosts =
+          std::make_unique<hierarchical::Hosts>(world->context().ranks, roster, std::move(local));
   };
   mpi::or_abort(*world, rendezvous);
   Collective barrier;

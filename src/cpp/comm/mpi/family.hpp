@@ -78,6 +78,17 @@ class Family {
   // Fail all groups of the family, notify their peers, and end all works. The first failure is kept.
   // `ranks` are the ranks of the world that the failure names.
   void fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept;
+  void fail(const FailureView& failure) noexcept {
+    fail(failure.kind, failure.text, failure.ranks);
+  }
+  // Run a call. If it throws, fail the family; later calls throw GroupClosed.
+  template <class Call>
+  void or_fail(Call&& call) {
+    notify_on_failure(call, [this](const FailureView& failure) {
+      fail(failure);
+      mark_thrown();
+    });
+  }
   // The caller throws the failure itself; later calls throw GroupClosed.
   void mark_thrown() noexcept { thrown_ = true; }
   // Throw the failure, once, and then GroupClosed with its text.

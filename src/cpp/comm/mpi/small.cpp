@@ -20,33 +20,6 @@ void copy(const Collective& collective, std::size_t to, const std::byte* source,
 
 }  // namespace
 
-bool travels_with_header(const Collective& collective, int size) {
-  const std::size_t width = size_of(collective.dtype);
-  const Blocks blocks(collective.counts, collective.count);
-  switch (collective.kind) {
-    case Kind::AllReduce:
-    case Kind::Reduce:
-    case Kind::Broadcast:
-      return collective.count <= kInlineBytes / width;
-    case Kind::AllGather:
-    case Kind::Gather:
-      return blocks.largest(size) <= kInlineBytes / width;
-    case Kind::AllToAll:
-      if (collective.counts != nullptr) return false;  // no rank knows what the others send
-      [[fallthrough]];
-    case Kind::ReduceScatter:
-    case Kind::Scatter: {
-      const Slice last = blocks[size - 1];
-      return last.begin + last.count <= kInlineBytes / width;
-    }
-    case Kind::Send:
-    case Kind::Receive:
-    case Kind::Barrier:
-      break;
-  }
-  return true;
-}
-
 void finish_small(const Collective& collective, int rank, int size,
                   const std::vector<const std::byte*>& contributions) {
   const auto from = [&](int r) { return contributions[static_cast<std::size_t>(r)]; };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives so small that every rank's contribution travels with its header.
+// Collectives so small that every rank's contribution travels with its header
+// (travels_with_header in choice.hpp).
 #pragma once
 
 #include <cstddef>
@@ -9,10 +10,7 @@
 
 namespace ngd::comm::mpi {
 
-// The same on all ranks, whoever contributes.
-bool travels_with_header(const Collective& collective, int size);
-
-// Everything is here: contributions[r] is what rank r's source held.
+// Compute the result: contributions[r] is the source of rank r.
 void finish_small(const Collective& collective, int rank, int size,
                   const std::vector<const std::byte*>& contributions);
 

@@ -107,33 +107,6 @@ std::vector<int> LongMessage::pending_peers() const {
   return peers;
 }
 
-// ---- choosing
-
-std::unique_ptr<Transfer> make_transfer(const RankSet& group, int tag,
-                                        const Collective& collective) {
-  switch (collective.kind) {
-    case Kind::AllReduce:
-      if (collective.algorithm == Algorithm::Ring && group.size() > 1)
-        return make_ring_all_reduce(group, tag, collective);
-      [[fallthrough]];
-    case Kind::Reduce:
-    case Kind::ReduceScatter:
-      return make_flat_reduction(group, tag, collective);
-    case Kind::Broadcast:
-      return make_chain_broadcast(group, tag, collective);
-    case Kind::AllGather:
-    case Kind::Gather:
-    case Kind::Scatter:
-    case Kind::AllToAll:
-      return make_block_exchange(group, tag, collective);
-    case Kind::Send:
-    case Kind::Receive:
-    case Kind::Barrier:
-      break;  // data that travel with the header, or no collective (pairs.hpp)
-  }
-  fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
-}
-
 std::size_t reduce_window(DType dtype, int owners) {
   const std::size_t bytes =
       std::min(kMaxWindowBytes, kMaxPartBytes * static_cast<std::size_t>(owners));

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The details of a collective that travel only if two ranks differ: the text of its program, or its
+// layout.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/identity.hpp"
+#include "comm/mpi/wire.hpp"
+
+namespace ngd::comm::mpi {
+
+// Return the details of a collective as bytes; "" if it has none.
+std::string encode_details(const Collective& collective);
+
+// The details of a rank's collective, from its header and the bytes, if these have arrived.
+class DecodedDetails {
+ public:
+  DecodedDetails(const Header& header, std::optional<std::string> bytes);
+  CallDetails of(int world_rank) const;
+
+ private:
+  const Header& header_;
+  std::optional<std::string> bytes_;
+  std::vector<std::uint64_t> numbers_;
+  Layout layout_;
+};
+
+}  // namespace ngd::comm::mpi

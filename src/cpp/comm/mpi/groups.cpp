@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/groups.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "base/config.hpp"
+#include "base/error.hpp"
+
+namespace ngd::comm {
+namespace mpi {
+namespace {
+
+MpiCommunicator& over_mpi(Communicator& world) {
+  auto* found = dynamic_cast<MpiCommunicator*>(&world);
+  check(found != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
+  return *found;
+}
+
+int first_tag(const Family& family, int number) {
+  if (number >= family.tag_limit() / kTagsPerGroup)
+    fail(ErrorKind::Init, "split: expected at most ", family.tag_limit() / kTagsPerGroup,
+         " groups in the life of a world; this MPI has no message tags for more. Make groups once, "
+         "outside of loops");
+  return number * kTagsPerGroup;
+}
+
+// ---- split
+
+// What a rank gives to a split: its color, its key, and the first number that no group of its own
+// has.
+using Choice = std::array<std::int64_t, 3>;
+
+Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
+  Collective gather;
+  gather.kind = Kind::AllGather;
+  gather.dtype = DType::I64;
+  gather.count = mine.size();
+  gather.source = mine.data();
+  gather.destination = choices.data();
+  gather.site = "split()";
+  return gather;
+}
+
+// The largest number that a rank has given. The groups of one split share no rank, so they have the
+// same number.
+int take_group_number(Family& family, const std::vector<Choice>& choices) {
+  const std::lock_guard lock(family.mutex());
+  for (const Choice& choice : choices)
+    family.next_group = std::max(family.next_group, static_cast<int>(choice[2]));
+  return family.next_group++;
+}
+
+RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>& choices) {
+  std::vector<std::tuple<std::int64_t, int>> order;  // key, rank of the parent
+  for (int r = 0; r < parent.size(); ++r) {
+    const Choice& choice = choices[static_cast<std::size_t>(r)];
+    if (choice[0] == color) order.emplace_back(choice[1], r);
+  }
+  std::sort(order.begin(), order.end());
+  RankSet ranks{parent.comm, {}, 0, 0};
+  for (const auto& [key, r] : order) {
+    if (r == parent.rank) ranks.rank = ranks.size();
+    ranks.members.push_back(parent.world(r));
+  }
+  return ranks;
+}
+
+// Works in flight submit to the host group at different times on different ranks, but the split must
+// have the same position in its sequence on all ranks. So all works before `last` end first, on every
+// rank.
+std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
+                                               Work last) {
+  const double timeout = config::timeout_seconds();
+  for (Work each{parent.first_incomplete()}; each.sequence < last.sequence; ++each.sequence)
+    parent.finish(each, timeout);
+  Collective barrier;
+  barrier.site = "split()";
+  parent.finish(parent.submit_next(barrier, timeout), timeout);
+  // Another thread may use shared memory, and must not change the sequence of the ranks.
+  return parent.in_turn(timeout, [&] {
+    const GroupContext& group = parent.context();
+    const std::lock_guard lock(group.family->mutex());  // against the progress thread
+    group.require_open("split");
+    return notify_on_failure([&] { return group.hosts->split_local(color, key); },
+                             [&](const FailureView& failure) {
+                               if (failure.kind == ErrorKind::Busy) return;
+                               if (!group.hosts->local().is_over()) return;
+                               group.family->fail(failure);
+                               group.family->mark_thrown();
+                             });
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> split_group(MpiCommunicator& parent, int color, int key) {
+  const GroupContext& group = parent.context();
+  const Choice mine{color, key, next_group(parent)};
+  std::vector<Choice> choices(static_cast<std::size_t>(group.size()));
+  const Work gathered = parent.submit(gather_of(mine, choices));
+  parent.finish(gathered, config::timeout_seconds());
+  const int number = take_group_number(*group.family, choices);
+  std::unique_ptr<Communicator> local;
+  if (group.hosts) local = split_host_group(parent, color, key, gathered);
+  if (color < 0) return nullptr;
+  RankSet ranks = child_ranks(group.ranks, color, choices);
+  ranks.first_tag = first_tag(*group.family, number);
+  std::unique_ptr<HostLayer> hosts;
+  if (local) hosts = group.hosts->for_split(ranks, std::move(local));
+  if (hosts && hosts->local().size() == ranks.size()) return hosts->take_local(group.family);
+  auto child = std::make_unique<MpiCommunicator>(group.family, std::move(ranks));
+  child->use(std::move(hosts));
+  return child;
+}
+
+// ---- a group that only its ranks make
+
+int next_group(const MpiCommunicator& world) {
+  world.check_not_child("split");
+  const std::lock_guard lock(world.context().family->mutex());
+  return world.context().family->next_group;
+}
+
+// The number is the largest that a member has given, so no member has a group of that number; another
+// group of other ranks may. Messages that arrive before their receiver has made the group wait inside
+// MPI.
+std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
+                                         int number, const HostLayer::Rendezvous& rendezvous) {
+  world.check_not_child("split");
+  const GroupContext& parent = world.context();
+  {
+    const std::lock_guard lock(parent.family->mutex());
+    parent.require_open("split");
+    check(number >= parent.family->next_group, "a group's number ", number,
+          ", which this rank has used");
+    parent.family->next_group = number + 1;
+  }
+  RankSet ranks{parent.ranks.comm, {}, -1, first_tag(*parent.family, number)};
+  for (const int member : members) {
+    if (member == parent.rank()) ranks.rank = ranks.size();
+    ranks.members.push_back(parent.world(member));
+  }
+  check(ranks.rank >= 0, "a new group without the rank that makes it");
+  if (parent.hosts && parent.hosts->is_local(ranks))
+    return parent.hosts->for_members(ranks, rendezvous)->take_local(parent.family);
+  auto group = std::make_unique<MpiCommunicator>(parent.family, ranks);
+  group->set_interrupt(rendezvous.interrupt);
+  or_abort(*group, [&] {
+    if (parent.hosts) group->use(parent.hosts->for_members(ranks, rendezvous));
+  });
+  Collective barrier;
+  barrier.site = "new_group()";
+  group->wait(group->submit(barrier), rendezvous.timeout_seconds);
+  return group;
+}
+
+// ---- the world
+
+// If this rank fails after it has made the endpoint, there is no group yet that could notify its
+// peers: MPI_Abort at exit does.
+std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds) {
+  const Endpoint endpoint = open_endpoint(fortran_handle, timeout_seconds);
+  try {
+    return std::make_unique<MpiCommunicator>(std::make_shared<Family>(endpoint));
+  } catch (const Error&) {  // an error that all ranks raise
+    throw;
+  } catch (const std::exception&) {
+    mark_failed();
+    throw;
+  }
+}
+
+}  // namespace mpi
+
+std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds) {
+  return mpi::open_world(fortran_handle, timeout_seconds);
+}
+
+std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
+                                            int number, const std::string& key,
+                                            double timeout_seconds,
+                                            const std::function<bool()>& interrupt) {
+  return mpi::make_group(mpi::over_mpi(world), members, number, {key, timeout_seconds, interrupt});
+}
+
+int next_group_number(Communicator& world) { return mpi::next_group(mpi::over_mpi(world)); }
+
+}  // namespace ngd::comm

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The headers of a group's collectives. Every rank sends the header of each collective to all ranks,
+// and compares the headers of its peers with its own before any data move.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/computations.hpp"
+#include "comm/mpi/group_context.hpp"
+#include "comm/mpi/mailbox.hpp"
+#include "comm/mpi/pending_collective.hpp"
+
+namespace ngd::comm::mpi {
+
+class Headers {
+ public:
+  // `held`: the computations that this rank has compiled.
+  Headers(const GroupContext& group, const Computations& held)
+      : group_(group), held_(held), mailbox_(group.ranks) {}
+
+  Mailbox& mailbox() noexcept { return mailbox_; }
+
+  void post(const PendingCollective& work) {
+    mailbox_.post(work.header, work.payload.data(), work.payload.size());
+  }
+  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch as
+  // soon as one that has arrived differs.
+  bool collect(PendingCollective& work);
+
+  // The ranks of the world whose header of the next collective has not arrived.
+  std::vector<int> missing() const;
+  // A line for each of these ranks of the world whose messages show the call that it is in.
+  std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
+
+ private:
+  void check_counts(const PendingCollective& work, int peer) const;
+  std::string describe_mismatch(const PendingCollective& mine, int peer, const Header& theirs);
+  std::optional<std::string> exchange_details(const PendingCollective& mine, int peer);
+
+  const GroupContext& group_;
+  const Computations& held_;
+  Mailbox mailbox_;
+};
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/long_wait.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "base/error.hpp"
+#include "comm/messages.hpp"
+
+namespace ngd::comm::mpi {
+
+LongWait::~LongWait() {
+  if (is_published_) group_.hosts->local().note_awaited(-1);
+}
+
+void LongWait::publish() {
+  if (!group_.hosts || works_.is_complete(work_)) return;
+  try {
+    const std::vector<int> ranks = works_.awaited_ranks(work_);
+    group_.hosts->local().note_awaited(ranks.empty() ? -1 : ranks.front());
+    is_published_ = true;
+  } catch (const std::bad_alloc&) {  // nothing is published
+  }
+}
+
+// A missing rank may itself wait for another rank, which the ranks of my host publish. Replace it by
+// that rank, and return a line per replacement. A missing rank of my host that waits for no other
+// rank has stopped for certain.
+std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
+                                                 bool& is_certain) const {
+  const HostLayer* hosts = group_.hosts.get();
+  std::vector<std::string> facts;
+  std::vector<int> stopped, others;
+  const int me = group_.world(group_.rank());
+  for (int missed : missing) {
+    for (int hops = 0; hosts != nullptr && hops < group_.size(); ++hops) {
+      const int awaited = hosts->awaited_by(missed);
+      if (awaited < 0 || awaited == me) break;
+      facts.push_back(concat("rank ", missed, " waits for rank ", awaited, "."));
+      missed = awaited;
+    }
+    const bool is_stopped =
+        hosts != nullptr && hosts->is_here(missed) && hosts->awaited_by(missed) < 0;
+    std::vector<int>& found = is_stopped ? stopped : others;
+    if (std::find(found.begin(), found.end(), missed) == found.end()) found.push_back(missed);
+  }
+  is_certain = !stopped.empty();
+  missing = is_certain ? stopped : others;
+  std::sort(missing.begin(), missing.end());
+  return facts;
+}
+
+void LongWait::throw_timeout(double timeout_seconds) {
+  const bool has_begun = works_.has_begun(work_);
+  std::vector<int> missing = works_.awaited_ranks(work_);
+  const std::vector<std::string> calls = headers_.calls_of(missing);
+  std::vector<std::string> facts;
+  bool is_certain = false;
+  if (has_begun) facts = find_culprits(missing, is_certain);
+  // Another rank that is certain which rank has stopped sends its failure at the same deadline.
+  if (has_begun && !is_certain) group_.family->or_fail([&] { reports_.await(*works_.front()); });
+  facts.insert(facts.end(), calls.begin(), calls.end());
+  const std::string message = late(describe(works_.call_of(work_)), missing, has_begun,
+                                   timeout_seconds, facts, late_advice(!calls.empty(), 0));
+  group_.family->fail(ErrorKind::CollectiveTimeout, message, missing);
+  group_.family->mark_thrown();
+  throw Error(ErrorKind::CollectiveTimeout, message, missing);
+}
+
+}  // namespace ngd::comm::mpi

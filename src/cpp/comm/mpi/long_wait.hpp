@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A wait of this rank that takes long: it publishes the rank that it waits for, and finds out which
+// ranks are late when it ends at its deadline.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/mpi/headers.hpp"
+#include "comm/mpi/works.hpp"
+
+namespace ngd::comm::mpi {
+
+class LongWait {
+ public:
+  LongWait(const GroupContext& group, Headers& headers, const PeerReports& reports,
+           const Works& works, Work work) noexcept
+      : group_(group), headers_(headers), reports_(reports), works_(works), work_(work) {}
+  ~LongWait();
+  LongWait(const LongWait&) = delete;
+  LongWait& operator=(const LongWait&) = delete;
+
+  // Publish the awaited rank to the ranks of my host, for as long as this object lives. Call it with
+  // the lock held.
+  void publish();
+  // Fail the family, and throw the error of a missed deadline.
+  [[noreturn]] void throw_timeout(double timeout_seconds);
+
+ private:
+  std::vector<std::string> find_culprits(std::vector<int>& missing, bool& is_certain) const;
+
+  const GroupContext& group_;
+  Headers& headers_;
+  const PeerReports& reports_;
+  const Works& works_;
+  const Work work_;
+  bool is_published_ = false;
+};
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/peer_reports.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/messages.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+// In this time a header that a failed rank has sent arrives. If all headers arrive, a collective may
+// complete although a rank has failed.
+constexpr auto kGrace = std::chrono::milliseconds(100);
+// In this time the report of a peer arrives.
+constexpr auto kReportTime = std::chrono::milliseconds(200);
+
+}  // namespace
+
+// A rank that failed in this collective may have sent its header before. It missed the header of a
+// third rank, which may never arrive here either.
+void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank() || !mailbox_.ended(peer)) continue;
+    const bool ended_here = mailbox_.ended(peer)->header.sequence <= work.header.sequence;
+    const bool missed = mailbox_.from(peer).empty() || (ended_here && has_failed(peer, work.start));
+    if (has_headers ? ended_here : missed) throw_end(peer, work.header.call);
+  }
+}
+
+// Return true if a peer has failed, and a work that began at `start` has waited since.
+bool PeerReports::has_failed(int peer, Clock::time_point start) const {
+  if (!mailbox_.ended(peer) || has_left(peer)) return false;
+  return Clock::now() - std::max(start, mailbox_.heard_end(peer)) > kGrace;
+}
+
+bool PeerReports::has_left(int peer) const {
+  return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
+}
+
+void PeerReports::throw_end(int peer, const CallRecord& mine) const {
+  const int world = group_.world(peer);
+  if (has_left(peer))
+    fail_of({world}, ErrorKind::RankLost, rank_left(describe(mine), world, group_.is_world()));
+  const ErrorKind kind = mailbox_.ended(peer)->header.error;
+  const LastWords last = LastWords::of(*mailbox_.ended(peer));
+  if (is_between_ranks(kind))
+    fail_of(last.ranks, kind, last.text, "\nRank ", world, " reported this; this rank waited in ",
+            describe(mine), ".");
+  fail_of(last.ranks, ErrorKind::RemoteRank, describe(mine), ": rank ", world, " failed:\n",
+          last.text);
+}
+
+// The data of a peer that has left in order may still arrive. A peer may be silent because it has
+// died, and another rank has failed because of that. So any failure in the group ends a work that has
+// no match yet.
+void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
+                             Clock::time_point start) const {
+  if (mailbox_.ended(peer) && !(is_matched && has_left(peer))) throw_end(peer, mine);
+  for (int other = 0; other < group_.size() && !is_matched; ++other)
+    if (other != group_.rank() && has_failed(other, start)) throw_end(other, mine);
+}
+
+void PeerReports::check_all(const CallRecord& mine) const {
+  for (int peer = 0; peer < group_.size(); ++peer)
+    if (peer != group_.rank() && mailbox_.ended(peer) && !has_left(peer)) throw_end(peer, mine);
+}
+
+void PeerReports::await(const PendingCollective& work) const {
+  const auto limit = Clock::now() + kReportTime;
+  while (Clock::now() < limit) {
+    mailbox_.progress();
+    check_needed(work, true);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+}  // namespace ngd::comm::mpi

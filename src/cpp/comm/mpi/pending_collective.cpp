@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/pending_collective.hpp"
+
+#include "comm/mpi/choice.hpp"
+#include "comm/mpi/details.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+void copy_counts(const std::uint64_t*& counts, std::vector<std::uint64_t>& copy, int size) {
+  if (counts == nullptr) return;
+  copy.assign(counts, counts + size);
+  counts = copy.data();
+}
+
+void set_payload(PendingCollective& work, const RankSet& group) {
+  const Collective& collective = work.collective;
+  const void* payload = nullptr;
+  std::size_t bytes = 0;
+  if (travels_with_header(collective, group.size())) {
+    payload = collective.source;
+    bytes = source_elements(collective, group.rank, group.size()) * size_of(collective.dtype);
+  } else if (collective.kind == Kind::AllToAll && collective.counts != nullptr) {
+    payload = collective.counts;  // the receivers compare them with theirs
+    bytes = work.counts.size() * sizeof(std::uint64_t);
+  }
+  const auto* data = static_cast<const std::byte*>(payload);
+  if (bytes != 0) work.payload.assign(data, data + bytes);
+}
+
+}  // namespace
+
+void prepare(PendingCollective& work, const Collective& submitted, const RankSet& group,
+             Algorithm preferred, std::uint64_t sequence) {
+  Collective& kept = work.collective;
+  kept = submitted;
+  kept.algorithm = choose_algorithm(submitted, preferred);
+  work.header = header_of(kept, group.size(), sequence);
+  work.details = encode_details(submitted);
+  kept.program = nullptr;
+  kept.layout = nullptr;
+  kept.site = "";
+  if (kept.kind == Kind::Barrier) kept.count = 0;
+  copy_counts(kept.counts, work.counts, group.size());
+  copy_counts(kept.receive_counts, work.receive_counts, group.size());
+  set_payload(work, group);
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective that this rank has submitted: it waits for the headers of all peers, then for its
+// transfer.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/collective.hpp"
+#include "comm/mpi/rank_set.hpp"
+#include "comm/mpi/transfer.hpp"
+#include "comm/mpi/wire.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::mpi {
+
+struct PendingCollective {
+  Collective collective;
+  std::vector<std::uint64_t> counts;  // copies of the caller's
+  std::vector<std::uint64_t> receive_counts;
+  Header header;
+  std::string details;             // see details.hpp
+  std::vector<std::byte> payload;  // of this rank's header
+  std::vector<Message> received;   // by rank, once all headers are here
+  std::unique_ptr<Transfer> transfer;
+  bool complete = false;
+  Statistics::Entry stats = 0;
+  std::chrono::steady_clock::time_point start;
+  int last_missing = -1;  // a rank whose header was missing at the last look; -1: none was
+};
+
+// Fill in a collective and the header that this rank sends of it. Afterwards only source and
+// destination belong to the caller.
+void prepare(PendingCollective& work, const Collective& submitted, const RankSet& group,
+             Algorithm preferred, std::uint64_t sequence);
+
+}  // namespace ngd::comm::mpi

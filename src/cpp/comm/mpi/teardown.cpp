@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/teardown.hpp"
+
+#include <chrono>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "comm/mpi/process.hpp"
+
+namespace ngd::comm::mpi {
+
+void Teardown::mark() noexcept {
+  if (!is_marked_) mark_failed();
+  is_marked_ = true;
+}
+
+void Teardown::send_failure(const Failure& failure, std::uint64_t sequence) noexcept {
+  mark();
+  try {
+    Header header;
+    header.topic = Topic::Failed;
+    header.error = failure.kind;
+    header.sequence = sequence;
+    const std::string packed = failure.words.packed(header);
+    mailbox_.post(header, packed.data(), packed.size());
+  } catch (const std::exception&) {
+    // A peer that cannot be notified raises at its own deadline.
+  }
+}
+
+bool Teardown::has_sent_failure(bool moves_data) {
+  mailbox_.progress();
+  if (!mailbox_.everything_sent()) return false;
+  if (!moves_data) return true;
+  // MPI reports a short message as sent while it still waits for long ones. A peer that has received
+  // it answers.
+  for (int peer = 0; peer < group_.size(); ++peer)
+    if (peer != group_.rank() && !mailbox_.ended(peer)) return false;
+  return true;
+}
+
+void Teardown::leave(bool has_failed, std::uint64_t sequence) noexcept {
+  try {
+    Header header;
+    header.topic = Topic::Left;
+    header.sequence = sequence;
+    mailbox_.post(header, nullptr, 0);
+  } catch (const std::exception&) {
+    mark();
+  }
+  await_peers(has_failed ? group_.family->farewell_seconds() : kQuickFarewellSeconds);
+}
+
+void Teardown::await_peers(double seconds) noexcept {
+  using Clock = std::chrono::steady_clock;
+  const auto limit = Clock::now() + std::chrono::duration<double>(seconds);
+  try {
+    while (Clock::now() < limit) {
+      mailbox_.progress();
+      bool is_finished = mailbox_.everything_sent();
+      for (int peer = 0; peer < group_.size(); ++peer)
+        is_finished = is_finished && (peer == group_.rank() || mailbox_.has_left(peer));
+      if (is_finished) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  } catch (const std::exception&) {
+    // A message that could not be sent stays unsent; finish() leaves it to MPI.
+  }
+}
+
+void Teardown::finish() noexcept {
+  if (!mailbox_.close()) {
+    group_.family->abandon();
+  } else if (is_marked_) {
+    unmark_failed();
+  }
+}
+
+}  // namespace ngd::comm::mpi

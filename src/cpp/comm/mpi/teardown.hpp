@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a group: it reports its failure or that it leaves, and gives its peers time to receive
+// that.
+//
+// A group that fails marks the process, which then ends in MPI_Abort: its peers may never call
+// MPI_Finalize. The mark is removed if all ranks of the group are found to leave in order.
+#pragma once
+
+#include <cstdint>
+
+#include "comm/mpi/group_context.hpp"
+#include "comm/mpi/mailbox.hpp"
+
+namespace ngd::comm::mpi {
+
+class Teardown {
+ public:
+  Teardown(GroupContext& group, Mailbox& mailbox) : group_(group), mailbox_(mailbox) {}
+
+  // `sequence`: the first collective that this rank will not complete.
+  void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
+  // Return true when the report has been sent. If data move, the peers must have answered.
+  bool has_sent_failure(bool moves_data);
+  // Report that this rank leaves, and wait a short time for its peers to leave.
+  void leave(bool has_failed, std::uint64_t sequence) noexcept;
+  // Close the mailbox.
+  void finish() noexcept;
+
+ private:
+  void mark() noexcept;
+  void await_peers(double seconds) noexcept;
+
+  GroupContext& group_;
+  Mailbox& mailbox_;
+  bool is_marked_ = false;
+};
+
+}  // namespace ngd::comm::mpi

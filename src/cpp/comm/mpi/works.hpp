@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The works that this rank has submitted to a group and that are not complete.
+//
+// Collectives begin in the order submitted, a few at a time. Sends and receives (pairs.hpp) are not
+// part of this order.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/mpi/group_context.hpp"
+#include "comm/mpi/headers.hpp"
+#include "comm/mpi/pairs.hpp"
+#include "comm/mpi/peer_reports.hpp"
+#include "comm/mpi/pending_collective.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::mpi {
+
+class Works {
+ public:
+  Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
+
+  Work submit(const Collective& collective);
+  // Do what can be done now. Throws what ends the group.
+  void advance();
+  // End all works; their messages are given up.
+  void drop() noexcept;
+
+  bool is_complete(Work work) const;
+  bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
+  // Return true if a transfer, a send or a receive is in flight.
+  bool moves_data() const noexcept;
+  // Grows whenever a work completes and whenever a transfer takes a step.
+  std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
+  // The sequence number of the first collective that is not complete.
+  std::uint64_t first_incomplete() const noexcept { return completed_ + 1; }
+  // The first collective that is not complete; null if there is none.
+  const PendingCollective* front() const noexcept {
+    return works_.empty() ? nullptr : &works_.front();
+  }
+
+  // These are about a work that is not complete. A wait for a collective waits for the first one.
+  static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
+  const CallRecord& call_of(Work work) const;
+  bool has_begun(Work work) const;                  // its data move
+  std::vector<int> awaited_ranks(Work work) const;  // of the world
+  Statistics::Entry stats_of(Work work) const;
+
+  Statistics& statistics() noexcept { return statistics_; }
+  const Statistics& statistics() const noexcept { return statistics_; }
+
+ private:
+  void advance_collectives();
+  bool advance(PendingCollective& work, int slot);
+  void finish_with_headers(PendingCollective& work) const;
+  void begin(PendingCollective& work, int slot) const;
+  bool advance_transfer(PendingCollective& work);
+  void count(const PendingCollective& work);
+
+  const GroupContext& group_;
+  Headers& headers_;
+  const PeerReports& reports_;
+  const Algorithm preferred_;  // of an all_reduce
+  Statistics statistics_;
+  Pairs pairs_;
+  std::deque<PendingCollective> works_;
+  std::uint64_t submitted_ = 0;  // sequence numbers start at 1
+  std::uint64_t completed_ = 0;  // all up to here
+  std::uint64_t moves_ = 0;
+};
+
+}  // namespace ngd::comm::mpi
