@@ -73,11 +73,11 @@ int number_here(int world_rank, const Roster& roster) noexcept {
 
 void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster& roster) noexcept {
   try {
-    std::vector<int> ranks = failure.words.ranks;
+    std::vector<int> ranks = failure.ranks;
     for (int& rank : ranks) rank = number_here(rank, roster);
-    local.give_up(failure.kind, numbered_here(failure.text(), roster), ranks);
+    local.give_up(failure.kind, numbered_here(failure.text, roster), ranks);
   } catch (const std::bad_alloc&) {
-    local.abort(failure.text());
+    local.abort(failure.text);
   }
 }
 

@@ -104,17 +104,17 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
   failed_ = true;
   failure_.kind = kind;
   try {
-    failure_.words.text = text;  // first: memory may be short
-    failure_.words.ranks.assign(ranks.begin(), ranks.end());
-    if (ranks.empty()) failure_.words.ranks.push_back(endpoint_.rank);
+    failure_.text = text;  // first: memory may be short
+    failure_.ranks.assign(ranks.begin(), ranks.end());
+    if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
     // The text and the ranks may be incomplete.
   }
   for (Member* member : members_) member->send_failure(failure_);
-  const bool is_long = failure_.words.text.size() > kAtOnceBytes ||
+  const bool is_long = failure_.text.size() > kAtOnceBytes ||
                        std::any_of(members_.begin(), members_.end(),
                                    [](Member* each) { return each->moves_data(); });
-  const std::chrono::duration<double> most(is_long ? kFarewellSeconds : kQuickFarewellSeconds);
+  const std::chrono::duration<double> most(is_long ? kLeaveSeconds : kQuickLeaveSeconds);
   const auto limit = std::chrono::steady_clock::now() + most;
   const auto has_sent_failure = [](Member* member) { return member->has_sent_failure(); };
   try {
@@ -130,17 +130,17 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
 void Family::throw_failure(std::string_view call) {
   if (!thrown_) {
     thrown_ = true;
-    throw Error(failure_.kind, failure_.words.text, failure_.words.ranks);
+    throw Error(failure_.kind, failure_.text, failure_.ranks);
   }
-  fail_of(failure_.words.ranks, ErrorKind::GroupClosed, closed_by_failure(call, failure_.text()));
+  fail_of(failure_.ranks, ErrorKind::GroupClosed, closed_by_failure(call, failure_.text));
 }
 
-double Family::farewell_seconds() noexcept {
+double Family::seconds_to_leave() noexcept {
   const auto now = std::chrono::steady_clock::now();
-  if (farewell_end_ == std::chrono::steady_clock::time_point{})
-    farewell_end_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                              std::chrono::duration<double>(kFarewellSeconds));
-  return std::max(0.0, std::chrono::duration<double>(farewell_end_ - now).count());
+  if (leave_end_ == std::chrono::steady_clock::time_point{})
+    leave_end_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                           std::chrono::duration<double>(kLeaveSeconds));
+  return std::max(0.0, std::chrono::duration<double>(leave_end_ - now).count());
 }
 
 void Family::expect_no_failure_beside(const Member& member, const CallRecord& mine) {

@@ -24,20 +24,12 @@
 
 namespace ngd::comm::mpi {
 
-// The first failure in a family.
-struct Failure {
-  ErrorKind kind = ErrorKind::Internal;
-  LastWords words;
-  std::string_view text() const noexcept { return words.text; }
-};
-
 class Member {
  public:
   virtual ~Member() = default;
-  // Moves what can be moved, and keeps what goes wrong for the next call. True while works are in
-  // flight.
+  // Do what can be done now; an error fails the family. Return true while works are in flight.
   virtual bool progress() noexcept = 0;
-  // Grows whenever something has moved.
+  // Grows with every progress.
   virtual std::uint64_t moves() const noexcept = 0;
   // The family has failed: send the failure to the peers of this group. Does not wait.
   virtual void send_failure(const Failure& failure) noexcept = 0;
@@ -48,13 +40,13 @@ class Member {
   // After a failure: end all works. If MPI does not give up one of their messages, left_to_mpi() is
   // true afterwards.
   virtual void drop_works() noexcept = 0;
-  // Of a group that is watched: throws what a rank has said of its failure; `mine` is the collective
-  // in which this rank waits elsewhere.
+  // If the group is watched, throw the failure that one of its ranks has reported; `mine` is the
+  // collective of another group in which this rank waits.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
-inline constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
-inline constexpr double kQuickFarewellSeconds = 0.05;  // where more time gains nothing
+inline constexpr double kLeaveSeconds = 1.0;        // to report a failure, before MPI_Abort
+inline constexpr double kQuickLeaveSeconds = 0.05;  // if more time does not help
 
 class Family {
  public:
@@ -94,7 +86,7 @@ class Family {
   // Throw the failure, once, and then GroupClosed with its text.
   [[noreturn]] void throw_failure(std::string_view call);
   // The seconds that a group may still spend to leave after a failure; all groups share them.
-  double farewell_seconds() noexcept;
+  double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
   // A work has begun that must be moved again and again.
   void submitted() noexcept {
@@ -133,7 +125,7 @@ class Family {
   std::atomic<bool> failed_{false};
   bool thrown_ = false;
   Failure failure_;
-  std::chrono::steady_clock::time_point farewell_end_{};
+  std::chrono::steady_clock::time_point leave_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // those with works in flight, when they were last asked

@@ -70,8 +70,8 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
   return ranks;
 }
 
-// Works in flight submit to the host group at different times on different ranks, but the split must
-// have the same position in its sequence on all ranks. So all works before `last` end first, on every
+// Works in flight submit to the host group at different times on different ranks. The split must have
+// the same position in its sequence on all ranks. So all works before `last` end first, on every
 // rank.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
@@ -161,8 +161,8 @@ std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vect
 
 // ---- the world
 
-// If this rank fails after it has made the endpoint, there is no group yet that could notify its
-// peers: MPI_Abort at exit does.
+// A rank that fails after it has made the endpoint cannot notify its peers, because it has not made
+// its group. MPI_Abort at exit ends them.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds) {
   const Endpoint endpoint = open_endpoint(fortran_handle, timeout_seconds);
   try {

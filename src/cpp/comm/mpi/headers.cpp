@@ -74,7 +74,7 @@ std::optional<std::string> Headers::exchange_details(const PendingCollective& mi
   const std::string_view shown = head_of(mine.details, kMaxPayloadBytes);
   mailbox_.post(header, shown.data(), shown.size());
   using Clock = std::chrono::steady_clock;
-  const auto limit = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
+  const auto limit = Clock::now() + std::chrono::duration<double>(kLeaveSeconds);
   while (!mailbox_.details(peer)) {
     if (Clock::now() > limit) return std::nullopt;
     std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -101,7 +101,7 @@ void Mailbox::sort_in(int rank, std::size_t bytes) {
   peer.left = message.header.topic == Topic::Left;
   if (peer.ended) return;
   peer.ended = std::move(message);
-  peer.heard_end = std::chrono::steady_clock::now();
+  peer.ended_at = std::chrono::steady_clock::now();
 }
 
 Message Mailbox::take(int peer) {

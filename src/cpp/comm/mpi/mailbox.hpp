@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream of messages from every rank to every other, in order and ahead of the data.
+// The mailbox of a group: short messages from every rank to every other, in order and ahead of the
+// data.
 //
-// One receive per peer is always posted, so a peer's failure is seen whatever this rank is doing;
-// what has arrived and was not taken yet stays in the peer's queue.
+// One receive per peer is always posted, so any progress sees the failure of a peer. A message that
+// has arrived stays in the queue of its sender until it is taken.
 #pragma once
 
 #include <chrono>
@@ -26,24 +27,24 @@ class Mailbox {
 
   void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
-  // Moves what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
+  // Move what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
   Message take(int peer);
-  // What a peer has sent to me alone, in the order of its sends.
+  // The headers of the sends of a peer to this rank, in their order.
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
-  // Set once a peer has said Failed or Left: no Submitted comes after it.
+  // Set once a peer has sent Failed or Left. It sends no Submitted afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
-  std::chrono::steady_clock::time_point heard_end(int peer) const {
-    return peers_[index(peer)].heard_end;
+  std::chrono::steady_clock::time_point ended_at(int peer) const {
+    return peers_[index(peer)].ended_at;
   }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return reap(); }
 
-  // Stops receiving. False if a peer has not said Left, or a message has not been sent. Memory that
-  // MPI does not let go stays for as long as the process lives; asks for none itself.
+  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent. Memory
+  // that MPI does not give up is kept until the process ends. Allocates no memory.
   bool close() noexcept;
 
  private:
@@ -53,7 +54,7 @@ class Mailbox {
     std::deque<Message> arrived;
     std::deque<Message> sent;
     std::optional<Message> ended;
-    std::chrono::steady_clock::time_point heard_end;
+    std::chrono::steady_clock::time_point ended_at;
     std::optional<std::string> details;
     bool left = false;
   };

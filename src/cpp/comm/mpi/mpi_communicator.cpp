@@ -163,7 +163,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
 }
 
 // The interrupt has set an exception in Python, so this throws even if the work is complete. Then the
-// result is lost, but the group stays usable.
+// result is lost. The group stays usable.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");

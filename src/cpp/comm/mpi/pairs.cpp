@@ -85,10 +85,6 @@ const Pairs::Pair* Pairs::find(std::uint64_t number) const {
   return nullptr;
 }
 
-std::string Pairs::describe(std::uint64_t number) const {
-  return comm::describe(find(number)->header.call);
-}
-
 int Pairs::peer_of(std::uint64_t number) const {
   return group_.world(find(number)->collective.root);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives: for each pair of ranks a sequence of its own in either direction.
+// Sends and receives: one sequence per pair of ranks and direction.
 //
-// The sender's header goes ahead, and its data with it where they are small: such a send is done at
-// once. Longer data follow on the pair's tag, one send at a time. The receiver compares.
+// The sender's header goes ahead, with its data if they are small: such a send is complete at once.
+// Longer data follow on the tag of pairs, one send at a time. The receiver compares the headers.
 #pragma once
 
 #include <chrono>
@@ -22,14 +22,14 @@ namespace ngd::comm::mpi {
 
 class Pairs {
  public:
-  // Numbers of works of this kind: above all of the common sequence.
+  // Sequence numbers of sends and receives, above all of collectives.
   static constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
 
   Pairs(const RankSet& group, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Throws CollectiveMismatch, Unreachable, and what check(peer, call, matched, start) throws of a
-  // work that is under way.
+  // Throws CollectiveMismatch, Unreachable, and what check(peer, call, matched, start) throws for a
+  // work in flight.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
@@ -37,12 +37,11 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // Both are of a work that is not complete: "send of 4 float32 to rank 1" and so on.
-  std::string describe(std::uint64_t number) const;
+  // These are about a work that is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
-  // Gives up all messages. What is not complete never will be.
+  // Give up all messages. Works that are not complete stay so.
   void abandon() noexcept;
 
  private:
@@ -52,10 +51,10 @@ class Pairs {
     Header header;
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
-    bool matched = false;  // a receive has seen its sender's header; a send has no more to learn
+    bool matched = false;  // a receive has seen the header of its sender
     std::optional<LongMessage> message;
   };
-  using Line = std::deque<Pair>;  // of one peer and direction; the first is under way
+  using Line = std::deque<Pair>;  // of one peer and direction; the first one moves
 
   const Pair* find(std::uint64_t number) const;
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);

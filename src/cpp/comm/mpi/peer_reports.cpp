@@ -31,7 +31,7 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
 // Return true if a peer has failed, and a work that began at `start` has waited since.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left(peer)) return false;
-  return Clock::now() - std::max(start, mailbox_.heard_end(peer)) > kGrace;
+  return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
 }
 
 bool PeerReports::has_left(int peer) const {
@@ -42,13 +42,12 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
   const int world = group_.world(peer);
   if (has_left(peer))
     fail_of({world}, ErrorKind::RankLost, rank_left(describe(mine), world, group_.is_world()));
-  const ErrorKind kind = mailbox_.ended(peer)->header.error;
-  const LastWords last = LastWords::of(*mailbox_.ended(peer));
-  if (is_between_ranks(kind))
-    fail_of(last.ranks, kind, last.text, "\nRank ", world, " reported this; this rank waited in ",
-            describe(mine), ".");
-  fail_of(last.ranks, ErrorKind::RemoteRank, describe(mine), ": rank ", world, " failed:\n",
-          last.text);
+  const Failure failure = Failure::unpack(*mailbox_.ended(peer));
+  if (is_between_ranks(failure.kind))
+    fail_of(failure.ranks, failure.kind, failure.text, "\nRank ", world,
+            " reported this; this rank waited in ", describe(mine), ".");
+  fail_of(failure.ranks, ErrorKind::RemoteRank, describe(mine), ": rank ", world, " failed:\n",
+          failure.text);
 }
 
 // The data of a peer that has left in order may still arrive. A peer may be silent because it has

@@ -24,7 +24,7 @@ class PeerReports {
   void check_pair(int peer, const CallRecord& mine, bool is_matched, Clock::time_point start) const;
   // Check for a failure of any peer.
   void check_all(const CallRecord& mine) const;
-  // Wait a short time for a report. It tells more than an error that shared memory has raised here.
+  // Wait a short time for a report: it has more facts than the error that shared memory has raised.
   void await(const PendingCollective& work) const;
 
  private:

@@ -19,10 +19,8 @@ void Teardown::send_failure(const Failure& failure, std::uint64_t sequence) noex
   mark();
   try {
     Header header;
-    header.topic = Topic::Failed;
-    header.error = failure.kind;
     header.sequence = sequence;
-    const std::string packed = failure.words.packed(header);
+    const std::string packed = failure.pack(header);
     mailbox_.post(header, packed.data(), packed.size());
   } catch (const std::exception&) {
     // A peer that cannot be notified raises at its own deadline.
@@ -49,7 +47,7 @@ void Teardown::leave(bool has_failed, std::uint64_t sequence) noexcept {
   } catch (const std::exception&) {
     mark();
   }
-  await_peers(has_failed ? group_.family->farewell_seconds() : kQuickFarewellSeconds);
+  await_peers(has_failed ? group_.family->seconds_to_leave() : kQuickLeaveSeconds);
 }
 
 void Teardown::await_peers(double seconds) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks say to one another before any data moves: one fixed-size header, then a payload.
+// The messages of the mailbox: a header of fixed size, then a payload.
 #pragma once
 
 #include <algorithm>
@@ -15,19 +15,18 @@
 
 namespace ngd::comm::mpi {
 
-// A collective of at most this many bytes travels with its header: one exchange and no more. With
-// the header it stays under 4 KiB, which Open MPI sends eagerly between processes and over TCP.
+// A collective of at most this many bytes travels with its header. With the header it stays under
+// 4 KiB, which Open MPI sends eagerly between processes and over TCP.
 inline constexpr std::size_t kInlineBytes = 3840;
-// A traceback is cut to this (the end of it says the most and is what stays); so is a program's
-// text.
+// A longer traceback loses its beginning, a longer program text its end.
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
-  Sent,       // this rank sends to the reader what the header describes
-  Details,    // the payload is the program's text or the layout, because it differs from another's
-  Failed,     // this rank goes no further: `error` is why, the payload are its LastWords
-  Left        // this rank closed its communicator in good order, or after it said Failed
+  Sent,       // this rank sends the receiver what the header describes
+  Details,    // the payload is the text of the program or the layout, because two ranks differ
+  Failed,     // this rank has failed: `error` and the payload are its Failure
+  Left        // this rank has closed the group, in order or after it sent Failed
 };
 
 struct Header {
@@ -36,7 +35,7 @@ struct Header {
   Topic topic = Topic::Submitted;
   ErrorKind error = ErrorKind::Internal;
   std::uint8_t has_program_text = 0;
-  std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in LastWords
+  std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
   std::uint32_t payload_bytes = 0;
   // Of Failed and Left: the first collective that this rank will not complete.
   std::uint64_t sequence = 0;
@@ -49,30 +48,33 @@ struct Message {
   std::vector<std::byte> payload;
 };
 
-// Why a rank goes no further: the ranks that the failure names, and its text.
-struct LastWords {
+// Why a rank has failed: the error, the ranks of the world that it names, and its text.
+struct Failure {
+  ErrorKind kind = ErrorKind::Internal;
   std::vector<int> ranks;
   std::string text;
 
   static constexpr std::size_t kMaxRanks = 1024;
 
-  // Return the payload, and set the header's number.
-  std::string packed(Header& header) const {
+  // Return the payload of a Failed message, and fill in its header.
+  std::string pack(Header& header) const {
+    header.topic = Topic::Failed;
+    header.error = kind;
     header.number = static_cast<std::uint32_t>(std::min(ranks.size(), kMaxRanks));
     const std::size_t bytes = header.number * sizeof(int);
     std::string payload(reinterpret_cast<const char*>(ranks.data()), bytes);
     return payload.append(tail_of(text, kMaxPayloadBytes - bytes));
   }
-  static LastWords of(const Message& message) {
+  static Failure unpack(const Message& message) {
     const auto* data = reinterpret_cast<const char*>(message.payload.data());
     const std::size_t bytes = message.header.number * sizeof(int);
-    check(message.header.number <= kMaxRanks && bytes <= message.payload.size(), "last words of ",
+    check(message.header.number <= kMaxRanks && bytes <= message.payload.size(), "a failure of ",
           message.payload.size(), " bytes");
-    LastWords words{std::vector<int>(message.header.number), {}};
-    if (bytes != 0) std::memcpy(words.ranks.data(), data, bytes);
+    Failure failure{message.header.error, std::vector<int>(message.header.number), {}};
+    if (bytes != 0) std::memcpy(failure.ranks.data(), data, bytes);
     if (message.payload.size() > bytes)
-      words.text.assign(data + bytes, message.payload.size() - bytes);
-    return words;
+      failure.text.assign(data + bytes, message.payload.size() - bytes);
+    return failure;
   }
 };
 

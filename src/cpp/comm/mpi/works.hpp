@@ -38,7 +38,7 @@ class Works {
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
   // The sequence number of the first collective that is not complete.
   std::uint64_t first_incomplete() const noexcept { return completed_ + 1; }
-  // The first collective that is not complete; null if there is none.
+  // The first incomplete collective, or null.
   const PendingCollective* front() const noexcept {
     return works_.empty() ? nullptr : &works_.front();
   }
