@@ -57,7 +57,7 @@ cdef extern from *:
     const char* ngd_version()
     const char* ngd_mode()
 
-_LANES = ("input", "output", "variable", "constant", "private", "shared", "nowhere")
+_MEMORY_KINDS = ("input", "output", "variable", "constant", "private", "shared", "nowhere")
 _ACTIONS = ("run", "start", "wait", "scan", "cond")
 cdef unsigned long _main_thread = threading.main_thread().ident
 

@@ -257,14 +257,14 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     string cpp_mpis "ngd::comm::mpis"() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
-    cdef enum class Lane:
+    cdef enum class MemoryKind:
         pass
     cdef enum class Action:
         pass
     cppclass Value:
         TensorType type
-        Lane lane
-        size_t place
+        MemoryKind memory
+        size_t position
         size_t offset
     cppclass CppProgram "ngd::runtime::Program"
     cppclass Member "ngd::runtime::Member":
@@ -324,7 +324,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         uint64_t calls
         uint64_t ns
         uint64_t least_ns
-        uint64_t flight_ns
+        uint64_t pending_ns
     cppclass Record:
         Timing whole
         vector[Timing] instructions
@@ -341,7 +341,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         string site
         int start
     cppclass Recording:
-        void begin(size_t most_events) except +ngd_raise_python_error
+        void begin(size_t max_events) except +ngd_raise_python_error
         void end()
         vector[Event] events() except +ngd_raise_python_error
         unordered_map[uint64_t, vector[Label]] labels() except +ngd_raise_python_error

@@ -26,18 +26,18 @@ cdef class ProgramBuilder:
     cdef CppProgram program
     cdef Arena arena  # None: the executable has memory of its own
 
-    def add_value(self, str dtype, tuple shape, str lane, size_t place, size_t offset) -> int:
+    def add_value(self, str dtype, tuple shape, str memory, size_t position, size_t offset) -> int:
         """Add a value and return its number."""
         cdef Value value
         _set_type(value.type, dtype, shape)
-        value.lane = <Lane> <int> _LANES.index(lane)
-        value.place = place
+        value.memory = <MemoryKind> <int> _MEMORY_KINDS.index(memory)
+        value.position = position
         value.offset = offset
         self.program.values.push_back(value)
         return self.program.values.size() - 1
 
     def add_constant(self, bytes data) -> int:
-        """Add a constant's bytes and return its place in the lane of constants."""
+        """Add the bytes of a constant and return its number."""
         cdef vector[char] copied
         cdef const char* begin = data
         copied.assign(begin, begin + len(data))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: what instructions take, while somebody asks.
 
-def begin_recording(size_t most_events) -> None:
+def begin_recording(size_t max_events) -> None:
     """Begin the process's recording; the last one is forgotten. 0: of times, of no events."""
-    recording().begin(most_events)
+    recording().begin(max_events)
 
 
 def end_recording() -> None:
@@ -54,7 +54,7 @@ def clock_ns() -> int:
 
 
 cdef tuple _timing(const Timing& timing):
-    return timing.calls, timing.ns, timing.least_ns, timing.flight_ns
+    return timing.calls, timing.ns, timing.least_ns, timing.pending_ns
 
 
 cdef tuple _record(const Record& record):

@@ -62,7 +62,7 @@ struct Executor::Step {
   const kernels::Kernel* kernel = nullptr;  // of a Run
   std::unique_ptr<Nested> nested;           // of a Scan or a Cond
   Step* started = nullptr;                  // of a Wait
-  Flight* flight = nullptr;                 // of a Start or a Wait
+  PendingCollective* pending = nullptr;     // of a Start or a Wait
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -109,17 +109,18 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       shared_ = own_shared_.data();
     }
   }
-  own_flights_ =
-      std::make_unique<Flights>(device, *queue_, std::move(communicators), program_.groups);
-  flights_ = own_flights_.get();
+  own_collectives_ = std::make_unique<PendingCollectives>(device, *queue_, std::move(communicators),
+                                                          program_.groups);
+  collectives_ = own_collectives_.get();
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
   if (stages_arguments_)
     for (const Value& value : program_.values) {
-      if (value.lane != Lane::Input && value.lane != Lane::Output) continue;
-      auto& staged = value.lane == Lane::Input ? staged_inputs_ : staged_outputs_;
+      if (value.memory != MemoryKind::Input && value.memory != MemoryKind::Output) continue;
+      auto& staged = value.memory == MemoryKind::Input ? staged_inputs_ : staged_outputs_;
       const std::size_t end = value.offset + value.type.bytes();
-      if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
+      if (staged[value.position].bytes() < end)
+        staged[value.position] = device::Buffer(device_, end);
     }
   bind();
 }
@@ -133,7 +134,7 @@ Executor::Executor(Program program, const Surroundings& surroundings, void* aren
       arena_(arena),
       shared_(shared),
       running_(own_running_),
-      flights_(&surroundings.flights),
+      collectives_(&surroundings.collectives),
       own_interrupts_(nullptr),
       interrupts_(surroundings.interrupts),
       queue_(&surroundings.queue),
@@ -159,23 +160,23 @@ void Executor::bind() {
 
 void* Executor::static_pointer(const Value& value) const {
   const auto part_of = [&](void* whole) { return static_cast<std::byte*>(whole) + value.offset; };
-  switch (value.lane) {
-    case Lane::Input:
-      return stages_arguments_ ? part_of(staged_inputs_[value.place].data()) : nullptr;
-    case Lane::Output:
-      return stages_arguments_ ? part_of(staged_outputs_[value.place].data()) : nullptr;
-    case Lane::Variable:
-      return part_of(variables_[value.place]);
-    case Lane::Constant:
-      return part_of(constants_[value.place].data());
-    case Lane::Private:
-      return static_cast<std::byte*>(arena_) + value.place;
-    case Lane::Nowhere:
+  switch (value.memory) {
+    case MemoryKind::Input:
+      return stages_arguments_ ? part_of(staged_inputs_[value.position].data()) : nullptr;
+    case MemoryKind::Output:
+      return stages_arguments_ ? part_of(staged_outputs_[value.position].data()) : nullptr;
+    case MemoryKind::Variable:
+      return part_of(variables_[value.position]);
+    case MemoryKind::Constant:
+      return part_of(constants_[value.position].data());
+    case MemoryKind::Private:
+      return static_cast<std::byte*>(arena_) + value.position;
+    case MemoryKind::Nowhere:
       return nullptr;
-    case Lane::Shared:
+    case MemoryKind::Shared:
       break;
   }
-  return static_cast<std::byte*>(shared_) + value.place;
+  return static_cast<std::byte*>(shared_) + value.position;
 }
 
 void Executor::move_variables(const std::vector<void*>& variables) {
@@ -186,7 +187,7 @@ void Executor::move_variables(const std::vector<void*>& variables) {
   const auto move = [&](const std::vector<int>& values, auto& pointers) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const Value& value = program_.values[static_cast<std::size_t>(values[i])];
-      if (value.lane == Lane::Variable) pointers[i] = static_pointer(value);
+      if (value.memory == MemoryKind::Variable) pointers[i] = static_pointer(value);
     }
   };
   for (Step& step : steps_) {
@@ -212,10 +213,11 @@ void Executor::bind_step(const Instruction& instruction) {
       const Value& value = program_.values[operands[i]];
       void* pointer = static_pointer(value);
       output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
-      const bool moves = value.lane == Lane::Input || value.lane == Lane::Output;
+      const bool moves = value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
       if (moves && !stages_arguments_)
-        step.patches.push_back({output, i, value.lane == Lane::Output, value.place, value.offset});
-      step.writes_variable |= output && value.lane == Lane::Variable;
+        step.patches.push_back(
+            {output, i, value.memory == MemoryKind::Output, value.position, value.offset});
+      step.writes_variable |= output && value.memory == MemoryKind::Variable;
     }
   }
   std::size_t bytes = 0;
@@ -224,18 +226,18 @@ void Executor::bind_step(const Instruction& instruction) {
   step.is_short = instruction.action == Action::Run && bytes <= kShortBytes;
   switch (instruction.action) {
     case Action::Start:
-      step.flight = &flights_->add(instruction, query.inputs.at(0), query.outputs.at(0));
+      step.pending = &collectives_->add(instruction, query.inputs.at(0), query.outputs.at(0));
       return;
     case Action::Wait:
       step.started = &steps_[instruction.start];
-      step.flight = step.started->flight;
+      step.pending = step.started->pending;
       return;
     case Action::Run:
       return bind_kernel(step, query);
     case Action::Scan:
     case Action::Cond:
       step.nested =
-          make_nested(instruction, query, {device_, *queue_, table_, *flights_, interrupts_},
+          make_nested(instruction, query, {device_, *queue_, table_, *collectives_, interrupts_},
                       step.outputs.data() + step.outputs.size() - 2);
   }
 }
@@ -262,11 +264,11 @@ std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
 void Executor::run(const void* const* inputs, void* const* outputs) {
   const Running running(running_);
   variables_touched_ = false;
-  const Flights::Run run_of_flights(*flights_);
+  const PendingCollectives::Run pending_run(*collectives_);
   notify_on_failure([&] { run_to_the_end(inputs, outputs); },
                     [&](const FailureView& failure) {
-                      if (flights_->have_begun() || failure.kind != ErrorKind::Busy)
-                        flights_->abort(failure.text);
+                      if (collectives_->has_submitted() || failure.kind != ErrorKind::Busy)
+                        collectives_->abort(failure.text);
                       drain();
                     });
   variables_touched_ = false;
@@ -293,7 +295,7 @@ void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) t
 // news: the run has failed.
 void Executor::drain() noexcept {
   if (!asynchronous_) return;
-  flights_->drain();
+  collectives_->drain();
   try {
     queue_->synchronize();
   } catch (const std::exception&) {
@@ -301,7 +303,7 @@ void Executor::drain() noexcept {
 }
 
 void Executor::run_inside(const void* const* inputs, void* const* outputs) {
-  if (const std::uint64_t on = recording().now(); on != 0) [[unlikely]]
+  if (const std::uint64_t on = recording().current(); on != 0) [[unlikely]]
     return run_recorded(on, inputs, outputs);
   for (Step& step : steps_) perform(step, inputs, outputs);
 }
@@ -358,7 +360,7 @@ class Executor::Watch {
     step.begin_ns = last_ns_;
     timing.add(now - last_ns_);
     if (step.started != nullptr)
-      timing.flight_ns += static_cast<std::uint64_t>(now - step.started->begin_ns);
+      timing.pending_ns += static_cast<std::uint64_t>(now - step.started->begin_ns);
     if (events_.capacity() > 0)
       events_.push_back(
           {executor_.number_, static_cast<std::uint32_t>(next_), thread_, last_ns_, now});
@@ -404,9 +406,9 @@ void Executor::execute(Step& step) {
   queue_->set_origin(step.instruction);
   switch (step.instruction->action) {
     case Action::Start:
-      return flights_->start(*step.flight, step.inputs[0], step.outputs[0]);
+      return collectives_->start(*step.pending, step.inputs[0], step.outputs[0]);
     case Action::Wait:
-      return flights_->wait(*step.flight);
+      return collectives_->wait(*step.pending);
     case Action::Scan:
     case Action::Cond:
       return step.nested->run(step.inputs.data(), step.outputs.data());
@@ -454,10 +456,10 @@ void Executor::expect_no_nan(const Step& step, std::size_t input) const {
   const Instruction& instruction = *step.instruction;
   const Value& value = program_.values[instruction.inputs[input]];
   const Member* reader = reader_of(instruction, input);
-  if (value.lane == Lane::Input)
+  if (value.memory == MemoryKind::Input)
     not_finite(instruction, reader,
-               concat("argument ", value.place, " of the step holds a NaN; it is read by"));
-  if (value.lane == Lane::Variable)
+               concat("argument ", value.position, " of the step holds a NaN; it is read by"));
+  if (value.memory == MemoryKind::Variable)
     not_finite(instruction, reader, "there is a NaN in a variable read by");
 }
 

@@ -20,8 +20,8 @@
 #include "kernels/kernel.hpp"
 #include "runtime/arena.hpp"
 #include "runtime/finite.hpp"
-#include "runtime/flights.hpp"
 #include "runtime/interrupts.hpp"
+#include "runtime/pending_collectives.hpp"
 #include "runtime/program.hpp"
 #include "runtime/recording.hpp"
 
@@ -32,7 +32,7 @@ struct Surroundings {
   device::Device& device;
   device::Queue& queue;
   kernels::KernelTable table;
-  Flights& flights;
+  PendingCollectives& collectives;
   Interrupts& interrupts;
 };
 
@@ -118,8 +118,8 @@ class Executor {
   std::atomic<bool> own_running_{false};
   std::atomic<bool>& running_;
   bool variables_touched_ = false;
-  std::unique_ptr<Flights> own_flights_;
-  Flights* flights_ = nullptr;
+  std::unique_ptr<PendingCollectives> own_collectives_;
+  PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
   // Behind what it uses: it waits for what is enqueued before anything of that goes.

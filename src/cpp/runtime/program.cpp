@@ -12,16 +12,16 @@ namespace ngd::runtime {
 
 namespace {
 
-constexpr std::string_view kLaneNames[] = {"input",   "output", "variable", "constant",
-                                           "private", "shared", "nowhere"};
+constexpr std::string_view kMemoryNames[] = {"input",   "output", "variable", "constant",
+                                             "private", "shared", "nowhere"};
 
-std::string place_of(const Value& value) {
-  const std::string_view lane = kLaneNames[static_cast<int>(value.lane)];
-  if (value.lane == Lane::Nowhere) return std::string(lane);
-  if (value.lane == Lane::Private || value.lane == Lane::Shared)
-    return concat(lane, '+', value.place);
-  return value.offset > 0 ? concat(lane, ' ', value.place, '+', value.offset)
-                          : concat(lane, ' ', value.place);
+std::string position_of(const Value& value) {
+  const std::string_view memory = kMemoryNames[static_cast<int>(value.memory)];
+  if (value.memory == MemoryKind::Nowhere) return std::string(memory);
+  if (value.memory == MemoryKind::Private || value.memory == MemoryKind::Shared)
+    return concat(memory, '+', value.position);
+  return value.offset > 0 ? concat(memory, ' ', value.position, '+', value.offset)
+                          : concat(memory, ' ', value.position);
 }
 
 void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
@@ -61,7 +61,7 @@ void print_program(std::ostream& out, const Program& program, const std::string&
       << program.shared_bytes << " bytes)\n";
   for (std::size_t i = 0; i < program.values.size(); ++i)
     out << indent << "  %" << i << " : " << ngd::to_string(program.values[i].type) << " @ "
-        << place_of(program.values[i]) << '\n';
+        << position_of(program.values[i]) << '\n';
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
     out << indent << "  " << i << ": ";
@@ -85,53 +85,64 @@ void print_program(std::ostream& out, const Program& program, const std::string&
   }
 }
 
-// Of a program that talks in so many groups.
-void verify(const Program& program, std::size_t groups) {
-  const auto places = [&](Lane lane) -> std::size_t {
-    switch (lane) {
-      case Lane::Input:
-        return program.inputs;
-      case Lane::Output:
-        return program.outputs;
-      case Lane::Variable:
-        return program.variables;
-      case Lane::Constant:
-        return program.constants.size();
-      case Lane::Private:
-        return program.private_bytes;
-      case Lane::Shared:
-        return program.shared_bytes;
-      case Lane::Nowhere:
-        break;
-    }
-    return 1;
-  };
-  for (const Value& value : program.values) {
-    const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
-    const std::size_t end = arena ? value.place + value.type.bytes() : value.place + 1;
-    check(end <= places(value.lane) && (!arena || value.offset == 0) &&
-              (value.lane != Lane::Constant ||
-               value.offset + value.type.bytes() <= program.constants[value.place].size()),
-          "program: a value lies outside its lane: ", place_of(value));
+// Return the number of arrays, or of bytes of an arena.
+std::size_t extent_of(const Program& program, MemoryKind memory) {
+  switch (memory) {
+    case MemoryKind::Input:
+      return program.inputs;
+    case MemoryKind::Output:
+      return program.outputs;
+    case MemoryKind::Variable:
+      return program.variables;
+    case MemoryKind::Constant:
+      return program.constants.size();
+    case MemoryKind::Private:
+      return program.private_bytes;
+    case MemoryKind::Shared:
+      return program.shared_bytes;
+    case MemoryKind::Nowhere:
+      break;
   }
+  return 1;
+}
+
+void verify_values(const Program& program) {
+  for (const Value& value : program.values) {
+    const bool in_arena = value.memory == MemoryKind::Private || value.memory == MemoryKind::Shared;
+    const std::size_t end = in_arena ? value.position + value.type.bytes() : value.position + 1;
+    check(end <= extent_of(program, value.memory) && (!in_arena || value.offset == 0) &&
+              (value.memory != MemoryKind::Constant ||
+               value.offset + value.type.bytes() <= program.constants[value.position].size()),
+          "program: a value lies outside its lane: ", position_of(value));
+  }
+}
+
+void verify_operands(const Program& program, std::size_t i) {
+  const Instruction& instruction = program.instructions[i];
   const int values = static_cast<int>(program.values.size());
+  for (const auto* operands : {&instruction.inputs, &instruction.outputs})
+    for (const int v : *operands) {
+      check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
+      check(program.values[v].memory != MemoryKind::Nowhere ||
+                (operands == &instruction.outputs &&
+                 (instruction.action == Action::Run || runs_programs(instruction))),
+            "program: instruction ", i, " uses a value that lies nowhere: ", v);
+    }
+}
+
+// A nested program uses the groups of the outer one.
+void verify(const Program& program, std::size_t num_groups) {
+  verify_values(program);
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
-    for (const auto* operands : {&instruction.inputs, &instruction.outputs})
-      for (const int v : *operands) {
-        check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
-        check(program.values[v].lane != Lane::Nowhere ||
-                  (operands == &instruction.outputs &&
-                   (instruction.action == Action::Run || runs_programs(instruction))),
-              "program: instruction ", i, " uses a value that lies nowhere: ", v);
-      }
+    verify_operands(program, i);
     for (const Program& body : instruction.bodies) {
       check(body.groups.empty() && body.variables == 0, "program: instruction ", i,
             " runs a program that has groups or variables of its own");
-      verify(body, groups);
+      verify(body, num_groups);
     }
     if (instruction.action == Action::Start)
-      check(instruction.group >= 0 && static_cast<std::size_t>(instruction.group) < groups,
+      check(instruction.group >= 0 && static_cast<std::size_t>(instruction.group) < num_groups,
             "program: instruction ", i, " names no group: ", instruction.group);
     if (instruction.action != Action::Wait) continue;
     check(instruction.start >= 0 && instruction.start < static_cast<int>(i) &&
@@ -144,7 +155,7 @@ void verify(const Program& program, std::size_t groups) {
 
 std::string to_string(const Program& program) {
   std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
+  out.exceptions(std::ios::badbit);  // otherwise the text is truncated if memory is short
   out.imbue(std::locale::classic());
   print_program(out, program, "");
   return out.str();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A compiled step as plain data: what Python's compiler hands over and the executor runs.
+// A program: a compiled step as plain data, from the compiler in Python to the executor.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,29 @@
 
 namespace ngd::runtime {
 
-// Where a value lives. Input, Output, Variable and Constant are numbered; Private and Shared are
-// arenas, in which values whose lives do not overlap share bytes. Shared is memory from which the
-// ranks of a host reduce without staging. Nowhere: a result that nobody reads has no bytes; its
-// kernel is given a null pointer.
-enum class Lane : std::uint8_t { Input, Output, Variable, Constant, Private, Shared, Nowhere };
+// The memory of a value. Inputs, outputs, variables and constants are numbered arrays. Private and
+// Shared are arenas: values that are not alive at the same time share bytes. The ranks of a host
+// reduce from the shared arena without staging. Nowhere: no instruction reads the value, so it has no
+// memory, and its kernel gets a null pointer.
+enum class MemoryKind : std::uint8_t {
+  Input,
+  Output,
+  Variable,
+  Constant,
+  Private,
+  Shared,
+  Nowhere
+};
 
 struct Value {
   TensorType type;
-  Lane lane = Lane::Private;
-  std::size_t place = 0;   // the number, or the byte offset in the arena
-  std::size_t offset = 0;  // where in what has the number, in bytes; 0 in an arena
+  MemoryKind memory = MemoryKind::Private;
+  std::size_t position = 0;  // the number of the array, or the byte offset in the arena
+  std::size_t offset = 0;    // the byte offset in the array; 0 in an arena
 };
 
-// Run: a kernel. Start: hand a collective to the communicator. Wait: have its result. Scan and Cond
-// run programs (runtime/nested.hpp).
+// Run computes a kernel. Start submits a collective, and Wait waits for it. Scan and Cond run nested
+// programs (runtime/nested.hpp).
 enum class Action : std::uint8_t { Run, Start, Wait, Scan, Cond };
 
 struct Program;
@@ -33,26 +41,26 @@ struct Program;
 // An op of the user's graph that an instruction computes, for NGD_CHECK_FINITE.
 struct Member {
   std::string op, site;
-  int application = -1;  // equal for what one op was expanded into; -1: the op was not expanded
+  int application = -1;  // equal for all ops that one op was expanded into; -1: not expanded
 };
 
 struct Instruction {
   Action action = Action::Run;
   std::string op;           // a kernel's op, or a collective's kind
-  std::vector<int> inputs;  // values; of a Wait: none
+  std::vector<int> inputs;  // values; a Wait has none
   std::vector<int> outputs;
   Attrs attrs;
   int start = -1;    // of a Wait: the instruction that it waits for
-  int group = 0;     // of a Start: which of the program's groups it talks in
+  int group = 0;     // of a Start: the number of its group in the program
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
   // Not part of the text form. Of a fused kernel: one per statement, then one per reduction.
   std::vector<Member> members = {};
 };
 
-// What the ranks of a group compare of their programs.
+// The collectives of a program in one group, which the ranks of the group compare.
 struct GroupSequence {
-  std::string text;        // one line a collective, in order, with its call site; and which step
+  std::string text;        // one line per collective, in order, with its call site; and the step
   std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
   std::uint64_t computation = 0;  // of what the step computes (comm/computations.hpp)
 };
@@ -69,7 +77,7 @@ struct Program {
 // The stable text form that golden tests compare.
 std::string to_string(const Program& program);
 
-// Throws Internal where an operand, a place or a Wait points outside the program.
+// Throw Internal if an operand, a position or a Wait is outside of the program.
 void verify(const Program& program);
 
 }  // namespace ngd::runtime

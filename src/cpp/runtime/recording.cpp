@@ -14,16 +14,16 @@ std::int64_t now_ns() noexcept {
   return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
-void Recording::begin(std::size_t most_events) {
+void Recording::begin(std::size_t max_events) {
   const std::scoped_lock lock(mutex_);
-  if (now() != 0)
+  if (current() != 0)
     fail(ErrorKind::Busy,
          "ngd.profile, ngd.timeline: the process is in a block of one of them already");
   events_.clear();
   labels_.clear();
   dropped_ = 0;
-  most_events_ = most_events;
-  wants_events_.store(most_events > 0, std::memory_order_relaxed);
+  max_events_ = max_events;
+  wants_events_.store(max_events > 0, std::memory_order_relaxed);
   on_.store(++last_, std::memory_order_relaxed);
 }
 
@@ -44,8 +44,7 @@ void Recording::add(std::uint64_t number, const Program& program,
         labels.push_back({each.action, each.op, each.site, each.start});
       labels_.emplace(number, std::move(labels));
     }
-    const std::size_t taken =
-        std::min(events.size(), most_events_ - std::min(before, most_events_));
+    const std::size_t taken = std::min(events.size(), max_events_ - std::min(before, max_events_));
     events_.insert(events_.end(), events.begin(),
                    events.begin() + static_cast<std::ptrdiff_t>(taken));
   } catch (const std::exception&) {  // out of memory

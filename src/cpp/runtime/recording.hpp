@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What instructions take, while somebody asks.
+// Recordings: the times of instructions.
 //
-// A process makes one recording at a time: of the times of instructions, and, where that is wanted,
-// of each single one as an event. Executors ask once a run whether a recording is on, so none costs
-// nothing. An instruction begins where the one before it ended: so the times of all add up to the
-// time of the run. On a device whose queues are asynchronous a recorded run waits after each
-// instruction, or nobody could say what that took.
+// A process makes one recording at a time. It has the total times of each instruction and, if they
+// are wanted, single executions as events. An executor checks once per run whether a recording is on.
+// An instruction begins when the previous one ends, so the times add up to the time of the run. On a
+// device with asynchronous queues a recorded run waits after each instruction; otherwise the time of
+// an instruction would not be known.
 #pragma once
 
 #include <atomic>
@@ -20,13 +20,13 @@
 
 namespace ngd::runtime {
 
-// Nanoseconds on CLOCK_MONOTONIC, which all processes of a host share.
+// CLOCK_MONOTONIC in nanoseconds. All processes of a host share this clock.
 std::int64_t now_ns() noexcept;
 
-// What an instruction, or a whole run, has taken in a recording.
+// The times of one instruction, or of whole runs, in a recording.
 struct Timing {
   std::uint64_t calls = 0, ns = 0, least_ns = 0;
-  std::uint64_t flight_ns = 0;  // of a Wait: from the begin of its Start to its own end
+  std::uint64_t pending_ns = 0;  // of a Wait: from the begin of its Start to the end of the Wait
 
   void add(std::int64_t taken_ns) noexcept {
     const auto taken = static_cast<std::uint64_t>(taken_ns);
@@ -36,24 +36,24 @@ struct Timing {
   }
 };
 
-// What a program has taken: its runs, each of its instructions, and the programs that these run, in
-// the order of the instructions.
+// The times of a program: of its runs, of each instruction, and of the nested programs in the order
+// of the instructions.
 struct Record {
   Timing whole;
   std::vector<Timing> instructions;
   std::vector<Record> bodies;
 };
 
-// An instruction that ran, or a whole run.
+// One execution of an instruction, or one run.
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
   std::uint64_t program;      // an executor's number
   std::uint32_t instruction;  // kWhole: the run
-  std::uint64_t thread;       // the system's number of it
+  std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;
 };
 
-// What an event's numbers stand for.
+// The description of an instruction that events name by its number.
 struct Label {
   Action action = Action::Run;
   std::string op, site;
@@ -63,21 +63,21 @@ struct Label {
 // The process's recording.
 class Recording {
  public:
-  // Begins one, and forgets the last. Throws Busy while one is on. `most_events`: later ones are
-  // counted and dropped; 0 = none is wanted.
-  void begin(std::size_t most_events);
-  void end() noexcept;  // none is on from here; its events stay until the next begins
+  // Begin a recording, and drop the last one. Throws Busy if one is on. Events after the first
+  // `max_events` are counted and dropped. 0: no events.
+  void begin(std::size_t max_events);
+  void end() noexcept;  // the events stay until the next recording begins
 
-  // 0: none is on. Else its number: another one has another number.
-  std::uint64_t now() const noexcept { return on_.load(std::memory_order_relaxed); }
+  // Return the number of the recording that is on, or 0. Each recording has a new number.
+  std::uint64_t current() const noexcept { return on_.load(std::memory_order_relaxed); }
   bool wants_events() const noexcept { return wants_events_.load(std::memory_order_relaxed); }
-  // A number for an executor, which no other one has.
+  // Return a new number for an executor.
   std::uint64_t next_program() noexcept { return ++programs_; }
 
-  // From an executor of that number. Without memory they are dropped.
+  // Add events of executor `number`. They are dropped if memory is short.
   void add(std::uint64_t number, const Program& program, const std::vector<Event>& events) noexcept;
 
-  // Copies of what is there.
+  // Return copies.
   std::vector<Event> events() const;
   std::unordered_map<std::uint64_t, std::vector<Label>> labels() const;
   std::uint64_t dropped() const noexcept;
@@ -85,9 +85,9 @@ class Recording {
  private:
   std::atomic<std::uint64_t> on_{0}, programs_{0};
   std::atomic<bool> wants_events_{false};
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // protects the members below
   std::uint64_t last_ = 0, dropped_ = 0;
-  std::size_t most_events_ = 0;
+  std::size_t max_events_ = 0;
   std::deque<Event> events_;
   std::unordered_map<std::uint64_t, std::vector<Label>> labels_;
 };

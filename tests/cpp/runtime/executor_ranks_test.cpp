@@ -18,7 +18,7 @@ namespace {
 using runtime::Action;
 using runtime::Executor;
 using runtime::Instruction;
-using runtime::Lane;
+using runtime::MemoryKind;
 using runtime::Program;
 using testing::run;
 
@@ -41,13 +41,17 @@ Instruction sum(Action action, int value, int start) {
 
 // variable <- output = sum(input + variable) + sum(2 * input): two collectives under way at once,
 // of operands in memory that the ranks share, or not.
-Program two_sums(Lane lane) {
+Program two_sums(MemoryKind memory) {
   Program program;
-  program.values = {{kLong, Lane::Input, 0}, {kLong, Lane::Variable, 0}, {kLong, lane, 0},
-                    {kLong, lane, kPlace},   {kLong, Lane::Output, 0},   {kLong, Lane::Private, 0}};
+  program.values = {{kLong, MemoryKind::Input, 0},
+                    {kLong, MemoryKind::Variable, 0},
+                    {kLong, memory, 0},
+                    {kLong, memory, kPlace},
+                    {kLong, MemoryKind::Output, 0},
+                    {kLong, MemoryKind::Private, 0}};
   program.inputs = program.outputs = program.variables = 1;
   program.private_bytes = program.shared_bytes = 2 * kPlace;
-  if (lane == Lane::Private) program.values[5].place = program.private_bytes;
+  if (memory == MemoryKind::Private) program.values[5].position = program.private_bytes;
   program.private_bytes *= 2;
   program.instructions = {
       run("add", {0, 1}, {2}),   sum(Action::Start, 2, -1), run("add", {0, 0}, {3}),
@@ -85,13 +89,13 @@ void expect_success(const std::vector<comm::Outcome>& outcomes) {
 
 TEST_P(RanksOnDevices, SumWhatIsThere) {
   const std::vector<float> sums[] = {expected(1), expected(2), expected(kCalls)};
-  for (const Lane lane : {Lane::Shared, Lane::Private})
+  for (const MemoryKind memory : {MemoryKind::Shared, MemoryKind::Private})
     expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
       testing::RemoteDevice device(GetParam().memory, GetParam().asynchronous,
                                    std::chrono::milliseconds(1 + 2 * group.rank()));
       device::Buffer variable(device, kLong.bytes());
       variable.write(std::vector<float>(kCount).data());
-      Executor executor(two_sums(lane), device, testing::remote_table(), {&group},
+      Executor executor(two_sums(memory), device, testing::remote_table(), {&group},
                         {variable.data()});
       for (int call = 0; call < kCalls; ++call) {
         const std::vector<float> input = numbers(group.rank(), call);
@@ -110,9 +114,10 @@ TEST_P(RanksOnDevices, SumWhatIsThere) {
 Program ask_and_answer(int rank) {
   const TensorType token{DType::F32, {}};
   Program program;
-  program.values = {{kLong, Lane::Input, 0},        {kLong, Lane::Private, 0},
-                    {kLong, Lane::Private, kPlace}, {token, Lane::Private, 2 * kPlace},
-                    {kLong, Lane::Output, 0},       {token, Lane::Private, 2 * kPlace + 64}};
+  program.values = {
+      {kLong, MemoryKind::Input, 0},        {kLong, MemoryKind::Private, 0},
+      {kLong, MemoryKind::Private, kPlace}, {token, MemoryKind::Private, 2 * kPlace},
+      {kLong, MemoryKind::Output, 0},       {token, MemoryKind::Private, 2 * kPlace + 64}};
   program.inputs = program.outputs = 1;
   program.private_bytes = 2 * kPlace + 128;
   const auto message = [&](Action action, const char* op, std::vector<int> inputs,
@@ -158,15 +163,17 @@ TEST_P(RanksOnDevices, SendWhatAPeerNeedsBeforeItAnswers) {
 
 // Two rounds of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is under way; the
 // output is carry + this sum. Of an input and a slice.
-Program rounds_of_sums(Lane lane) {
-  const bool shared = lane == Lane::Shared;
+Program rounds_of_sums(MemoryKind memory) {
+  const bool shared = memory == MemoryKind::Shared;
   const TensorType stack{DType::F32, {2, kCount}}, bytes{DType::U8, {8 * kPlace}};
-  const runtime::Value own{bytes, Lane::Private, 2 * kPlace};
-  const runtime::Value common{bytes, shared ? Lane::Shared : Lane::Nowhere,
+  const runtime::Value own{bytes, MemoryKind::Private, 2 * kPlace};
+  const runtime::Value common{bytes, shared ? MemoryKind::Shared : MemoryKind::Nowhere,
                               shared ? 2 * kPlace : 0};
   Program round;
-  round.values = {
-      {kLong, Lane::Input, 0}, {kLong, Lane::Input, 1}, {kLong, lane, 0}, {kLong, Lane::Output, 0}};
+  round.values = {{kLong, MemoryKind::Input, 0},
+                  {kLong, MemoryKind::Input, 1},
+                  {kLong, memory, 0},
+                  {kLong, MemoryKind::Output, 0}};
   round.inputs = 2;
   round.outputs = 1;
   (shared ? round.shared_bytes : round.private_bytes) = kPlace;
@@ -174,9 +181,10 @@ Program rounds_of_sums(Lane lane) {
                         run("copy", {2}, {3})};
 
   Program branch;
-  branch.values = {{kLong, Lane::Input, 0}, {stack, Lane::Input, 1},   {kLong, Lane::Output, 0},
-                   {stack, Lane::Nowhere},  {bytes, Lane::Private, 0}, common};
-  if (shared) branch.values[5] = {{DType::U8, {kPlace}}, Lane::Shared, 0};
+  branch.values = {{kLong, MemoryKind::Input, 0},   {stack, MemoryKind::Input, 1},
+                   {kLong, MemoryKind::Output, 0},  {stack, MemoryKind::Nowhere},
+                   {bytes, MemoryKind::Private, 0}, common};
+  if (shared) branch.values[5] = {{DType::U8, {kPlace}}, MemoryKind::Shared, 0};
   branch.inputs = 2;
   branch.outputs = 1;
   branch.private_bytes = 8 * kPlace;
@@ -189,14 +197,14 @@ Program rounds_of_sums(Lane lane) {
   branch.instructions = {scan};
 
   Program program;
-  program.values = {{kLong, Lane::Input, 0},
-                    {stack, Lane::Input, 1},
-                    {kLong, lane, 0},
-                    {{DType::Bool, {}}, Lane::Private, kPlace},
-                    {kLong, lane, kPlace},
-                    {{DType::U8, {16 * kPlace}}, Lane::Private, 2 * kPlace},
+  program.values = {{kLong, MemoryKind::Input, 0},
+                    {stack, MemoryKind::Input, 1},
+                    {kLong, memory, 0},
+                    {{DType::Bool, {}}, MemoryKind::Private, kPlace},
+                    {kLong, memory, kPlace},
+                    {{DType::U8, {16 * kPlace}}, MemoryKind::Private, 2 * kPlace},
                     common,
-                    {kLong, Lane::Output, 0}};
+                    {kLong, MemoryKind::Output, 0}};
   program.inputs = 2;
   program.outputs = 1;
   program.private_bytes = 18 * kPlace;
@@ -213,11 +221,11 @@ Program rounds_of_sums(Lane lane) {
 }
 
 TEST_P(RanksOnDevices, SumInTheRoundsOfALoop) {
-  for (const Lane lane : {Lane::Shared, Lane::Private})
+  for (const MemoryKind memory : {MemoryKind::Shared, MemoryKind::Private})
     expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
       testing::RemoteDevice device(GetParam().memory, GetParam().asynchronous,
                                    std::chrono::milliseconds(1 + group.rank()));
-      Executor executor(rounds_of_sums(lane), device, testing::remote_table(), {&group}, {});
+      Executor executor(rounds_of_sums(memory), device, testing::remote_table(), {&group}, {});
       for (int call = 1; call <= kCalls; ++call) {
         const auto whole = static_cast<float>(call);
         const std::vector<float> input(kCount, whole), slices(2 * kCount, 10 * whole);
@@ -237,7 +245,7 @@ TEST_P(RanksOnDevices, AreToldOfAKernelThatFailsBeforeACollective) {
       testing::RemoteDevice device = GetParam().make();
       device::Buffer variable(device, kLong.bytes());
       variable.write(std::vector<float>(kCount).data());
-      Program program = two_sums(Lane::Shared);
+      Program program = two_sums(MemoryKind::Shared);
       program.instructions[static_cast<std::size_t>(place) - 1].op =
           group.rank() == 0 ? "fails" : "add";
       Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});

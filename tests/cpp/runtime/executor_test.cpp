@@ -24,7 +24,7 @@ namespace {
 using runtime::Action;
 using runtime::Executor;
 using runtime::Instruction;
-using runtime::Lane;
+using runtime::MemoryKind;
 using runtime::Program;
 using testing::kVector;
 using testing::run;
@@ -64,9 +64,9 @@ TEST_P(OnDevice, RunsAStep) {
 // carry, made = body(carry, slice): made = carry + slice + ten, and carry = made.
 Program round_of_a_scan() {
   Program body;
-  body.values = {{kVector, Lane::Input, 0},   {kVector, Lane::Input, 1},
-                 {kVector, Lane::Private, 0}, {kVector, Lane::Constant, 0},
-                 {kVector, Lane::Output, 0},  {kVector, Lane::Output, 1}};
+  body.values = {{kVector, MemoryKind::Input, 0},   {kVector, MemoryKind::Input, 1},
+                 {kVector, MemoryKind::Private, 0}, {kVector, MemoryKind::Constant, 0},
+                 {kVector, MemoryKind::Output, 0},  {kVector, MemoryKind::Output, 1}};
   body.inputs = body.outputs = 2;
   body.private_bytes = 64;
   const float ten[] = {10, 20, 30};
@@ -77,16 +77,19 @@ Program round_of_a_scan() {
 }
 
 // last, made, histories of that scan over two slices; what nobody reads lies nowhere.
-Program scan_of_two(bool reverse, Lane last, Lane made, Lane history) {
+Program scan_of_two(bool reverse, MemoryKind last, MemoryKind made, MemoryKind history) {
   const TensorType stack{DType::F32, {2, 3}}, spare{DType::U8, {64 + 3 * 64}};
   Program program;
-  const auto result = [](const TensorType& type, Lane lane, std::size_t number) {
-    return runtime::Value{type, lane, lane == Lane::Nowhere ? 0 : number};
+  const auto result = [](const TensorType& type, MemoryKind memory, std::size_t number) {
+    return runtime::Value{type, memory, memory == MemoryKind::Nowhere ? 0 : number};
   };
-  program.values = {{kVector, Lane::Input, 0},        {stack, Lane::Input, 1},
-                    result(kVector, last, 0),         result(stack, made, 1),
-                    result(stack, history, 2),        {spare, Lane::Private, 0},
-                    {{DType::U8, {0}}, Lane::Nowhere}};
+  program.values = {{kVector, MemoryKind::Input, 0},
+                    {stack, MemoryKind::Input, 1},
+                    result(kVector, last, 0),
+                    result(stack, made, 1),
+                    result(stack, history, 2),
+                    {spare, MemoryKind::Private, 0},
+                    {{DType::U8, {0}}, MemoryKind::Nowhere}};
   program.inputs = 2;
   program.outputs = 3;
   program.private_bytes = 64 + 3 * 64;
@@ -106,8 +109,10 @@ TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
     for (const bool reverse : {false, true}) {
       float last[3] = {}, made[6] = {}, history[6] = {};
       void* outputs[] = {last, made, history};
-      const auto lane = [&](int bit) { return (unread & bit) != 0 ? Lane::Nowhere : Lane::Output; };
-      Executor executor(scan_of_two(reverse, lane(1), lane(2), lane(4)), device,
+      const auto memory = [&](int bit) {
+        return (unread & bit) != 0 ? MemoryKind::Nowhere : MemoryKind::Output;
+      };
+      Executor executor(scan_of_two(reverse, memory(1), memory(2), memory(4)), device,
                         testing::remote_table(), {}, {});
       executor.run(inputs, outputs);
       const int first = reverse ? 3 : 0, second = 3 - first;  // where the slices begin
@@ -130,17 +135,17 @@ TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
 Program choice() {
   Program doubles, hands_on;
   for (Program* body : {&doubles, &hands_on}) {
-    body->values = {{kVector, Lane::Input, 0}, {kVector, Lane::Output, 0}};
+    body->values = {{kVector, MemoryKind::Input, 0}, {kVector, MemoryKind::Output, 0}};
     body->inputs = body->outputs = 1;
   }
   doubles.instructions = {run("add", {0, 0}, {1})};
   hands_on.instructions = {run("copy", {0}, {1})};
   Program program;
-  program.values = {{{DType::Bool, {}}, Lane::Private, 64},
-                    {kVector, Lane::Input, 0},
-                    {kVector, Lane::Output, 0},
-                    {{DType::U8, {64}}, Lane::Private, 0},
-                    {{DType::U8, {0}}, Lane::Nowhere}};
+  program.values = {{{DType::Bool, {}}, MemoryKind::Private, 64},
+                    {kVector, MemoryKind::Input, 0},
+                    {kVector, MemoryKind::Output, 0},
+                    {{DType::U8, {64}}, MemoryKind::Private, 0},
+                    {{DType::U8, {0}}, MemoryKind::Nowhere}};
   program.inputs = program.outputs = 1;
   program.private_bytes = 65;
   program.instructions = {
@@ -317,11 +322,11 @@ TEST_P(OnDevice, LeavesNothingUnderWayWhenAStepFails) {
 TEST_P(OnDevice, AddressesPartsOfWhatIsNumbered) {
   const TensorType part{DType::F32, {3}};
   Program program;
-  program.values = {{part, Lane::Input, 0, 8},
-                    {part, Lane::Variable, 0, 4},
-                    {part, Lane::Output, 0, 4},
-                    {{DType::F32, {1}}, Lane::Input, 0, 0},
-                    {{DType::F32, {1}}, Lane::Output, 0, 0}};
+  program.values = {{part, MemoryKind::Input, 0, 8},
+                    {part, MemoryKind::Variable, 0, 4},
+                    {part, MemoryKind::Output, 0, 4},
+                    {{DType::F32, {1}}, MemoryKind::Input, 0, 0},
+                    {{DType::F32, {1}}, MemoryKind::Output, 0, 0}};
   program.inputs = program.outputs = program.variables = 1;
   program.instructions = {run("add", {0, 1}, {2}), run("copy", {3}, {4})};
   device::Buffer variable(device, 16);
@@ -355,7 +360,7 @@ TEST_P(OnDevice, NamesTheOpThatNoKernelTakes) {
 }
 
 TEST_P(OnDevice, NamesWhatFailsInAProgramThatAnotherOneRuns) {
-  Program program = scan_of_two(false, Lane::Output, Lane::Output, Lane::Output);
+  Program program = scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Output);
   program.instructions[0].bodies[0].instructions[1] = run("fails", {2, 3}, {5});
   program.instructions[0].bodies[0].instructions[1].site = "model.py:99";
   Executor executor(program, device, testing::remote_table(), {}, {});
@@ -422,7 +427,7 @@ TEST_P(OnDevice, NamesWhereANaNBegins) {
 
 TEST_P(OnDevice, NamesWhereANaNBeginsInAProgramThatAnotherOneRuns) {
   const CheckFinite check;
-  Program program = scan_of_two(true, Lane::Output, Lane::Nowhere, Lane::Nowhere);
+  Program program = scan_of_two(true, MemoryKind::Output, MemoryKind::Nowhere, MemoryKind::Nowhere);
   program.instructions[0].bodies[0].instructions[0] = run("nan", {0}, {2});
   Executor executor(program, device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
@@ -438,7 +443,7 @@ TEST_P(OnDevice, NamesWhereANaNBeginsInAProgramThatAnotherOneRuns) {
 TEST_P(OnDevice, GoesOnBehindACollectiveWhoseOperandIsNotThere) {
   if (!device.asynchronous()) GTEST_SKIP() << "the caller runs all kernels";
   Program program = training_step();
-  program.values.push_back({kVector, Lane::Private, 64});
+  program.values.push_back({kVector, MemoryKind::Private, 64});
   program.private_bytes = 128;
   Instruction start = program.instructions[1], wait = program.instructions[2];
   start.inputs = start.outputs = wait.outputs = {6};
@@ -565,8 +570,8 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
     if (GetParam().asynchronous) {  // what a kernel takes, not what it takes to enqueue it
       EXPECT_GE(record.instructions[0].least_ns, 1000000u);
     }
-    EXPECT_GE(record.instructions[2].flight_ns, record.instructions[2].ns);
-    EXPECT_EQ(record.instructions[0].flight_ns, 0u);
+    EXPECT_GE(record.instructions[2].pending_ns, record.instructions[2].ns);
+    EXPECT_EQ(record.instructions[0].pending_ns, 0u);
 
     const auto events = runtime::recording().events();
     ASSERT_EQ(events.size(), runs * 7);
@@ -586,7 +591,7 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
 }
 
 TEST_P(OnDevice, RecordsUpToWhatFails) {
-  Program program = scan_of_two(false, Lane::Output, Lane::Output, Lane::Output);
+  Program program = scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Output);
   program.instructions[0].bodies[0].instructions[1] = run("fails", {2, 3}, {5});
   Executor executor(program, device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
@@ -611,8 +616,8 @@ TEST_P(OnDevice, RecordsUpToWhatFails) {
 }
 
 TEST_P(OnDevice, RecordsTheRoundsOfALoop) {
-  Executor executor(scan_of_two(true, Lane::Output, Lane::Output, Lane::Nowhere), device,
-                    testing::remote_table(), {}, {});
+  Executor executor(scan_of_two(true, MemoryKind::Output, MemoryKind::Output, MemoryKind::Nowhere),
+                    device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
   float last[3], made[6];
   const void* inputs[] = {start, slices};
@@ -642,8 +647,8 @@ TEST(Recording, IsOneAtATime) {
 }
 
 TEST_P(OnDevice, GivesNoRecordOfARunThatIsUnderWay) {
-  Executor executor(scan_of_two(false, Lane::Output, Lane::Output, Lane::Nowhere), device,
-                    testing::remote_table(), {}, {});
+  Executor executor(scan_of_two(false, MemoryKind::Output, MemoryKind::Output, MemoryKind::Nowhere),
+                    device, testing::remote_table(), {}, {});
   const float start[] = {1, 2, 3}, slices[6] = {};
   float last[3], made[6];
   const void* inputs[] = {start, slices};

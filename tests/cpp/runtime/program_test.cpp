@@ -13,8 +13,8 @@ namespace {
 
 Program small() {
   Program program;
-  program.values = {{{DType::F32, {2, 3}}, Lane::Input, 0},
-                    {{DType::F32, {2, 3}}, Lane::Shared, 64}};
+  program.values = {{{DType::F32, {2, 3}}, MemoryKind::Input, 0},
+                    {{DType::F32, {2, 3}}, MemoryKind::Shared, 64}};
   program.inputs = 1;
   program.shared_bytes = 128;
   Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, 0, "a.py:1", {}};
@@ -39,8 +39,8 @@ TEST(Program, PrintsAStableText) {
 TEST(Program, HasPartsOfWhatIsNumberedAndResultsThatNobodyReads) {
   Program program = small();
   program.constants.emplace_back(24);
-  program.values.push_back({{DType::F32, {3}}, Lane::Constant, 0, 12});
-  program.values.push_back({{DType::I64, {3}}, Lane::Nowhere});
+  program.values.push_back({{DType::F32, {3}}, MemoryKind::Constant, 0, 12});
+  program.values.push_back({{DType::I64, {3}}, MemoryKind::Nowhere});
   program.instructions.insert(program.instructions.begin(),
                               {Action::Run, "top_k", {2}, {1, 3}, {}, -1, 0, "a.py:3", {}});
   program.instructions[3].start = 2;

@@ -21,11 +21,11 @@ inline runtime::Instruction run(const char* op, std::vector<int> inputs, std::ve
 inline runtime::Program training_step() {
   using runtime::Action;
   using runtime::Instruction;
-  using runtime::Lane;
+  using runtime::MemoryKind;
   runtime::Program program;
-  program.values = {{kVector, Lane::Input, 0},    {kVector, Lane::Variable, 0},
-                    {kVector, Lane::Constant, 0}, {kVector, Lane::Shared, 0},
-                    {kVector, Lane::Output, 0},   {kVector, Lane::Private, 0}};
+  program.values = {{kVector, MemoryKind::Input, 0},    {kVector, MemoryKind::Variable, 0},
+                    {kVector, MemoryKind::Constant, 0}, {kVector, MemoryKind::Shared, 0},
+                    {kVector, MemoryKind::Output, 0},   {kVector, MemoryKind::Private, 0}};
   program.inputs = program.outputs = program.variables = 1;
   program.private_bytes = program.shared_bytes = 64;
   const float ten[] = {10, 20, 30};

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pending collectives of a run, of all programs that it runs.
+//
+// Communicators do not know queues, so a collective is submitted when its operand is computed. If the
+// operand is not ready yet, the host enqueues the next instructions, and submits at the next
+// collective that is started or waited for. The first collective of a run is submitted at once,
+// because it may be refused, and a refused run must have no effect. Copies of operands to the host
+// have a queue of their own, because the main queue is full of later instructions.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/computations.hpp"
+#include "device/device.hpp"
+#include "runtime/program.hpp"
+
+namespace ngd::runtime {
+
+// A collective of the program. It is prepared once. It may be started again after a wait.
+struct PendingCollective {
+  const Instruction* instruction = nullptr;  // the Start
+  comm::Communicator* communicator = nullptr;
+  comm::Collective collective;
+  comm::ProgramIdentity program;  // not of sends and receives
+  std::vector<std::uint64_t> counts, receive_counts;
+  comm::Work work;
+  void* result = nullptr;              // on the device
+  std::size_t bytes_to_clear = 0;      // of the result, if this rank receives nothing
+  bool is_staged = false;              // operand and result are copied through host memory
+  device::Buffer source, destination;  // this host memory
+  // If the queue is asynchronous: the operand is computed; it is copied to the host.
+  std::unique_ptr<device::Event> operand_ready, operand_staged;
+};
+
+class PendingCollectives {
+ public:
+  // The communicators are those of the groups and belong to one family. They must outlive this
+  // object, as must the groups and the queue.
+  PendingCollectives(device::Device& device, device::Queue& queue,
+                     std::vector<comm::Communicator*> communicators,
+                     const std::vector<GroupSequence>& groups);
+
+  // Prepare the collective of a Start with these types of operand and result. Throws Internal if they
+  // do not fit the collective.
+  PendingCollective& add(const Instruction& instruction, const TensorType& operand,
+                         const TensorType& result);
+
+  // The duration of a run. No collective of an earlier run is pending.
+  class Run {
+   public:
+    explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
+      collectives_.begin();
+    }
+    ~Run() { collectives_.watch(false); }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+
+   private:
+    PendingCollectives& collectives_;
+  };
+  // Return true if a collective of this run was submitted.
+  bool has_submitted() const noexcept { return has_submitted_; }
+  // Device pointers. Throws what the communicator throws.
+  void start(PendingCollective& pending, const void* operand, void* result);
+  void wait(PendingCollective& pending);
+
+  // Close the groups, because this rank leaves the common sequence.
+  void abort(std::string_view why) noexcept;
+  // Wait until no copy that was enqueued here uses the operands.
+  void drain() noexcept;
+
+ private:
+  void begin() noexcept;
+  void watch(bool on) noexcept;
+  void add_staging(PendingCollective& pending, std::size_t operand_bytes, std::size_t result_bytes);
+  void submit_started(bool all);
+  void submit(PendingCollective& pending);
+
+  device::Device& device_;
+  device::Queue& queue_;
+  const bool is_asynchronous_;
+  double timeout_seconds_;
+  std::vector<comm::Communicator*> communicators_;
+  std::vector<comm::ProgramIdentity> identities_;  // of each group
+  std::vector<comm::HeldComputation> held_computations_;
+  std::deque<PendingCollective> collectives_;
+  // If the queue is asynchronous: the collectives in the order of the program; the first `submitted_`
+  // of them were submitted.
+  std::vector<PendingCollective*> started_;
+  std::size_t submitted_ = 0;
+  bool has_submitted_ = false;
+  // Copies operands to the host. Last, because its destructor waits for the copies.
+  std::unique_ptr<device::Queue> staging_queue_;
+};
+
+}  // namespace ngd::runtime
