@@ -161,14 +161,8 @@ TEST_P(RanksOnDevices, SendWhatAPeerNeedsBeforeItAnswers) {
   }));
 }
 
-// Two rounds of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is under way; the
-// output is carry + this sum. Of an input and a slice.
-Program rounds_of_sums(MemoryKind memory) {
-  const bool shared = memory == MemoryKind::Shared;
-  const TensorType stack{DType::F32, {2, kCount}}, bytes{DType::U8, {8 * kPlace}};
-  const runtime::Value own{bytes, MemoryKind::Private, 2 * kPlace};
-  const runtime::Value common{bytes, shared ? MemoryKind::Shared : MemoryKind::Nowhere,
-                              shared ? 2 * kPlace : 0};
+// output = sum over the ranks of (carry + slice).
+Program round_with_a_sum(MemoryKind memory) {
   Program round;
   round.values = {{kLong, MemoryKind::Input, 0},
                   {kLong, MemoryKind::Input, 1},
@@ -176,15 +170,26 @@ Program rounds_of_sums(MemoryKind memory) {
                   {kLong, MemoryKind::Output, 0}};
   round.inputs = 2;
   round.outputs = 1;
-  (shared ? round.shared_bytes : round.private_bytes) = kPlace;
+  (memory == MemoryKind::Shared ? round.shared_bytes : round.private_bytes) = kPlace;
   round.instructions = {run("add", {0, 1}, {2}), sum(Action::Start, 2, -1), sum(Action::Wait, 2, 1),
                         run("copy", {2}, {3})};
+  return round;
+}
 
+const TensorType kStack{DType::F32, {2, kCount}};
+
+// output = the carry after two such rounds.
+Program branch_of_rounds(MemoryKind memory) {
+  const bool shared = memory == MemoryKind::Shared;
+  const TensorType shared_bytes{DType::U8,
+                                {static_cast<std::int64_t>(shared ? kPlace : 8 * kPlace)}};
   Program branch;
-  branch.values = {{kLong, MemoryKind::Input, 0},   {stack, MemoryKind::Input, 1},
-                   {kLong, MemoryKind::Output, 0},  {stack, MemoryKind::Nowhere},
-                   {bytes, MemoryKind::Private, 0}, common};
-  if (shared) branch.values[5] = {{DType::U8, {kPlace}}, MemoryKind::Shared, 0};
+  branch.values = {{kLong, MemoryKind::Input, 0},
+                   {kStack, MemoryKind::Input, 1},
+                   {kLong, MemoryKind::Output, 0},
+                   {kStack, MemoryKind::Nowhere},
+                   {{DType::U8, {8 * kPlace}}, MemoryKind::Private, 0},
+                   {shared_bytes, shared ? MemoryKind::Shared : MemoryKind::Nowhere, 0}};
   branch.inputs = 2;
   branch.outputs = 1;
   branch.private_bytes = 8 * kPlace;
@@ -193,17 +198,26 @@ Program rounds_of_sums(MemoryKind memory) {
   for (const auto& [name, value] : {std::pair{"carries", 1}, {"slices", 1}, {"length", 2}})
     scan.attrs.set(name, std::int64_t{value});
   scan.attrs.set("reverse", std::int64_t{0});
-  scan.bodies = {round};
+  scan.bodies = {round_with_a_sum(memory)};
   branch.instructions = {scan};
+  return branch;
+}
 
+// Two rounds of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is pending. The
+// output is the carry plus this sum. The inputs are the carry and the slices.
+Program rounds_of_sums(MemoryKind memory) {
+  const bool shared = memory == MemoryKind::Shared;
+  const Program branch = branch_of_rounds(memory);
   Program program;
   program.values = {{kLong, MemoryKind::Input, 0},
-                    {stack, MemoryKind::Input, 1},
+                    {kStack, MemoryKind::Input, 1},
                     {kLong, memory, 0},
                     {{DType::Bool, {}}, MemoryKind::Private, kPlace},
                     {kLong, memory, kPlace},
                     {{DType::U8, {16 * kPlace}}, MemoryKind::Private, 2 * kPlace},
-                    common,
+                    {{DType::U8, {8 * kPlace}},
+                     shared ? MemoryKind::Shared : MemoryKind::Nowhere,
+                     shared ? 2 * kPlace : 0},
                     {kLong, MemoryKind::Output, 0}};
   program.inputs = 2;
   program.outputs = 1;
