@@ -13,7 +13,7 @@ namespace ngd::runtime {
 
 namespace {
 
-// Return the counts of an attribute, one per rank. Null if there are none.
+// Return the counts of an attribute, one per rank. Null if the attribute is missing.
 const std::uint64_t* counts_in(const Attrs& attrs, const char* name, int size,
                                std::vector<std::uint64_t>& counts) {
   if (!attrs.has(name)) return nullptr;

@@ -51,7 +51,7 @@ TEST_P(OnDevice, RecordsWhatEachInstructionTakes) {
   void* outputs[] = {output};
   executor.run(inputs, outputs);
   EXPECT_EQ(executor.record().whole.calls, 0u);
-  for (const std::size_t runs : {3, 2}) {  // a new recording begins anew
+  for (const std::size_t runs : {3, 2}) {  // a new recording begins at 0
     {
       const Recorded recorded(100);
       for (std::size_t i = 0; i < runs; ++i) executor.run(inputs, outputs);

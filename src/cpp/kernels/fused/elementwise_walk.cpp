@@ -44,15 +44,15 @@ std::byte* at(const void* base, std::int64_t element, std::size_t item) {
 
 void NextTile::prefetch_part() {
   constexpr int kRead = 0, kSecondLevel = 2;
-  for (std::int64_t left = part_; left > 0 && range_ < ranges_;) {
-    Range& range = of_[range_];
+  for (std::int64_t left = part_; left > 0 && current_ < num_ranges_;) {
+    Range& range = ranges_[current_];
     const std::int64_t lines = std::min(left, range.lines);
     for (std::int64_t i = 0; i < lines; ++i)
       __builtin_prefetch(range.next + i * kLine, kRead, kSecondLevel);
     range.next += lines * kLine;
     range.lines -= lines;
     left -= lines;
-    if (range.lines == 0) ++range_;
+    if (range.lines == 0) ++current_;
   }
 }
 
@@ -79,23 +79,23 @@ void TileWalk::compute(std::int64_t row, std::int64_t column, std::int64_t begin
                        std::int64_t count) {
   for (std::size_t k = 0; k < plan_.outputs.size(); ++k)
     slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
-  ahead_.clear();
-  for (std::size_t i = 0; i < plan_.inputs.size(); ++i) place_input(i, row, column, begin, count);
-  ahead_.split(static_cast<std::int64_t>(plan_.loops.size()));
+  next_tile_.clear();
+  for (std::size_t i = 0; i < plan_.inputs.size(); ++i) read_input(i, row, column, begin, count);
+  next_tile_.split(static_cast<std::int64_t>(plan_.loops.size()));
   for (const TileLoop& loop : plan_.loops) {
-    ahead_.prefetch_part();
+    next_tile_.prefetch_part();
     loop.function(slots_[loop.a], slots_[loop.b], slots_[loop.c], slots_[loop.out], count);
   }
 }
 
-void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
-                           std::int64_t count) {
+void TileWalk::read_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
+                          std::int64_t count) {
   const InputPlan& input = plan_.inputs[i];
   switch (input.reading) {
     case Reading::InPlace:
       slots_[input.slot] = at(args_.inputs[i], begin, input.item);
       if (plan_.given.empty())
-        ahead_.add(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
+        next_tile_.add(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
       break;
     case Reading::InRow:
       slots_[input.slot] = at(args_.inputs[i], row_offset(input, row) + column, input.item);
@@ -113,7 +113,7 @@ void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column,
   if (i + 1 == plan_.inputs.size()) current_row_ = row;
 }
 
-// Where row number `row` of an input begins, in elements.
+// Return the index of the first element of a row of an input.
 std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) const {
   std::int64_t offset = 0;
   for (std::size_t axis = plan_.shape.size() - 1; axis-- > 0;) {
@@ -123,7 +123,7 @@ std::int64_t TileWalk::row_offset(const InputPlan& input, std::int64_t row) cons
   return offset;
 }
 
-// Copies `count` elements, beginning at row and column, to the input's buffer.
+// Copy `count` elements, from this row and column on, to the input's buffer.
 void TileWalk::gather(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t count) {
   const InputPlan& input = plan_.inputs[i];
   std::byte* to = slots_[input.slot];

@@ -149,6 +149,23 @@ void finish(const TileWork<T>& work, View<T> sums) {
     }
 }
 
+// Store the sums of a full tile, with the bias and relu.
+template <class T, int vectors>
+NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRows][vectors]) {
+  NGD_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      T* to = work.c + i * work.c_stride + v * kLanes<T>;
+      Vector<T> sum = sums[i][v];
+      if (work.add) sum = load(to) + sum;
+      if (work.bias != nullptr) sum += load(work.bias + v * kLanes<T>);
+      if (work.relu) sum = sum <= Vector<T>{} ? Vector<T>{} : sum;
+      store(sum, to);
+    }
+  }
+}
+
 template <class T, int vectors, bool strided>
 void product(const TileWork<T>& work) {
   const std::int64_t next = strided ? work.a_panel : 1;  // row of A
@@ -180,21 +197,7 @@ void product(const TileWork<T>& work) {
       for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
     }
   }
-  if (work.rows == kRows && work.columns == kColumns) {
-    NGD_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      NGD_UNROLL
-      for (int v = 0; v < vectors; ++v) {
-        T* to = work.c + i * work.c_stride + v * kLanes<T>;
-        Vector<T> sum = sums[i][v];
-        if (work.add) sum = load(to) + sum;
-        if (work.bias != nullptr) sum += load(work.bias + v * kLanes<T>);
-        if (work.relu) sum = sum <= Vector<T>{} ? Vector<T>{} : sum;
-        store(sum, to);
-      }
-    }
-    return;
-  }
+  if (work.rows == kRows && work.columns == kColumns) return store_tile<T, vectors>(work, sums);
   T edge[kRows * kColumns];
   NGD_UNROLL
   for (int i = 0; i < kRows; ++i) {

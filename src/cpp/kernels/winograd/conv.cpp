@@ -100,16 +100,16 @@ class Product {
         depth_(cut_.data.channels),
         columns_(cut_.result.channels),
         each_(cut_.tiles / cut_.pieces),
-        by_tiles_(kValues * depth_ * columns_ * 4 <= kKernelBytes &&
+        by_tiles_(kPlanes * depth_ * columns_ * 4 <= kKernelBytes &&
                   (each_ >= 2 * tile_.rows || columns_ / tile_.lanes < cut_.pieces)),
         groups_(columns_, by_tiles_ ? 1 : cut_.pieces) {
-    const std::int64_t fit = kBlockBytes / (kValues * (depth_ + columns_) * 4), fewest = 4;
+    const std::int64_t fit = kBlockBytes / (kPlanes * (depth_ + columns_) * 4), fewest = 4;
     block_ = by_tiles_ ? std::max(std::min(fit, each_) / tile_.rows, fewest) * tile_.rows : kBlock;
     together_ =
-        std::min(cut_.tiles, std::max(kFewTogether, kTogetherBytes / (kValues * depth_ * 4)));
+        std::min(cut_.tiles, std::max(kFewTogether, kTogetherBytes / (kPlanes * depth_ * 4)));
     for (std::int64_t g = 0; g < groups_.count; ++g) {
       kernels_at_.push_back(kernels_);
-      kernels_ += kValues * kernels_apart(g);
+      kernels_ += kPlanes * kernels_apart(g);
       widest_ = std::max(widest_, groups_.width(g));
     }
   }
@@ -129,10 +129,10 @@ class Product {
   std::int64_t kernels_apart(std::int64_t group) const {
     return depth_ * groups_.width(group) + kLine;
   }
-  std::int64_t widest_kernels() const { return kValues * (depth_ * widest_ + kLine); }
-  std::int64_t data_elements(std::int64_t tiles) const { return kValues * apart(tiles, depth_); }
+  std::int64_t widest_kernels() const { return kPlanes * (depth_ * widest_ + kLine); }
+  std::int64_t data_elements(std::int64_t tiles) const { return kPlanes * apart(tiles, depth_); }
   std::int64_t sums_width() const { return by_tiles_ ? columns_ : widest_; }
-  std::int64_t sums_elements() const { return kValues * apart(block_, sums_width()); }
+  std::int64_t sums_elements() const { return kPlanes * apart(block_, sums_width()); }
 
   // All kernels' values are made, then each thread has some tiles.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
@@ -146,7 +146,7 @@ class Product {
       for (std::int64_t t = own.begin; t < own.end; t += block_) {
         const std::int64_t count = std::min(block_, own.end - t);
         take_data(data, t, count, values, apart(block_, depth_));
-        for (std::int64_t v = 0; v < kValues; ++v)
+        for (std::int64_t v = 0; v < kPlanes; ++v)
           for (std::int64_t g = 0; g < groups_.count; ++g)
             multiply(v, g, values, apart(block_, depth_), count, scratch + kernels_at_[g],
                      sums + groups_.begin(g));
@@ -181,7 +181,7 @@ class Product {
     take_kernels(kernels, group, taken);
     for (std::int64_t t = 0; t < some; t += block_) {
       const std::int64_t count = std::min(block_, some - t);
-      for (std::int64_t v = 0; v < kValues; ++v)
+      for (std::int64_t v = 0; v < kPlanes; ++v)
         multiply(v, group, values + t * depth_, apart(together_, depth_), count, taken, sums);
       finish(sums, first + t, count, groups_.begin(group), groups_.width(group), bias, out);
     }
@@ -190,7 +190,7 @@ class Product {
   void take_data(const float* data, std::int64_t first, std::int64_t count, float* values,
                  std::int64_t values_apart) const {
     for (std::int64_t t = 0; t < count; ++t)
-      transforms_.data(cut_.data.tile(data, first + t, kReach), depth_, values + t * depth_,
+      transforms_.data(cut_.data.tile(data, first + t, kInputTile), depth_, values + t * depth_,
                        values_apart);
   }
 
@@ -253,7 +253,7 @@ class WeightGradient {
         out_(s.out, 1),
         step_(s.in * kWeights),
         pairs_(in_.count * out_.count) {
-    const std::int64_t per_tile = kValues * (s.in + s.out) * 4, each = cut_.tiles / cut_.pieces;
+    const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4, each = cut_.tiles / cut_.pieces;
     by_tiles_ = pairs_ * sums_elements() * 4 <= kSumBytes && each >= kSummed;
     const std::int64_t sharing = by_tiles_ ? 1 : cut_.pieces;
     block_ = std::min(by_tiles_ ? each + 1 : cut_.tiles,
@@ -279,9 +279,9 @@ class WeightGradient {
       for (std::int64_t t = first; t < last; t += block_) {
         const std::int64_t count = std::min(block_, last - t);
         for (std::int64_t i = 0; i < count; ++i) take(data, dy, t + i, i, own);
-        for (std::int64_t i = 0; i < pairs_ * kValues; ++i)
-          multiply(i / kValues, i % kValues, count, t > first, own,
-                   scratch + (piece * pairs_ + i / kValues) * sums_elements());
+        for (std::int64_t i = 0; i < pairs_ * kPlanes; ++i)
+          multiply(i / kPlanes, i % kPlanes, count, t > first, own,
+                   scratch + (piece * pairs_ + i / kPlanes) * sums_elements());
       }
     });
     finish(0, pairs_, cut_.pieces, scratch, weights);
@@ -295,9 +295,9 @@ class WeightGradient {
       device::for_pieces(count, [&](std::int64_t i) { take(data, dy, t + i, i, values); });
       for (std::int64_t pair = 0; pair < pairs_; pair += together_) {
         const std::int64_t some = std::min(together_, pairs_ - pair);
-        device::for_pieces(some * kValues, [&](std::int64_t i) {
-          multiply(pair + i / kValues, i % kValues, count, t > 0, values,
-                   scratch + i / kValues * sums_elements());
+        device::for_pieces(some * kPlanes, [&](std::int64_t i) {
+          multiply(pair + i / kPlanes, i % kPlanes, count, t > 0, values,
+                   scratch + i / kPlanes * sums_elements());
         });
         if (t + count == cut_.tiles) finish(pair, some, 1, scratch, weights);
       }
@@ -311,18 +311,18 @@ class WeightGradient {
   std::int64_t in_at(std::int64_t group) const { return behind(in_, group); }
   std::int64_t out_at(std::int64_t group) const { return in_at(in_.count) + behind(out_, group); }
   std::int64_t behind(const ChannelGroups& groups, std::int64_t group) const {
-    return kValues * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
+    return kPlanes * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_at(out_.count); }
   // Of a pair.
   std::int64_t sums_apart() const { return tile_.columns * tile_.columns + kLine; }
-  std::int64_t sums_elements() const { return kValues * sums_apart(); }
+  std::int64_t sums_elements() const { return kPlanes * sums_apart(); }
 
   // The values of a tile, as number `i` of the block.
   void take(const float* data, const float* dy, std::int64_t number, std::int64_t i,
             float* values) const {
     for (std::int64_t g = 0; g < in_.count; ++g)
-      transforms_.data(cut_.data.tile(data, number, kReach, in_.begin(g)), in_.width(g),
+      transforms_.data(cut_.data.tile(data, number, kInputTile, in_.begin(g)), in_.width(g),
                        values + in_at(g) + i * in_.width(g), values_apart(in_, g));
     for (std::int64_t g = 0; g < out_.count; ++g)
       transforms_.adjoint(cut_.result.tile(dy, number, kTile, out_.begin(g)), out_.width(g),
