@@ -9,7 +9,7 @@
 #include <random>
 
 #include "comm/computations.hpp"
-#include "comm/shm/stream.hpp"
+#include "comm/shm/letters.hpp"
 #include "ranks.hpp"
 
 namespace ngd::comm {

@@ -10,7 +10,7 @@ namespace {
 int holds(Ladder& ladder) {
   int count = 0;
   ladder.restart();
-  while (ladder.hold()) ++count;
+  while (ladder.spin_or_yield()) ++count;
   return count;
 }
 
@@ -25,7 +25,7 @@ TEST(Ladder, SpinsForTwiceAsLongAsTheLastWakeUpTook) {
   sleep_once(ladder, 1'000'000, 700'000);
   ladder.restart();
   const std::uint64_t start = now_ns();
-  while (ladder.hold()) {
+  while (ladder.spin_or_yield()) {
   }
   EXPECT_GE(now_ns() - start, 1'400'000u);
 }
@@ -35,7 +35,7 @@ TEST(Ladder, OfACallerThatIsSlowEndsToo) {
   Ladder ladder(/*crowded=*/false);
   ladder.restart();
   const std::uint64_t start = now_ns();
-  while (ladder.hold() && now_ns() - start < 1'000'000'000)
+  while (ladder.spin_or_yield() && now_ns() - start < 1'000'000'000)
     for (const std::uint64_t since = now_ns(); now_ns() - since < 20'000;) continue;
   EXPECT_LT(now_ns() - start, 500'000'000u);
 }

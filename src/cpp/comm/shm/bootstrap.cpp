@@ -195,7 +195,7 @@ class Rendezvous {
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
     assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(segments));
     assembly.liveness = make_process_liveness(std::move(peers));
-    found(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
+    initialise_segment(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
     return assembly;
   }
 };

@@ -68,8 +68,9 @@ class Channel {
 
   // Waits for at most five seconds if the other end does not read. False if it is gone, too.
   bool send(const Message& message) noexcept;
-  // The same with descriptors. The kernel refuses them if processes of this user have sent more than
-  // RLIMIT_NOFILE that are not received yet: retries for at most five seconds. Throws Interrupted.
+  // The same with descriptors. The kernel refuses them if processes of this user have sent more
+  // than RLIMIT_NOFILE that are not received yet: retries for at most five seconds. Throws
+  // Interrupted.
   enum class Sent { Yes, Gone, TooManyDescriptors };
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
   enum class Got { Parcel, Nothing, End };

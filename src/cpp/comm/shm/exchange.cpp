@@ -1,35 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything but the all-reduce, the reduce and the barrier: broadcast, all_gather, gather,
-// scatter, all_to_all and reduce_scatter are one algorithm. For each ordered pair of ranks, a
-// producer and a consumer, there is a block (Piece), which the consumer pulls: it copies it to its
-// destination, or, of a reduce_scatter, it reduces its blocks of all producers, in tree order.
+// Broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter are one algorithm. For each
+// ordered pair of ranks, a producer and a consumer, there is a block (Piece). The consumer pulls
+// it: it copies the block to its destination. In a reduce_scatter, it reduces the blocks of all
+// producers, in tree order.
 //
-// Where a consumer finds its block, the producer's slot says (Slot::source_offset):
-//   inline   beside the flag, when the whole source is no larger than kInlineBytes;
-//   shared   in the source itself, which lies in the shared lane: the producer may have it back
-//   when
-//            all have said that they take no more (Slot::taken = kAll);
-//   staged   in the producer's lane (lane.hpp), a chunk at a time. A chunk holds a part of the
-//   block
-//            of every consumer, so that all of them are busy all the time; where all get the same,
-//            it holds that once. The producer raises `step` to the number of chunks that stand
-//            there or have stood, a consumer `taken` to the number that it has of all its
-//            producers.
-// Chunk c + kBuffers waits until all have taken chunk c; chunk c is taken when all producers have
-// filled it. Filling and taking go on side by side, and in the order of (sequence, chunk, filling
-// before taking), the first of these that is not done can always be done: nobody waits in a circle.
+// The producer's slot (Slot::source_offset) shows where a consumer finds its block:
+//   inline   beside the flag, if the whole source is at most kInlineBytes;
+//   shared   in the source itself, which is in the shared arena. The producer may have it back when
+//            all ranks have reported that they take no more (Slot::taken = kAll);
+//   staged   in the producer's staging buffers (staging.hpp), one chunk at a time. A chunk holds a
+//            part of the block of every consumer, so that all of them are busy all the time. If all
+//            consumers get the same block, a chunk holds it once. The producer raises `step` to the
+//            number of chunks that it has filled, a consumer raises `taken` to the number of chunks
+//            that it has taken from all its producers.
+// Chunk c + kBuffers waits until all have taken chunk c. A rank takes chunk c when all producers
+// have filled it. Ranks fill and take side by side. In the order of (sequence, chunk, filling
+// before taking), the first act that is not done can always be done: so no ranks wait in a circle.
 //
-// An all_to_all in place (equal blocks; source and destination are the same) takes a chunk to where
-// its own chunk of that number has stood: it takes none before it has filled its own, and nobody
-// reads its source. Where all ranks' calls allow it, together.cpp does this instead, and a large
-// broadcast.
+// An all_to_all in place (equal blocks; source and destination are the same) stores chunk c of the
+// peers where its own chunk c was. It takes no chunk before it has filled its own, and no rank
+// reads its source. If all ranks' calls allow it, the algorithm of cooperative.cpp does this
+// instead, and a large broadcast.
+#include "comm/shm/exchange.hpp"
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.hpp"
 #include "comm/messages.hpp"
-#include "comm/shm/algorithms.hpp"
+#include "comm/shm/cooperative.hpp"
 #include "comm/shm/copy.hpp"
+#include "comm/shm/inline.hpp"
 
 namespace ngd::comm::shm {
 
@@ -39,28 +40,24 @@ constexpr std::size_t kChunkBytes = 512 << 10;
 static_assert(kChunkBytes <= kBufferBytes);
 static_assert(kMaxRanks * sizeof(std::uint64_t) <= kInlineBytes);
 
-// Whether all consumers of a producer get the same.
+// Return true if all consumers of a producer get the same block.
 bool gives_one_block(Kind kind) {
   return kind == Kind::AllGather || kind == Kind::Gather || kind == Kind::Broadcast;
 }
 
 std::uint64_t ceil_of(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 
-// How much of one block stands in one chunk of a lane.
+// Return the bytes of one block in one chunk.
 std::uint64_t share_of(Kind kind, int ranks) {
   if (gives_one_block(kind) || ranks <= 2) return kChunkBytes;
   return kChunkBytes / static_cast<std::uint64_t>(ranks - 1) / kLine * kLine;
 }
 
-// Where a consumer's share begins in a chunk of a producer.
+// Return the offset of a consumer's share in a chunk of a producer.
 std::uint64_t share_at(Kind kind, int ranks, int producer, int consumer) {
   if (gives_one_block(kind)) return 0;
   const auto index = static_cast<std::uint64_t>(consumer < producer ? consumer : consumer - 1);
   return index * share_of(kind, ranks);
-}
-
-std::size_t counts_bytes(const Group& group, const Task& task) {
-  return task.uneven ? static_cast<std::size_t>(group.size()) * sizeof(std::uint64_t) : 0;
 }
 
 // A collective's blocks, in bytes.
@@ -76,38 +73,41 @@ class ByteBlocks {
   std::size_t element_;
 };
 
-class Exchange {
+}  // namespace
+
+class Exchange::Pass {
  public:
-  Exchange(Group& group, Lane& lane, Task& task)
-      : group_(group),
-        lane_(lane),
-        task_(task),
-        ranks_(group.size()),
-        share_(share_of(task.kind, group.size())) {}
+  Pass(Context& context, Exchange& state)
+      : group_(context.group),
+        staging_(context.staging),
+        task_(context.task),
+        state_(state),
+        ranks_(group_.size()),
+        share_(share_of(task_.kind, ranks_)) {}
 
   bool advance() {
     for (bool moved = true; moved;) {
       moved = fill();
-      if (!task_.own_done) place_all_own();
-      if (task_.arrived && take()) moved = true;
+      if (!state_.own_done_) place_all_own();
+      if (task_.has_arrived && take()) moved = true;
     }
-    return task_.arrived && task_.taken == task_.in_chunks && task_.filled == task_.out_chunks &&
-           (!task_.shares || all_have_taken());
+    return task_.has_arrived && state_.taken_ == state_.in_chunks_ &&
+           state_.filled_ == state_.out_chunks_ && (!state_.shares_ || all_have_taken());
   }
 
  private:
   bool fill() {
-    if (task_.filled == task_.out_chunks || !task_.has_lane) return false;
-    const std::uint64_t ticket = task_.lane + task_.filled;
-    if (!lane_.free(group_, ticket)) {
-      if (task_.arrived) task_.need = lane_.guard(ticket);
+    if (state_.filled_ == state_.out_chunks_ || !task_.staging.is_granted) return false;
+    const std::uint64_t ticket = task_.staging.first + state_.filled_;
+    if (!staging_.is_free(group_, ticket)) {
+      if (task_.has_arrived) task_.need = staging_.guard(ticket);
       return false;
     }
     std::byte* chunk = buffer_of(group_.mine(), ticket);
     for (int r = 0; r < ranks_; ++r) {
       if (r == group_.rank()) continue;
-      const Piece& piece = task_.outgoing[static_cast<std::size_t>(r)];
-      const auto [begin, bytes] = cut(piece, task_.filled, share_);
+      const Piece& piece = state_.pieces_->outgoing[static_cast<std::size_t>(r)];
+      const auto [begin, bytes] = cut(piece, state_.filled_, share_);
       if (bytes == 0) continue;
       std::memcpy(chunk + share_at(task_.kind, ranks_, group_.rank(), r),
                   task_.source + piece.source + begin, bytes);
@@ -116,24 +116,25 @@ class Exchange {
         break;
       }
     }
-    ++task_.filled;
-    task_.lane_done = task_.filled == task_.out_chunks;
-    lane_.fill(group_, ticket, task_.sequence, task_.filled);
-    group_.raise_step(task_, task_.filled);
+    ++state_.filled_;
+    task_.staging.has_ended = state_.filled_ == state_.out_chunks_;
+    staging_.guard_until_taken(group_, ticket, task_.sequence, state_.filled_);
+    group_.raise_step(task_.sequence, state_.filled_);
     return true;
   }
 
-  // What I give myself needs nobody. Where it is what the others get through my lane, it is placed
-  // chunk by chunk: all_gather of 64 MiB, 2 ranks, AMD EPYC 9005, in 5.0 ms instead of 5.6.
+  // My block for myself needs no peer. If the peers get the same block through my staging buffers,
+  // it is placed chunk by chunk: all_gather of 64 MiB, 2 ranks, AMD EPYC 9005, in 5.0 ms instead of
+  // 5.6.
   void place_all_own() {
-    task_.own_done = true;
-    if (gives_one_block(task_.kind) && task_.out_chunks > 0) return;
+    state_.own_done_ = true;
+    if (gives_one_block(task_.kind) && state_.out_chunks_ > 0) return;
     if (task_.kind == Kind::ReduceScatter) return;
-    place_own(0, task_.incoming[static_cast<std::size_t>(group_.rank())].bytes);
+    place_own(0, piece_of(group_.rank()).bytes);
   }
 
   void place_own(std::uint64_t begin, std::uint64_t bytes) {
-    const Piece& own = task_.incoming[static_cast<std::size_t>(group_.rank())];
+    const Piece& own = piece_of(group_.rank());
     if (own.bytes == 0) return;
     const std::byte* from = task_.source + own.source + begin;
     std::byte* to = task_.destination + own.destination + begin;
@@ -141,33 +142,33 @@ class Exchange {
   }
 
   bool take() {
-    if (task_.taken == task_.in_chunks) return false;
-    if (task_.in_place && task_.taken == task_.filled && task_.filled < task_.out_chunks)
+    if (state_.taken_ == state_.in_chunks_) return false;
+    if (state_.in_place_ && state_.taken_ == state_.filled_ && state_.filled_ < state_.out_chunks_)
       return false;
-    for (; task_.producer < ranks_; ++task_.producer) {
-      const int producer = task_.producer;
+    for (; state_.producer_ < ranks_; ++state_.producer_) {
+      const int producer = state_.producer_;
       if (producer == group_.rank()) continue;
       if (is_staged(producer)) {
-        const auto [begin, bytes] = cut(piece_of(producer), task_.taken, share_);
+        const auto [begin, bytes] = cut(piece_of(producer), state_.taken_, share_);
         if (bytes == 0) continue;
-        task_.need = group_.one_step(task_, producer, task_.taken + 1);
+        task_.need = group_.one_step(task_.sequence, producer, state_.taken_ + 1);
         if (!group_.met(task_.need)) return false;
       }
       if (task_.kind != Kind::ReduceScatter) copy(producer);
     }
     if (task_.kind == Kind::ReduceScatter) combine();
-    task_.producer = 0;
-    if (++task_.taken < task_.in_chunks)
-      group_.raise_taken(task_, task_.taken);
-    else if (task_.others_need_word)
-      group_.raise_taken(task_, kAll);
+    state_.producer_ = 0;
+    if (++state_.taken_ < state_.in_chunks_)
+      group_.raise_taken(task_.sequence, state_.taken_);
+    else if (state_.must_report_taken_)
+      group_.raise_taken(task_.sequence, kAll);
     return true;
   }
 
   void copy(int producer) {
     const Piece& piece = piece_of(producer);
-    const bool staged = is_staged(producer), whole = !staged && !task_.in_place;
-    const auto [begin, bytes] = cut(piece, task_.taken, whole ? piece.bytes : share_);
+    const bool staged = is_staged(producer), whole = !staged && !state_.in_place_;
+    const auto [begin, bytes] = cut(piece, state_.taken_, whole ? piece.bytes : share_);
     if (bytes == 0) return;
     const std::byte* from = staged ? chunk_of(producer) : piece.direct + begin;
     copy_piece(task_.destination + piece.destination + begin, from, bytes, piece.bytes);
@@ -175,7 +176,7 @@ class Exchange {
 
   void combine() {
     const Piece& own = piece_of(group_.rank());
-    const auto [begin, bytes] = cut(own, task_.taken, task_.any_staged ? share_ : own.bytes);
+    const auto [begin, bytes] = cut(own, state_.taken_, state_.any_staged_ ? share_ : own.bytes);
     for (int p = 0; p < ranks_; ++p)
       group_.sources()[p] = is_staged(p) ? chunk_of(p) : piece_of(p).direct + begin;
     reduce(combine_of(task_.op), task_.dtype, group_.sources(), ranks_, task_.destination + begin,
@@ -183,8 +184,8 @@ class Exchange {
   }
 
   bool all_have_taken() {
-    if (task_.phase == 0) {
-      task_.phase = 1;
+    if (!state_.awaits_reports_) {
+      state_.awaits_reports_ = true;
       task_.need = group_.all(Need::Flag::Taken, task_.sequence, kAll);
     }
     return group_.met(task_.need);
@@ -193,45 +194,51 @@ class Exchange {
   struct Cut {
     std::uint64_t begin, bytes;
   };
-  // The part of a block that belongs to a chunk.
+  // Return the part of a block that belongs to a chunk.
   static Cut cut(const Piece& piece, std::uint64_t chunk, std::uint64_t share) {
     const std::uint64_t begin = std::min(chunk * share, piece.bytes);
     return {begin, std::min(share, piece.bytes - begin)};
   }
   const Piece& piece_of(int producer) const {
-    return task_.incoming[static_cast<std::size_t>(producer)];
+    return state_.pieces_->incoming[static_cast<std::size_t>(producer)];
   }
   bool is_staged(int producer) const {
     return piece_of(producer).direct == nullptr && piece_of(producer).bytes > 0;
   }
-  // My share of the chunk of `producer` that I take now.
+  // Return my share of the chunk that I take now from `producer`.
   const std::byte* chunk_of(int producer) const {
     const Segment& segment = group_.segment(producer);
-    return buffer_of(segment, segment.slot(task_.sequence).lane + task_.taken) +
+    return buffer_of(segment, segment.slot(task_.sequence).first_ticket + state_.taken_) +
            share_at(task_.kind, ranks_, producer, group_.rank());
   }
 
   Group& group_;
-  Lane& lane_;
-  Task& task_;
+  Staging& staging_;
+  TaskHead& task_;
+  Exchange& state_;
   int ranks_;
   std::uint64_t share_;
 };
 
-// A producer's block for me, where it may be read at once.
-const std::byte* direct_of(const Group& group, const Task& task, int producer, const Piece& piece) {
+bool Exchange::advance(Context& context) { return Pass(context, *this).advance(); }
+
+namespace {
+
+// Return a producer's block for me if it can be read without a staging buffer.
+const std::byte* direct_of(const Group& group, const TaskHead& task, std::uint64_t source_bytes,
+                           int producer, const Piece& piece) {
   const Segment& segment = group.segment(producer);
   const Slot& slot = segment.slot(task.sequence);
   const bool in_place =
       task.kind == Kind::AllToAll && slot.source_offset == slot.destination_offset;
   if (slot.source_offset == kPrivate || in_place) return nullptr;
   if (slot.source_offset != kInline) return segment.at(slot.source_offset) + piece.source;
-  return inline_payload(segment, task.sequence, task.source_bytes, counts_bytes(group, task)) +
+  return inline_payload(segment, task.sequence, source_bytes, task.counts_bytes(group.size())) +
          piece.source;
 }
 
-// Of an all_to_all with counts: what a producer says that it gives me.
-void meet_counts(const Group& group, const Task& task, int producer, Piece& piece) {
+// Compare the counts of an all_to_all: a producer must give me as much as I expect.
+void add_counts(const Group& group, const TaskHead& task, int producer, Piece& piece) {
   const int me = group.rank();
   const auto* counts =
       reinterpret_cast<const std::uint64_t*>(group.segment(producer).payload(task.sequence));
@@ -240,14 +247,19 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
     fail_of({group.world(producer), group.world(me)}, ErrorKind::CollectiveMismatch,
             mismatch_of_counts(
                 group.where(),
-                {group.world(producer), describe(group.call(task.sequence, producer))}, counts[me],
-                {group.world(me), describe(group.call(task.sequence, me))}, piece.bytes / element));
+                {group.world(producer), comm::describe(group.call(task.sequence, producer))},
+                counts[me], {group.world(me), comm::describe(group.call(task.sequence, me))},
+                piece.bytes / element));
   piece.source = ByteBlocks(counts, 0, element).begin(me);
 }
 
 }  // namespace
 
-void plan_exchange(const Group& group, Task& task, const Collective& collective) {
+Exchange::Exchange(const Group& group, const TaskHead& task, const Collective& collective,
+                   Pieces& pieces)
+    : pieces_(&pieces),
+      in_place_(task.kind == Kind::AllToAll && !task.has_counts &&
+                task.source == task.destination) {
   const int ranks = group.size(), me = group.rank();
   const std::size_t element = size_of(task.dtype);
   const ByteBlocks given(collective.counts, task.count, element);
@@ -256,15 +268,12 @@ void plan_exchange(const Group& group, Task& task, const Collective& collective)
   const bool from_all = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
   const bool to_all = task.kind != Kind::Gather;
   const bool one_block = gives_one_block(task.kind);
-  task.path = Path::Exchange;
-  task.uneven = collective.counts != nullptr;
-  task.in_place = task.kind == Kind::AllToAll && !task.uneven && task.source == task.destination;
-  task.source_bytes = source_elements(collective, from_all ? me : task.root, ranks) * element;
-  task.incoming.assign(static_cast<std::size_t>(ranks), Piece{});
-  task.outgoing.assign(static_cast<std::size_t>(ranks), Piece{});
+  source_bytes_ = source_elements(collective, from_all ? me : task.root, ranks) * element;
+  pieces.incoming.assign(static_cast<std::size_t>(ranks), Piece{});
+  pieces.outgoing.assign(static_cast<std::size_t>(ranks), Piece{});
   for (int r = 0; r < ranks; ++r) {
-    Piece& in = task.incoming[static_cast<std::size_t>(r)];
-    Piece& out = task.outgoing[static_cast<std::size_t>(r)];
+    Piece& in = pieces.incoming[static_cast<std::size_t>(r)];
+    Piece& out = pieces.outgoing[static_cast<std::size_t>(r)];
     if ((from_all || me == task.root) && (to_all || r == task.root))
       out = one_block ? Piece{0, given.bytes(me)} : Piece{given.begin(r), given.bytes(r)};
     if ((to_all || me == task.root) && (from_all || r == task.root)) {
@@ -276,39 +285,38 @@ void plan_exchange(const Group& group, Task& task, const Collective& collective)
         in = {one_block ? 0 : given.begin(me), given.bytes(me)};
     }
     if (r == me) continue;
-    task.takes |= in.bytes > 0;
-    task.out_chunks = std::max(task.out_chunks, ceil_of(out.bytes, share_of(task.kind, ranks)));
+    takes_ |= in.bytes > 0;
+    out_chunks_ = std::max(out_chunks_, ceil_of(out.bytes, share_of(task.kind, ranks)));
   }
 }
 
-void meet_exchange(Group& group, Task& task) {
+void Exchange::publish_operands(const Group& group, TaskHead& task) noexcept {
+  may_be_cooperative_ = Cooperative::suits(group, task, group.rank());
+  const bool is_shared = group.mine().slot(task.sequence).source_offset != kPrivate && !in_place_;
+  shares_ = out_chunks_ > 0 && is_shared;
+  task.staging.is_needed = out_chunks_ > 0 && !is_shared;
+  if (!task.staging.is_needed) out_chunks_ = 0;
+}
+
+void Exchange::add_peers(const Group& group, const TaskHead& task) {
   const int me = group.rank();
-  if (all_may_be_together(group, task)) {
-    task.path = Path::Together;
-    task.staged = false;
-    return;
-  }
   for (int p = 0; p < group.size(); ++p) {
-    Piece& piece = task.incoming[static_cast<std::size_t>(p)];
-    if (task.uneven && task.kind == Kind::AllToAll) meet_counts(group, task, p, piece);
+    Piece& piece = pieces_->incoming[static_cast<std::size_t>(p)];
+    if (task.has_counts && task.kind == Kind::AllToAll) add_counts(group, task, p, piece);
     if (p == me) {
       piece.direct = task.source + piece.source;
       continue;
     }
-    task.others_need_word |= group.segment(p).slot(task.sequence).source_offset != kInline;
+    must_report_taken_ |= group.segment(p).slot(task.sequence).source_offset != kInline;
     if (piece.bytes == 0) continue;
-    piece.direct = direct_of(group, task, p, piece);
-    const bool staged = piece.direct == nullptr, whole = !staged && !task.in_place;
-    task.any_staged |= staged;
-    task.in_chunks = std::max(task.in_chunks,
-                              whole ? 1 : ceil_of(piece.bytes, share_of(task.kind, group.size())));
+    piece.direct = direct_of(group, task, source_bytes_, p, piece);
+    const bool is_staged = piece.direct == nullptr, is_whole = !is_staged && !in_place_;
+    any_staged_ |= is_staged;
+    in_chunks_ = std::max(in_chunks_,
+                          is_whole ? 1 : ceil_of(piece.bytes, share_of(task.kind, group.size())));
   }
-  if (task.kind == Kind::ReduceScatter && task.incoming[0].bytes > 0 && task.in_chunks == 0)
-    task.in_chunks = 1;  // a group of one
-}
-
-bool advance_exchange(Group& group, Lane& lane, Task& task) {
-  return Exchange(group, lane, task).advance();
+  if (task.kind == Kind::ReduceScatter && pieces_->incoming[0].bytes > 0 && in_chunks_ == 0)
+    in_chunks_ = 1;  // a group of one rank
 }
 
 }  // namespace ngd::comm::shm

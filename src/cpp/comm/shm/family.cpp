@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/shm/shm_communicator.hpp"
-
 namespace ngd::comm::shm {
 
 namespace {
-constexpr std::uint64_t kAskNs = 50'000'000;    // between two questions to my caller
-constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls for signs of life
+constexpr std::uint64_t kAskNs = 50'000'000;    // between two calls of the interrupt callback
+constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls about a peer
 }  // namespace
 
 Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place)
@@ -20,13 +18,9 @@ Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> livenes
       heap_(*memory_, memory_->segment(place.rank).bytes()),
       ladder_(place.crowded) {}
 
-void Family::progress() {
-  for (ShmCommunicator* group : groups_) group->progress();
-}
-
 std::uint64_t Family::in_flight() const noexcept {
   std::uint64_t works = 0;
-  for (const ShmCommunicator* group : groups_) works += group->in_flight();
+  for (const Member* member : members_) works += member->in_flight();
   return works;
 }
 
@@ -38,6 +32,11 @@ void Family::fail_with(ErrorKind kind, std::string_view message,
   note_failure(record(), kind, message, ranks.empty() ? std::span(&me, 1) : ranks);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) wake(segment(r).record());
+}
+
+void Family::refuse(const std::string& call, bool is_closed) const {
+  if (is_closed || closed_) fail(ErrorKind::GroupClosed, closed_in_order(call));
+  fail_of(blamed(), ErrorKind::GroupClosed, closed_by_failure(call, why()));
 }
 
 void Family::check_rank(int rank) const {
@@ -89,7 +88,7 @@ void Family::sweep() noexcept {
   retired_.remove_if([&](const Retired& each) {
     if (each.departed->load() < static_cast<std::uint32_t>(each.ranks)) return false;
     heap_.release(each.block);
-    for (const auto* blocks : {&each.others, &each.texts})
+    for (const auto* blocks : {&each.letter_boxes, &each.texts})
       for (const std::uint64_t block : *blocks) heap_.release(block);
     return true;
   });

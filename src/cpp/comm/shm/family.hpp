@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the groups of one rank share: the segments, the heap, the place on the wait ladder, and how
-// the rank is. A rank that fails in one of its groups has failed in all. Whoever calls holds the
-// monitor's lock, but for what never changes.
+// What all groups of one rank share: the segments, the heap, the wait ladder, and the failure of
+// the rank. A rank that fails in one of its groups has failed in all. A caller holds the monitor's
+// lock, except for what never changes.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,21 @@
 
 namespace ngd::comm::shm {
 
-class ShmCommunicator;
+// A group of the family, as the other groups see it.
+class Member {
+ public:
+  virtual ~Member() = default;
+  // Advance what is in flight, without waiting.
+  virtual void progress() = 0;
+  // The number of works that are not complete.
+  virtual std::uint64_t in_flight() const noexcept = 0;
+  // Throws CollectiveMismatch if a rank has published another collective than this rank.
+  virtual void check() const = 0;
+  // Return true while a program runs that needs this group (Communicator::watch).
+  virtual bool is_watched() const noexcept = 0;
+  // Throws the failure that a rank of this group has reported, if any.
+  virtual void check_peers() const = 0;
+};
 
 struct Place {
   int rank = 0;
@@ -48,41 +62,46 @@ class Family {
   std::uint64_t& moves() noexcept { return moves_; }
   bool in_child() const noexcept { return fork_guard_.in_child(); }
 
-  void join(ShmCommunicator& group) { groups_.push_back(&group); }
-  void leave(ShmCommunicator& group) noexcept { std::erase(groups_, &group); }
-  const std::vector<ShmCommunicator*>& groups() const noexcept { return groups_; }
-  // Advances all that is in flight in any group.
-  void progress();
-  std::uint64_t in_flight() const noexcept;  // how many works, in all groups
+  void join(Member& member) { members_.push_back(&member); }
+  void leave(Member& member) noexcept { std::erase(members_, &member); }
+  const std::vector<Member*>& members() const noexcept { return members_; }
+  // Advance what is in flight in all groups.
+  void progress() {
+    for (Member* member : members_) member->progress();
+  }
+  std::uint64_t in_flight() const noexcept;  // in all groups
 
-  // Says that I have failed, why, and of which ranks of the world that speaks: of none means of me.
-  // The first reason stays. Asks for no memory: there may be none.
+  // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the world that
+  // the message blames; none means this rank. The first failure is kept. Asks for no memory.
   void fail_with(ErrorKind kind, std::string_view message,
                  std::span<const int> ranks = {}) noexcept;
   bool failed() const noexcept { return failed_; }
-  // The group of all ranks is closed, and with it the family.
+  // The world is closed, and with it all groups.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return ranks_of(record().error_ranks); }
-  // Throws what has become of a rank of the world that says that it has failed.
+  // Throws GroupClosed for a call of a group that is closed, or after a failure.
+  [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
+  // Throws the failure that a rank of the world has reported, if any.
   void check_rank(int rank) const;
-  // Whether it is time again for system calls about my peers, and to ask my caller.
+  // Return true if it is time again to make system calls about the peers, or to ask the caller.
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
-  // A zeroed control block for a new group; memory for some ranks in common, behind a Common.
+  // Allocate a control block for a new group, or memory for some ranks in common. A Common precedes
+  // that.
   std::uint64_t new_control(std::uint64_t group);
   std::uint64_t new_common(std::size_t bytes);
-  // Blocks that others may be using: they are free when all their ranks have departed.
+  // Blocks that peers may still use. They are released when all ranks have departed.
   struct Retired {
     std::atomic<std::uint32_t>* departed = nullptr;  // in the block
     std::uint64_t block = 0;
-    std::vector<std::uint64_t> others;
     int ranks = 0;
-    std::vector<std::uint64_t> texts{};  // of programs
+    std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  void retire(std::list<Retired> blocks) noexcept;  // one, or none
+  // Asks for no memory, so the caller has the list. It has at most one entry.
+  void retire(std::list<Retired> blocks) noexcept;
 
  private:
   void sweep() noexcept;
@@ -95,7 +114,7 @@ class Family {
   Ladder ladder_;
   Monitor monitor_;
   std::uint64_t moves_ = 0;
-  std::vector<ShmCommunicator*> groups_;
+  std::vector<Member*> members_;
   bool failed_ = false;
   bool closed_ = false;
   std::uint64_t watched_ns_ = 0;

@@ -1,203 +1,128 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat all-reduce, and the reduce. The data are cut into one part a rank; a rank reduces its
-// part of every rank's source and stores the result to every rank's destination (of a reduce: to
-// the root's): each byte is read once and written once, in two hand-offs between ranks (all are
-// there; all parts are done). Pushing the result is faster than letting the peers pull it, which
-// takes a third hand-off; all-reduce of float32 in place, 2 ranks, AMD EPYC 9005, medians of 5
-// alternating runs, in us:
+// The data are cut into one part per rank. A rank reduces its part of every rank's source and
+// stores the result to every rank's destination (reduce: to the root's). Each byte is read once and
+// written once, in two hand-offs between ranks: all have arrived; all parts are done. To push the
+// result is faster than to let the peers pull it, which takes a third hand-off. All-reduce of
+// float32 in place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
 //   bytes   64 Ki   1 Mi   4 Mi   16 Mi   64 Mi
 //   push      3.4     35    136     527    2635
 //   pull      4.7     49    430    1593    5949
 //
-// Where every operand lies in the shared lane this happens in place. Else the data pass through the
-// lanes in chunks. A rank's chunk c goes through three acts:
-//   copy in    what the peers need of my source, into my buffer;             then I raise in(c)
-//   reduce     when all have raised in(c): my part, from my source and the peers' buffers, to my
-//              destination and, over what I have read there, to the buffers of those who get the
-//              result;                                                       then I raise
-//              reduced(c)
-//   copy out   when all have raised reduced(c): the peers' parts, from my own buffer
-// in the order  in 0, in 1, reduce 0, out 0, in 2, reduce 1, out 1, in 3, ...
-// A rank that has copied out a chunk has its buffer back without any further flag: the peers raise
-// reduced(c) when they have read it and written to it for the last time.
-// Results that the peers fetch from a buffer of mine instead took 20 % longer; all-reduce of
-// float32 in place from private memory, 2 ranks, AMD EPYC 9005, least of many runs, in us:
+// If every operand is in the shared arena, this happens in place. Otherwise the data pass through
+// the staging buffers in chunks. Each chunk goes through three acts (schedule.hpp):
+//   CopyIn    the elements that the peers need of my source, to my buffer
+//   Reduce    if all ranks have copied the chunk in: my part, from my source and the peers'
+//             buffers, to my destination and to the buffers of the ranks that get the result, over
+//             the elements that I have read there
+//   CopyOut   if all ranks have reduced the chunk: the peers' parts, from my buffer
+// After CopyOut a rank has its buffer back without a further flag: a peer that has reduced the
+// chunk has read and written the buffer for the last time. Results that the peers fetch from a
+// buffer of mine instead took 20 % longer. All-reduce of float32 in place from private memory, 2
+// ranks, AMD EPYC 9005, least of many runs, in us:
 //   bytes   256 Ki   1 Mi   4 Mi
 //   push       6.7     30    132
 //   fetch      7.7     34    161
-// The chunks come from the last to the first: what was written last to the operands is likely to be
-// in a cache still (64 MiB: 5.0 ms forwards, 4.7 ms backwards).
-#include <algorithm>
+#include "comm/shm/flat.hpp"
 
-#include "comm/shm/algorithms.hpp"
 #include "comm/shm/copy.hpp"
 
 namespace ngd::comm::shm {
 
 namespace {
 
-// With two ranks a chunk, its buffers and what is read and written for it fit the second-level
-// cache; more ranks may have to take turns on a core, and then each hand-off costs more than that.
-// All-reduce of float32 in place from private memory, AMD EPYC 9005 (2 cores), GB/s by chunk:
-//   KiB                 64   128   256   512   1024
-//   2 ranks, 16 MiB   12.0  15.1  17.7  16.7   12.9
-//   4 ranks, 16 MiB                1.6   1.7    4.0
-constexpr std::size_t kSmallChunk = 256 << 10, kLargeChunk = 1 << 20;
-static_assert(kLargeChunk <= kBufferBytes && kBuffers >= 2);
+// One chunk of a staged task.
+class Chunk {
+ public:
+  Chunk(Context& context, std::uint64_t number)
+      : group_(context.group),
+        task_(context.task),
+        number_(number),
+        element_(size_of(task_.dtype)),
+        range_(StagedChunks(group_, task_)[number]),
+        part_(lines_of({0, range_.count}, group_.rank(), group_.size(), element_)) {}
 
-std::size_t chunk_bytes(int ranks) noexcept { return ranks <= 2 ? kSmallChunk : kLargeChunk; }
-
-enum Phase { kBegin, kCopyIn, kReduce, kCopyOut };
-
-std::uint64_t in_mark(std::uint64_t chunk) { return chunk == 0 ? 1 : 2 * chunk; }
-std::uint64_t reduced_mark(std::uint64_t chunk) { return 2 * chunk + 3; }
-
-// Where one chunk of a task lies.
-struct Chunk {
-  Chunk(const Group& in_group, const Task& task, std::uint64_t of_number)
-      : group(in_group), sequence(task.sequence), number(of_number), element(size_of(task.dtype)) {
-    const Slice range = flat_chunk(group, task, number);
-    first = range.begin;
-    count = range.count;
+  void copy_in() const {
+    copy_around(buffer(group_.rank()), task_.source + range_.begin * element_,
+                range_.count * element_, part_.begin * element_, part_.end() * element_);
   }
 
-  Slice part(int rank) const { return lines_of({0, count}, rank, group.size(), element); }
+  void reduce() const {
+    const std::size_t in_chunk = part_.begin * element_;
+    const std::size_t in_whole = range_.begin * element_ + in_chunk;
+    int results = 0;
+    for (int r = 0; r < group_.size(); ++r) {
+      const bool is_me = r == group_.rank();
+      group_.sources()[r] = is_me ? task_.source + in_whole : buffer(r) + in_chunk;
+      if (gets_result(task_, r))
+        group_.destinations()[results++] =
+            is_me ? task_.destination + in_whole : buffer(r) + in_chunk;
+    }
+    reduce_to_many(combine_of(task_.op), task_.dtype, group_.sources(), group_.size(),
+                   group_.destinations(), results, part_.count,
+                   divisor_of(task_.op, group_.size()));
+  }
+
+  void copy_out() const {
+    if (!gets_result(task_, group_.rank())) return;
+    copy_around(task_.destination + range_.begin * element_, buffer(group_.rank()),
+                range_.count * element_, part_.begin * element_, part_.end() * element_);
+  }
+
+ private:
   std::byte* buffer(int rank) const {
-    const Segment& segment = group.segment(rank);
-    return buffer_of(segment, segment.slot(sequence).lane + number);
+    const Segment& segment = group_.segment(rank);
+    return buffer_of(segment, segment.slot(task_.sequence).first_ticket + number_);
   }
 
-  const Group& group;
-  std::uint64_t sequence;
-  std::uint64_t number;
-  std::size_t element;
-  std::size_t first;  // element of the whole
-  std::size_t count;
+  Group& group_;
+  const TaskHead& task_;
+  std::uint64_t number_;
+  std::size_t element_;
+  Slice range_;  // in the whole, in elements
+  Slice part_;   // mine, in the chunk
 };
 
-void copy_in(const Group& group, const Task& task, std::uint64_t number) {
-  const Chunk chunk(group, task, number);
-  const Slice mine = chunk.part(group.rank());
-  copy_around(chunk.buffer(group.rank()), task.source + chunk.first * chunk.element,
-              chunk.count * chunk.element, mine.begin * chunk.element, mine.end() * chunk.element);
-}
-
-// False where the buffer is not free.
-bool copy_in_next(Group& group, Lane& lane, Task& task, std::uint64_t number) {
-  const std::uint64_t ticket = task.lane + number;
-  if (!lane.free(group, ticket)) return false;
-  copy_in(group, task, number);
-  lane.hold(ticket);
-  group.raise_step(task, in_mark(number));
-  return true;
-}
-
-void reduce_chunk(Group& group, const Task& task) {
-  const Chunk chunk(group, task, task.chunk);
-  const Slice mine = chunk.part(group.rank());
-  const std::size_t offset = mine.begin * chunk.element;
-  const std::size_t mine_at = chunk.first * chunk.element + offset;
+void reduce_my_part(Context& context) {
+  Group& group = context.group;
+  const TaskHead& task = context.task;
+  const std::size_t element = size_of(task.dtype);
+  const Slice mine = lines_of({0, task.count}, group.rank(), group.size(), element);
   int results = 0;
   for (int r = 0; r < group.size(); ++r) {
-    const bool me = r == group.rank();
-    group.sources()[r] = me ? task.source + mine_at : chunk.buffer(r) + offset;
-    if (task.kind == Kind::AllReduce || r == task.root)
-      group.destinations()[results++] = me ? task.destination + mine_at : chunk.buffer(r) + offset;
+    const Segment& segment = group.segment(r);
+    const Slot& slot = segment.slot(task.sequence);
+    group.sources()[r] = segment.at(slot.source_offset) + mine.begin * element;
+    if (gets_result(task, r))
+      group.destinations()[results++] = segment.at(slot.destination_offset) + mine.begin * element;
   }
   reduce_to_many(combine_of(task.op), task.dtype, group.sources(), group.size(),
                  group.destinations(), results, mine.count, divisor_of(task.op, group.size()));
 }
 
-void copy_out(const Group& group, const Task& task) {
-  if (!gets_result(group, task)) return;
-  const Chunk chunk(group, task, task.chunk);
-  const Slice mine = chunk.part(group.rank());
-  copy_around(task.destination + chunk.first * chunk.element, chunk.buffer(group.rank()),
-              chunk.count * chunk.element, mine.begin * chunk.element, mine.end() * chunk.element);
+Schedule schedule_of(Context& context) {
+  return {kFlatStaged, StagedChunks(context.group, context.task).number()};
+}
+
+void carry_out(Context& context, Step step) {
+  const Chunk chunk(context, step.chunk);
+  if (step.act == Act::CopyIn) return chunk.copy_in();
+  if (step.act == Act::Reduce) return chunk.reduce();
+  chunk.copy_out();
 }
 
 }  // namespace
 
-// Up to kInlineBytes this is the fastest. All-reduce of float32, 2 ranks, AMD EPYC 9005, in us:
-//   bytes    inline   in the shared lane   staged
-//     512      0.19                 0.26     0.34
-//    2048      0.26                 0.28     0.38
-//    4096      0.62                 0.31     0.43
-//    8192      0.90                 0.36     0.68
-void combine_inline(Group& group, const Task& task) {
-  if (task.count == 0 || !gets_result(group, task)) return;
-  for (int r = 0; r < group.size(); ++r)
-    group.sources()[r] = inline_payload(group.segment(r), task.sequence, task.bytes(), 0);
-  reduce(combine_of(task.op), task.dtype, group.sources(), group.size(), task.destination,
-         task.count, divisor_of(task.op, group.size()));
+bool FlatDirect::advance(Context& context) {
+  return steps_.advance(context, {kFlatDirect, 1}, [&](Step) { reduce_my_part(context); });
 }
 
-bool advance_flat_direct(Group& group, Task& task) {
-  if (task.phase == kBegin) {
-    const std::size_t element = size_of(task.dtype);
-    const Slice mine = lines_of({0, task.count}, group.rank(), group.size(), element);
-    int results = 0;
-    for (int r = 0; r < group.size(); ++r) {
-      const Segment& segment = group.segment(r);
-      const Slot& slot = segment.slot(task.sequence);
-      group.sources()[r] = segment.at(slot.source_offset) + mine.begin * element;
-      if (task.kind == Kind::AllReduce || r == task.root)
-        group.destinations()[results++] =
-            segment.at(slot.destination_offset) + mine.begin * element;
-    }
-    reduce_to_many(combine_of(task.op), task.dtype, group.sources(), group.size(),
-                   group.destinations(), results, mine.count, divisor_of(task.op, group.size()));
-    group.raise_step(task, 1);
-    task.need = group.all_step(task, 1);
-    task.phase = kReduce;
-  }
-  return group.met(task.need);
+void FlatStaged::start_early(Context& context) {
+  steps_.start_early(context, schedule_of(context), [&](Step step) { carry_out(context, step); });
 }
 
-std::uint64_t flat_chunks(const Group& group, const Task& task) noexcept {
-  const std::size_t elements = chunk_bytes(group.size()) / size_of(task.dtype);
-  return (task.count + elements - 1) / elements;
-}
-
-Slice flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept {
-  const std::size_t whole = chunk_bytes(group.size()) / size_of(task.dtype);
-  const std::size_t first = (flat_chunks(group, task) - 1 - number) * whole;
-  return {first, std::min<std::size_t>(whole, task.count - first)};
-}
-
-bool begin_flat_staged(Group& group, Lane& lane, Task& task) {
-  if (!copy_in_next(group, lane, task, 0)) return false;
-  task.phase = kCopyIn;
-  return true;
-}
-
-bool advance_flat_staged(Group& group, Lane& lane, Task& task) {
-  const std::uint64_t chunks = flat_chunks(group, task);
-  const auto busy = [&](std::uint64_t number) {
-    task.need = lane.guard(task.lane + number);
-    return false;
-  };
-  if (task.phase == kBegin && !begin_flat_staged(group, lane, task)) return busy(0);
-  while (group.met(task.need)) {
-    if (task.phase == kCopyIn) {
-      const std::uint64_t next = task.chunk + 1;
-      if (next < chunks && !copy_in_next(group, lane, task, next)) return busy(next);
-      task.lane_done = next >= chunks;
-      task.need = group.all_step(task, in_mark(task.chunk));
-      task.phase = kReduce;
-    } else if (task.phase == kReduce) {
-      reduce_chunk(group, task);
-      group.raise_step(task, reduced_mark(task.chunk));
-      task.need = group.all_step(task, reduced_mark(task.chunk));
-      task.phase = kCopyOut;
-    } else {
-      copy_out(group, task);
-      lane.give_back(task.lane + task.chunk);
-      if (++task.chunk == chunks) return true;
-      task.phase = kCopyIn;
-    }
-  }
-  return false;
+bool FlatStaged::advance(Context& context) {
+  return steps_.advance(context, schedule_of(context),
+                        [&](Step step) { carry_out(context, step); });
 }
 
 }  // namespace ngd::comm::shm

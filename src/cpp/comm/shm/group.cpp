@@ -25,31 +25,31 @@ Layout layout_of(const Segment& segment, std::uint64_t sequence) {
           segment.layout_numbers(sequence)};
 }
 
-Nodes nodes_of_members(const std::vector<Group::Member>& members) {
+Nodes nodes_of_group(const std::vector<Group::Rank>& ranks) {
   std::vector<int> nodes;
-  for (const Group::Member& each : members) nodes.push_back(each.segment.record().node);
+  for (const Group::Rank& each : ranks) nodes.push_back(each.segment.record().node);
   return nodes_of(nodes);
 }
 
 }  // namespace
 
-Group::Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves,
+Group::Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves,
              bool checked, const Computations& held)
-    : members_(std::move(members)),
+    : ranks_(std::move(ranks)),
       rank_(rank),
-      size_(static_cast<int>(members_.size())),
+      size_(static_cast<int>(ranks_.size())),
       id_(id),
       moves_(moves),
       checked_(checked),
       held_(held),
-      nodes_(nodes_of_members(members_)),
-      sources_(members_.size()),
-      destinations_(members_.size() + 1) {}
+      nodes_(nodes_of_group(ranks_)),
+      sources_(ranks_.size()),
+      destinations_(ranks_.size() + 1) {}
 
 std::string Group::where() const {
   if (id_ == 0) return "";
   std::vector<int> ranks;
-  for (const Member& each : members_) ranks.push_back(each.world);
+  for (const Rank& each : ranks_) ranks.push_back(each.world);
   return concat(" in the group of ", list_ranks(ranks));
 }
 
@@ -62,7 +62,7 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // A slot that serves a later collective already: of the earlier one all is over.
+      // If the slot serves a later collective, the earlier one is complete.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring all-reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// The ring all_reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009, section 3). Rank r reads only from its left neighbour, r - 1. The data are
-// cut into one part a rank; all indices are modulo the number of ranks n.
-//   reduce, step s = 0..n-2:  I add my own part r-s-1 to what the left neighbour has of it so far;
-//                             after the last step I hold the whole sum of part r+1
-//   gather, step t = 0..n-2:  I copy the whole sum of part r-t from the left neighbour
-// A part is so summed in ring order, beginning with its own rank: not the canonical order, but the
-// same for all ranks. Two-byte floats travel as float32 and are rounded once, at the end.
+// cut into one part per rank. All indices are modulo the number of ranks n.
+//   Reduce, round s = 0..n-2:  add my own part r-s-1 to the left neighbour's partial sum of it.
+//                              After the last round I hold the whole sum of part r+1
+//   Gather, round t = 0..n-2:  copy the whole sum of part r-t from the left neighbour
+// So a part is summed in ring order, beginning with its own rank. This is not the canonical order,
+// but the same on all ranks. 16-bit floats travel as float32 and are rounded once, at the end.
 //
-// Where every operand lies in the shared lane the partial sums stand in the destinations. Else, and
-// for two-byte floats, they stand in the staging areas, chunk by chunk. No rank overwrites what its
-// right neighbour has still to read: a part's whole sum has passed through the right neighbour
-// before it comes back to me; a new chunk, and the end of the task, wait for its last step.
+// If every operand is in the shared arena, the partial sums are stored in the destinations.
+// Otherwise, and for 16-bit floats, they are stored in the staging areas, chunk by chunk. No rank
+// overwrites what its right neighbour has not read: the whole sum of a part has passed through the
+// right neighbour before it comes back to me; a new chunk, and the end of the task, wait for the
+// neighbour's last round.
+#include "comm/shm/ring.hpp"
+
 #include <algorithm>
 #include <cstring>
-
-#include "comm/shm/algorithms.hpp"
 
 namespace ngd::comm::shm {
 
@@ -24,28 +25,30 @@ namespace {
 constexpr std::size_t kChunkBytes = 1 << 20;
 static_assert(kChunkBytes <= kStagingBytes);
 
-enum Phase { kBegin, kReduce, kGather };
+}  // namespace
 
-class Ring {
+class Ring::Pass {
  public:
-  Ring(Group& group, Task& task)
-      : group_(group),
-        task_(task),
-        ranks_(group.size()),
-        left_((group.rank() + ranks_ - 1) % ranks_),
-        right_((group.rank() + 1) % ranks_),
-        sum_dtype_(is_half(task.dtype) ? DType::F32 : task.dtype),
-        element_(size_of(task.dtype)),
+  Pass(Context& context, Ring& state)
+      : group_(context.group),
+        task_(context.task),
+        state_(state),
+        is_staged_(task_.staging.is_needed),
+        ranks_(group_.size()),
+        left_((group_.rank() + ranks_ - 1) % ranks_),
+        right_((group_.rank() + 1) % ranks_),
+        sum_dtype_(is_half(task_.dtype) ? DType::F32 : task_.dtype),
+        element_(size_of(task_.dtype)),
         sum_element_(size_of(sum_dtype_)),
-        chunk_elements_(task.staged ? kChunkBytes / sum_element_ : task.count),
-        chunks_(task.count == 0 ? 0 : (task.count + chunk_elements_ - 1) / chunk_elements_) {}
+        chunk_elements_(is_staged_ ? kChunkBytes / sum_element_ : task_.count),
+        chunks_(task_.count == 0 ? 0 : (task_.count + chunk_elements_ - 1) / chunk_elements_) {}
 
   bool advance() {
     while (group_.met(task_.need)) {
-      if (task_.chunk == chunks_) return true;
-      if (task_.phase == kBegin) {
+      if (state_.chunk_ == chunks_) return true;
+      if (state_.phase_ == Phase::Begin) {
         begin_chunk();
-      } else if (task_.phase == kReduce) {
+      } else if (state_.phase_ == Phase::Reduce) {
         reduce_step();
       } else {
         gather_step();
@@ -55,18 +58,18 @@ class Ring {
   }
 
  private:
-  // A chunk's first step is to be begun; then come its n - 1 reducing and n - 1 gathering ones.
-  std::uint64_t steps_a_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
+  // The first step of a chunk begins it; then come n - 1 rounds of Reduce and n - 1 of Gather.
+  std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
   Slice part(int number) const {
-    const std::size_t first = task_.chunk * chunk_elements_;
+    const std::size_t first = state_.chunk_ * chunk_elements_;
     const std::size_t count = std::min<std::size_t>(chunk_elements_, task_.count - first);
     return lines_of({first, count}, (number + 2 * ranks_) % ranks_, ranks_, sum_element_);
   }
   std::byte* sums(int rank, const Slice& range) const {
     const Segment& segment = group_.segment(rank);
-    if (task_.staged)
-      return segment.staging() + (range.begin - task_.chunk * chunk_elements_) * sum_element_;
+    if (is_staged_)
+      return segment.staging() + (range.begin - state_.chunk_ * chunk_elements_) * sum_element_;
     return segment.at(segment.slot(task_.sequence).destination_offset) + range.begin * element_;
   }
   const std::byte* source(const Slice& range) const {
@@ -78,20 +81,21 @@ class Ring {
 
   void finish_step() {
     const std::uint64_t step =
-        task_.chunk * steps_a_chunk() + 1 +
-        static_cast<std::uint64_t>((task_.phase == kGather ? ranks_ - 1 : 0) + task_.round);
-    group_.raise_step(task_, step);
-    task_.need = group_.one_step(task_, left_, step);
+        state_.chunk_ * steps_per_chunk() + 1 +
+        static_cast<std::uint64_t>((state_.phase_ == Phase::Gather ? ranks_ - 1 : 0) +
+                                   state_.round_);
+    group_.raise_step(task_.sequence, step);
+    task_.need = group_.one_step(task_.sequence, left_, step);
   }
 
   void begin_chunk() {
-    if (task_.staged) load(part(group_.rank()));
-    task_.phase = kReduce;
-    task_.round = 0;
+    if (is_staged_) load(part(group_.rank()));
+    state_.phase_ = Phase::Reduce;
+    state_.round_ = 0;
     finish_step();
   }
 
-  // My own part of a staged chunk, as it begins to travel.
+  // Store my own part of a staged chunk where the partial sums are.
   void load(const Slice& range) {
     std::byte* mine = sums(group_.rank(), range);
     if (is_half(task_.dtype))
@@ -101,10 +105,11 @@ class Ring {
   }
 
   void reduce_step() {
-    const Slice range = part(group_.rank() - task_.round - 1);
-    const bool last = task_.round == ranks_ - 2;
+    const Slice range = part(group_.rank() - state_.round_ - 1);
+    const bool last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
-    const bool untouched = !task_.staged && task_.round == 0;  // the left's part is its source's
+    const bool untouched =
+        !is_staged_ && state_.round_ == 0;  // the left neighbour's part is in its source
     const Segment& left = group_.segment(left_);
     const std::byte* theirs =
         untouched ? left.at(left.slot(task_.sequence).source_offset) + range.begin * element_
@@ -114,29 +119,29 @@ class Ring {
     reduce(combine_of(task_.op), sum_dtype_, operands, 2, mine, range.count,
            last ? divisor_of(task_.op, ranks_) : 1.0);
     if (last) store(range);
-    ++task_.round;
+    ++state_.round_;
     finish_step();
     if (last) {
-      task_.phase = kGather;
-      task_.round = 0;
+      state_.phase_ = Phase::Gather;
+      state_.round_ = 0;
     }
   }
 
   void gather_step() {
-    const Slice range = part(group_.rank() - task_.round);
+    const Slice range = part(group_.rank() - state_.round_);
     std::memcpy(sums(group_.rank(), range), sums(left_, range), range.count * sum_element_);
     store(range);
-    ++task_.round;
-    if (task_.round < ranks_ - 1) return finish_step();
+    ++state_.round_;
+    if (state_.round_ < ranks_ - 1) return finish_step();
     finish_step();
-    ++task_.chunk;
-    task_.phase = kBegin;
-    task_.need = group_.one_step(task_, right_, task_.chunk * steps_a_chunk());
+    ++state_.chunk_;
+    state_.phase_ = Phase::Begin;
+    task_.need = group_.one_step(task_.sequence, right_, state_.chunk_ * steps_per_chunk());
   }
 
-  // A whole sum of a staged chunk, into the destination.
+  // Copy a whole sum of a staged chunk to the destination.
   void store(const Slice& range) {
-    if (!task_.staged) return;
+    if (!is_staged_) return;
     const std::byte* sum = sums(group_.rank(), range);
     if (is_half(task_.dtype))
       narrow(task_.dtype, reinterpret_cast<const float*>(sum), destination(range), range.count);
@@ -145,7 +150,9 @@ class Ring {
   }
 
   Group& group_;
-  Task& task_;
+  TaskHead& task_;
+  Ring& state_;
+  bool is_staged_;
   int ranks_;
   int left_, right_;
   DType sum_dtype_;
@@ -154,8 +161,6 @@ class Ring {
   std::uint64_t chunks_;
 };
 
-}  // namespace
-
-bool advance_ring(Group& group, Task& task) { return Ring(group, task).advance(); }
+bool Ring::advance(Context& context) { return Pass(context, *this).advance(); }
 
 }  // namespace ngd::comm::shm

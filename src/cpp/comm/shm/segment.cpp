@@ -181,7 +181,7 @@ Mapping map_segment(const Descriptor& fd, int rank) {
   return Mapping(base, bytes);
 }
 
-void found(Memory& memory, int rank, int size, int node) {
+void initialise_segment(Memory& memory, int rank, int size, int node) {
   memory.commit(0, kHeapOffset);
   RankRecord& record = memory.segment(rank).record();
   record.magic = kMagic;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of its own lives in the segments of the world: each of its ranks takes a control block
-// from its heap, and one all_gather tells all of them where the others' lie.
+// A group that is split off uses the segments of the world: each of its ranks allocates a control
+// block in its heap, and one all_gather distributes where these are.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -11,11 +11,26 @@
 
 namespace ngd::comm::shm {
 
-// The others may have come through, and then wait for me in the new group.
-void ShmCommunicator::leave_unborn(std::uint64_t control) const noexcept {
+// This rank does not come to the new group. Peers that have it may already wait there.
+void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);
   group_.wake_all();
+}
+
+void ShmCommunicator::exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets) {
+  Collective gather;
+  gather.kind = Kind::AllGather;
+  gather.count = sizeof(Ticket);
+  gather.source = &mine;
+  gather.destination = tickets.data();
+  gather.site = "split()";
+  try {
+    wait_inside(submit_inside(gather), {split_timeout_});
+  } catch (const std::exception&) {
+    mark_left(mine.control);
+    throw;
+  }
 }
 
 std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
@@ -29,22 +44,12 @@ std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
   std::exception_ptr refusal;
   try {
     if (color >= 0) mine.control = family_->new_control(id);
-  } catch (const std::exception&) {  // said by all when all know
+  } catch (const std::exception&) {  // thrown when all ranks know it
     refusal = std::current_exception();
   }
-  Collective gather;
-  gather.kind = Kind::AllGather;
-  gather.count = sizeof(Ticket);
-  gather.source = &mine;
-  gather.destination = tickets.data();
-  gather.site = "split()";
-  try {
-    wait_inside(submit_inside(gather), {split_timeout_});
-  } catch (const std::exception&) {
-    leave_unborn(mine.control);
-    throw;
-  }
-  // All fail alike, whatever their color: so all may split again.
+  exchange_tickets(mine, tickets);
+  // If one rank has no memory, the split fails on all ranks, whatever their color. So all ranks may
+  // split again.
   for (int r = 0; r < group_.size(); ++r) {
     const Ticket& each = tickets[static_cast<std::size_t>(r)];
     if (each.color < 0 || each.control != kPrivate) continue;
@@ -53,12 +58,12 @@ std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
     fail(ErrorKind::OutOfMemory, "split(): rank ", group_.world(r), " has no memory for a group");
   }
   if (color < 0) return nullptr;
-  return guarded(*family_, [&] { return made_of(tickets, color, id); });
+  // The peers have the group now: if this rank cannot make it, the failure must reach them.
+  return guarded(*family_, [&] { return make_group(tickets, color, id); });
 }
 
-// From here on the others have the group: where I cannot have it, they must hear of it.
-std::unique_ptr<Communicator> ShmCommunicator::made_of(const std::vector<Ticket>& tickets,
-                                                       int color, std::uint64_t id) {
+std::unique_ptr<Communicator> ShmCommunicator::make_group(const std::vector<Ticket>& tickets,
+                                                          int color, std::uint64_t id) {
   std::vector<int> ranks;  // of this group
   for (int r = 0; r < group_.size(); ++r)
     if (tickets[static_cast<std::size_t>(r)].color == color) ranks.push_back(r);
@@ -66,7 +71,7 @@ std::unique_ptr<Communicator> ShmCommunicator::made_of(const std::vector<Ticket>
     const auto key = [&](int r) { return std::pair(tickets[static_cast<std::size_t>(r)].key, r); };
     return key(a) < key(b);
   });
-  std::vector<Group::Member> members;
+  std::vector<Group::Rank> members;
   int my_rank = 0;
   for (const int r : ranks) {
     if (r == group_.rank()) my_rank = static_cast<int>(members.size());

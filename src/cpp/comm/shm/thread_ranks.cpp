@@ -36,7 +36,8 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
   const auto mapping = std::make_shared<Mapping>(base, bytes);
   for (int rank = 0; rank < size; ++rank) {
     ThreadMemory memory(mapping);
-    found(memory, rank, size, nodes.empty() ? kNoNode : nodes[static_cast<std::size_t>(rank)]);
+    initialise_segment(memory, rank, size,
+                       nodes.empty() ? kNoNode : nodes[static_cast<std::size_t>(rank)]);
   }
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)

@@ -14,46 +14,45 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// A look at the clock costs as much as a pause or two.
+// To read the clock costs as much as one or two pauses.
 constexpr int kSpinsPerLook = 64;
-// A sleep was short where the bell rang in this time: to sleep and to be woken takes as long.
+// A sleep was short if the bell rang within this time: to sleep and to be woken takes as long.
 constexpr std::uint64_t kShortNs = 50'000;
-// Between two looks at the clock a rank that keeps its core needs some microseconds.
+// A rank that keeps its core reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank is disturbed for a second where it was pushed off for a quarter of the last 50 ms or more.
-// A program of low priority takes four slices of 4 ms a second.
+// A rank is disturbed for a second if it was off its core for a quarter of the last 50 ms or more.
+// A program of low priority takes four slices of 4 ms per second.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
 }  // namespace
 
 void wake(RankRecord& sleeper) noexcept {
-  if (sleeper.sleeping.exchange(kAwake) == kAwake) return;  // another one wakes it
+  if (sleeper.sleeping.exchange(kAwake) == kAwake) return;  // another rank wakes it
   sleeper.rung_ns.store(now_ns(), std::memory_order_relaxed);
   sleeper.doorbell.fetch_add(1);
   ::syscall(SYS_futex, &sleeper.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-bool Ladder::hold() noexcept {
+bool Ladder::spin_or_yield() noexcept {
   if (!crowded_ && !disturbed_) {
     if (spin()) return true;
-  } else if (held_ < yields_) {
-    ++held_;
+  } else if (count_ < yields_) {
+    ++count_;
     ::sched_yield();
     return true;
   }
-  if (!crowded_) find_out();
+  if (!crowded_) update_disturbed();
   return false;
 }
 
-// Time in which I was pushed off is no patience, up to a limit: what my caller does between two
-// spins may take as long, and it looks after its peers and its deadline when I have no patience
-// left.
+// Time off the core does not count as spinning, up to a limit: work of the caller between two spins
+// looks the same, and the caller must look at its peers and its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
-  if (++held_ % kSpinsPerLook != 0) return true;
+  if (++count_ % kSpinsPerLook != 0) return true;
   const std::uint64_t now = now_ns(), passed = now - std::exchange(looked_ns_, now);
-  if (held_ == kSpinsPerLook) {
+  if (count_ == kSpinsPerLook) {
     spin_until_ns_ = now + patience_ns_;
     spin_at_most_until_ns_ = spin_until_ns_ + kMostPatienceNs;
   } else if (passed > kPushedOffNs) {
@@ -71,12 +70,11 @@ void Ladder::woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept {
                             kMostPatienceNs);
 }
 
-// Where I would sleep now: whether I am disturbed.
-void Ladder::find_out() noexcept {
-  const std::uint64_t now = now_ns(), passed = now - found_out_ns_;
+void Ladder::update_disturbed() noexcept {
+  const std::uint64_t now = now_ns(), passed = now - updated_ns_;
   if (passed < (disturbed_ ? kDisturbedNs : kWindowNs)) return;
   disturbed_ = !disturbed_ && pushed_off_ns_ * kParts >= passed;
-  found_out_ns_ = now;
+  updated_ns_ = now;
   pushed_off_ns_ = 0;
 }
 

@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// A large broadcast, or an all_to_all in place, whose operands all lie in the shared lane: each
-// rank does a part of the work of all, in two hand-offs: all are there; all parts are done. Between
-// these nobody else touches the operands, so a rank reads and writes whatever its part is made of:
+// There are two hand-offs: all ranks have arrived; all parts are done. Between these no other code
+// touches the operands, so a rank reads and writes all operands of its part:
 //   broadcast    my part of the root's source is copied to all destinations, tile by tile, so that
 //                it is read once;
 //   all_to_all   of the two blocks that a pair of ranks exchanges, the lower rank swaps the first
-//                half and the higher rank the second: nothing is moved twice, and nothing at all of
-//                what a rank keeps.
-// So all ranks are busy, and no more bytes are moved than must be. In the exchange (exchange.cpp),
-// which else does this, each consumer copies what it gets. float32 in the graph, in place, 2 ranks,
-// AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in us:
-//   bytes                   4 Mi   16 Mi   64 Mi
-//   broadcast   together     191    1124    4807
-//               exchange     122    1823    7725
-//   all_to_all  together      54     297    2081
-//               exchange     147    1795    7164
+//                half and the higher rank the second. No byte is moved twice, and the block that a
+//                rank keeps is not moved.
+// So all ranks are busy, and no more bytes are moved than necessary. In the exchange
+// (exchange.cpp), the alternative, each consumer copies what it gets. float32 in the graph, in
+// place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in
+// us:
+//   bytes                    4 Mi   16 Mi   64 Mi
+//   broadcast   cooperative   191    1124    4807
+//               exchange      122    1823    7725
+//   all_to_all  cooperative    54     297    2081
+//               exchange      147    1795    7164
+#include "comm/shm/cooperative.hpp"
+
 #include <algorithm>
 #include <cstring>
 
-#include "comm/shm/algorithms.hpp"
 #include "comm/shm/copy.hpp"
 
 namespace ngd::comm::shm {
 
 namespace {
 
-// A broadcast that fits the caches is done by one core as fast, with one hand-off; one core does
-// not use all of the memory's bandwidth.
+// One core copies a broadcast that fits the caches as fast, with one hand-off. Beyond the caches
+// one core does not use all of the memory's bandwidth.
 constexpr std::size_t kSmallestBroadcast = kPastCaches;
 constexpr std::size_t kTile = 256 << 10;
 
-std::byte* destination_of(const Group& group, const Task& task, int rank) {
+std::byte* destination_of(const Group& group, const TaskHead& task, int rank) {
   const Segment& segment = group.segment(rank);
   return segment.at(segment.slot(task.sequence).destination_offset);
 }
 
-void copy_my_part(const Group& group, const Task& task) {
+void copy_my_part(const Group& group, const TaskHead& task) {
   const Segment& root = group.segment(task.root);
   const std::byte* source = root.at(root.slot(task.sequence).source_offset);
   const Slice mine = lines_of({0, task.bytes()}, group.rank(), group.size(), 1);
@@ -60,7 +61,7 @@ void swap(std::byte* a, std::byte* b, std::size_t bytes) {
   std::swap_ranges(a + at, a + bytes, b + at);
 }
 
-void swap_my_halves(const Group& group, const Task& task) {
+void swap_my_halves(const Group& group, const TaskHead& task) {
   const int me = group.rank(), ranks = group.size();
   const std::size_t block = task.bytes();
   for (int distance = 1; distance < ranks; ++distance) {
@@ -74,32 +75,28 @@ void swap_my_halves(const Group& group, const Task& task) {
 
 }  // namespace
 
-bool may_be_together(const Group& group, const Task& task, int rank) noexcept {
+bool Cooperative::suits(const Group& group, const TaskHead& task, int rank) noexcept {
   const Slot& slot = group.segment(rank).slot(task.sequence);
   if (slot.destination_offset == kPrivate) return false;
   if (task.kind == Kind::AllToAll)
-    return !task.uneven && slot.source_offset == slot.destination_offset;
+    return !task.has_counts && slot.source_offset == slot.destination_offset;
   return task.kind == Kind::Broadcast && task.bytes() >= kSmallestBroadcast &&
          (rank != task.root || slot.source_offset != kPrivate);
 }
 
-bool all_may_be_together(const Group& group, const Task& task) noexcept {
-  bool all = task.may_be_together;
-  for (int r = 0; all && r < group.size(); ++r) all = may_be_together(group, task, r);
-  return all;
+bool Cooperative::suits_all(const Group& group, const TaskHead& task) noexcept {
+  for (int r = 0; r < group.size(); ++r)
+    if (!suits(group, task, r)) return false;
+  return true;
 }
 
-bool advance_together(Group& group, Task& task) {
-  if (task.phase == 0) {
-    if (task.kind == Kind::Broadcast)
-      copy_my_part(group, task);
+bool Cooperative::advance(Context& context) {
+  return steps_.advance(context, {kCooperative, 1}, [&](Step) {
+    if (context.task.kind == Kind::Broadcast)
+      copy_my_part(context.group, context.task);
     else
-      swap_my_halves(group, task);
-    group.raise_step(task, 1);
-    task.need = group.all_step(task, 1);
-    task.phase = 1;
-  }
-  return group.met(task.need);
+      swap_my_halves(context.group, context.task);
+  });
 }
 
 }  // namespace ngd::comm::shm

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of a collective in flight that all algorithms share, and the context of an algorithm.
+//
+// An algorithm is a state machine (task.hpp lists them). Its state is a class with
+//   bool advance(Context&)        do what can be done now. Return true if the collective is
+//                                 complete on this rank. Otherwise it waits for task.need.
+//   void start_early(Context&)    only some: do what needs no peer, before all ranks have arrived
+// No algorithm ever blocks. A collective is complete on a rank if its destination holds the result
+// and no peer reads or writes its operands any more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/shm/group.hpp"
+#include "comm/shm/staging.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::shm {
+
+// A collective's use of the staging buffers of this rank.
+struct StagingClaim {
+  bool is_needed = false;   // data of this rank pass through them
+  bool is_granted = false;  // the collective may fill them
+  bool has_ended = false;   // it fills them no more
+  std::uint64_t first = 0;  // its first ticket
+};
+
+struct TaskHead {
+  std::uint64_t sequence = 0;
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::None;
+  DType dtype = DType::U8;
+  Algorithm algorithm = Algorithm::Flat;  // never Auto
+  int root = 0;
+  bool has_counts = false;   // the blocks have the sizes that the caller's counts say
+  bool has_arrived = false;  // all ranks have published it, and their calls agree
+  bool is_complete = false;
+  std::uint64_t count = 0;
+  const std::byte* source = nullptr;
+  std::byte* destination = nullptr;
+
+  Need need;  // what the next step waits for
+  StagingClaim staging;
+
+  Statistics::Entry stats = 0;
+  std::uint64_t moved_bytes = 0;   // for the statistics
+  std::uint64_t waited_ns = 0;     // in the backlog, before it was published
+  std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
+
+  std::size_t bytes() const noexcept { return count * size_of(dtype); }
+  // The bytes of the counts that precede an inline payload.
+  std::size_t counts_bytes(int ranks) const noexcept {
+    return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
+  }
+};
+
+struct Context {
+  Group& group;
+  Staging& staging;
+  TaskHead& task;
+};
+
+// Return true if a rank gets the result of an all_reduce or a reduce.
+inline bool gets_result(const TaskHead& task, int rank) noexcept {
+  return task.kind == Kind::AllReduce || task.root == rank;
+}
+
+}  // namespace ngd::comm::shm

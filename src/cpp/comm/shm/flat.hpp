@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flat all_reduce and reduce: each rank reduces its part of every rank's source, in tree order,
+// and stores the result at every rank that gets it.
+#pragma once
+
+#include "comm/shm/steps.hpp"
+
+namespace ngd::comm::shm {
+
+// All operands are in the shared arena.
+class FlatDirect {
+ public:
+  bool advance(Context& context);
+
+ private:
+  Steps steps_;
+};
+
+// The data pass through the staging buffers.
+class FlatStaged {
+ public:
+  void start_early(Context& context);
+  bool advance(Context& context);
+
+ private:
+  Steps steps_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends and receives. A send is a letter from one rank to another one. They are not part of the
+// group's common sequence: the receiver takes a sender's letters in the order in which they were
+// posted. The letters of a pair are in a letter box in the sender's heap, which the first send
+// allocates. The sender's control block has its offset.
+//
+// A small payload is stored in its letter; the send is complete when the letter is posted. A source
+// in the shared arena is read in place; the send is complete when the receiver has reported that.
+// Other sources pass through the two chunks of the letter box in turn; the send is complete when
+// its last chunk is filled.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/shm/family.hpp"
+#include "comm/shm/group.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::shm {
+
+inline constexpr std::uint64_t kLetters = 8;          // posted and not yet received
+inline constexpr std::size_t kLetterBytes = 1 << 10;  // the largest payload in a letter
+inline constexpr std::size_t kLetterChunkBytes = 128 << 10;
+// This bit distinguishes the Work of a send or a receive from a number of the common sequence.
+inline constexpr std::uint64_t kLetterBit = std::uint64_t{1} << 63;
+
+struct Letter {
+  std::uint64_t count;
+  std::uint64_t source_offset;  // in the sender's segment, or kInline, or kPrivate
+  std::int32_t tag;
+  DType dtype;
+  char site[kSiteBytes];
+  alignas(kLine) std::byte payload[kLetterBytes];
+};
+
+struct LetterBox {
+  // Written by the sender: the letters posted, and the chunks filled, since the first send.
+  alignas(kLine) std::atomic<std::uint64_t> posted;
+  std::atomic<std::uint64_t> filled;
+  // Written by the receiver: the letters received, and the chunks drained.
+  alignas(kLine) std::atomic<std::uint64_t> received;
+  std::atomic<std::uint64_t> drained;
+  Letter letters[kLetters];
+  alignas(kLine) std::byte chunks[2][kLetterChunkBytes];
+};
+
+// A send or a receive of this rank that is not complete.
+struct PendingLetter {
+  std::uint64_t work = 0;
+  Kind kind = Kind::Send;
+  int peer = 0;
+  DType dtype = DType::U8;
+  std::uint64_t count = 0;
+  int tag = 0;
+  const std::byte* source = nullptr;
+  std::byte* destination = nullptr;
+  char site[kSiteBytes] = {};
+  std::uint64_t submitted_ns = 0;
+  Statistics::Entry stats = 0;
+
+  bool is_posted = false;           // of a send
+  std::uint64_t letter = 0;         // its number in the letter box
+  std::uint64_t offset = kPrivate;  // of the source, as in the letter
+  std::size_t moved = 0;            // bytes copied to, or from, chunks
+  bool is_complete = false;
+
+  std::size_t bytes() const noexcept { return count * size_of(dtype); }
+};
+
+// All sends and receives of one rank in one group.
+class Letters {
+ public:
+  Letters(Family& family, Group& group, Statistics& statistics);
+
+  Work submit(const Collective& collective);
+  // Advance all sends and receives. Throws CollectiveMismatch.
+  void progress();
+  bool is_known(std::uint64_t work) const noexcept { return (work & ~kLetterBit) <= submitted_; }
+  bool is_complete(std::uint64_t work) const noexcept { return find(work) == nullptr; }
+  std::uint64_t in_flight() const noexcept { return in_flight_; }
+  std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last one ended
+  Statistics::Entry stats_of(std::uint64_t work) const noexcept;
+  // Return what an unfinished work waits for.
+  Need need_of(std::uint64_t work) const noexcept;
+  std::string describe(std::uint64_t work) const;
+  // Return the offsets of the letter boxes in my heap, which are no longer mine.
+  std::vector<std::uint64_t> take_blocks() noexcept { return std::move(blocks_); }
+
+ private:
+  struct Outgoing {
+    LetterBox* box = nullptr;
+    std::uint64_t posted = 0;  // letters
+    std::deque<PendingLetter> sends;
+  };
+  struct Incoming {
+    LetterBox* box = nullptr;
+    std::uint64_t drained = 0;   // chunks
+    std::uint64_t received = 0;  // letters
+    std::deque<PendingLetter> receives;
+  };
+  const PendingLetter* find(std::uint64_t work) const noexcept;
+  void open(int peer);
+  void progress_sends(int peer);
+  void progress_receives(int peer);
+  bool post(int peer, PendingLetter& send);
+  void fill(int peer, PendingLetter& send);
+  bool receive(int peer, PendingLetter& receive);
+  bool drain(int peer, PendingLetter& receive);
+  void finish(PendingLetter& pending) noexcept;
+  void check_letter(const PendingLetter& receive, const Letter& letter) const;
+  void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept;
+
+  Family& family_;
+  Group& group_;
+  Statistics& statistics_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::vector<std::uint64_t> blocks_;  // the offsets of my letter boxes
+  std::uint64_t submitted_ = 0;
+  std::uint64_t in_flight_ = 0;
+  std::uint64_t finished_ns_ = 0;
+};
+
+}  // namespace ngd::comm::shm

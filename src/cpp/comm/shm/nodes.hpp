@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The all_reduce of ranks on several NUMA nodes: first inside each node, then between the nodes.
+#pragma once
+
+#include "comm/shm/steps.hpp"
+
+namespace ngd::comm::shm {
+
+// All operands are in the shared arena.
+class NodesDirect {
+ public:
+  bool advance(Context& context);
+
+ private:
+  Steps steps_;
+};
+
+// The data pass through the staging buffers.
+class NodesStaged {
+ public:
+  void start_early(Context& context);
+  bool advance(Context& context);
+
+ private:
+  Steps steps_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/program_texts.hpp"
+
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace ngd::comm::shm {
+
+ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t sequence,
+                                  std::uint64_t slots_free_to) {
+  if (program == nullptr) [[likely]]
+    return {};
+  if (program->text == nullptr) return {program->hash, program->computation};
+  const std::uint64_t name = mix(program->hash, program->computation);
+  auto known = texts_.find(name);
+  if (known == texts_.end()) {
+    release_unused(slots_free_to);
+    const auto length = static_cast<std::uint32_t>(std::strlen(program->text));
+    std::uint64_t offset = kPrivate;
+    try {
+      offset = heap_.allocate(length);
+      std::memcpy(group_.mine().at(offset), program->text, length);
+    } catch (const Error&) {  // no memory: a message has no text then
+    }
+    known = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
+                .first;
+    blocks_.reserve(texts_.size());
+  }
+  known->second.used = sequence;
+  return known->second;
+}
+
+// Release the texts of programs that this rank does not hold any more. If the slot of the last use
+// is free, all ranks have finished that sequence, and no peer can read a slot that points to the
+// text.
+void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {
+  std::erase_if(texts_, [&](const auto& entry) {
+    const ProgramText& text = entry.second;
+    if (text.used + kSlots > slots_free_to || held_.hold(text.computation)) return false;
+    if (text.offset != kPrivate) heap_.release(text.offset);
+    return true;
+  });
+}
+
+std::vector<std::uint64_t> ProgramTexts::take_blocks() noexcept {
+  blocks_.clear();
+  for (const auto& [name, text] : texts_)
+    if (text.offset != kPrivate) blocks_.push_back(text.offset);
+  return std::move(blocks_);
+}
+
+}  // namespace ngd::comm::shm

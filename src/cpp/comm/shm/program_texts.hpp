@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts of the compiled steps that this rank runs, in the shared arena, for the messages that a
+// mismatch may need.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/collective.hpp"
+#include "comm/computations.hpp"
+#include "comm/shm/group.hpp"
+#include "comm/shm/heap.hpp"
+
+namespace ngd::comm::shm {
+
+struct ProgramText {
+  std::uint64_t hash = 0;
+  std::uint64_t computation = 0;
+  std::uint64_t offset = kPrivate;  // in this rank's segment
+  std::uint32_t length = 0;
+  std::uint64_t used = 0;  // the last sequence whose slot may point to the text
+};
+
+class ProgramTexts {
+ public:
+  ProgramTexts(Heap& heap, const Group& group, const Computations& held)
+      : heap_(heap), group_(group), held_(held) {}
+
+  // Return the text of a program, which the collective `sequence` uses; store it at the first use.
+  // `slots_free_to` as in SlotQueue.
+  ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
+                      std::uint64_t slots_free_to);
+  // Return the offsets of all texts, which are no longer mine. Asks for no memory.
+  std::vector<std::uint64_t> take_blocks() noexcept;
+
+ private:
+  void release_unused(std::uint64_t slots_free_to) noexcept;
+
+  Heap& heap_;
+  const Group& group_;
+  const Computations& held_;
+  std::unordered_map<std::uint64_t, ProgramText> texts_;  // by hash and computation
+  std::vector<std::uint64_t> blocks_;                     // memory for take_blocks()
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ring all_reduce: the partial sums travel from rank to rank, and then the results do.
+#pragma once
+
+#include "comm/shm/context.hpp"
+
+namespace ngd::comm::shm {
+
+class Ring {
+ public:
+  bool advance(Context& context);
+
+ private:
+  class Pass;  // one call of advance()
+  enum class Phase : std::uint8_t { Begin, Reduce, Gather };
+
+  Phase phase_ = Phase::Begin;
+  int round_ = 0;  // within the phase
+  std::uint64_t chunk_ = 0;
+};
+
+}  // namespace ngd::comm::shm

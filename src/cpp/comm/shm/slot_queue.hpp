@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of a group that this rank has submitted, in the order of their sequence.
+//
+// A collective needs a slot, which publishes it. There are kSlots slots, and the slot of a sequence
+// is free when all ranks have finished the collective kSlots before. Until then a submitted
+// collective waits in the backlog: submit() never blocks, because what it would wait for may need
+// what its caller submits next.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/shm/program_texts.hpp"
+#include "comm/shm/task.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::shm {
+
+class SlotQueue {
+ public:
+  SlotQueue(Group& group, ProgramTexts& texts, bool checked);
+
+  // Start a collective if it has a slot, or add it to the backlog. Return its sequence.
+  std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
+  // Start what has a slot now. Return the number of collectives that were started.
+  int start_from_backlog();
+  // Return true if the slot of the next collective may not be free.
+  bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
+
+  std::uint64_t submitted() const noexcept { return submitted_; }
+  // All sequences up to this one are complete on this rank.
+  std::uint64_t finished() const noexcept { return finished_; }
+  // Count what is complete, and report it to the peers now and then.
+  void finish() {
+    const std::uint64_t before = finished_;
+    while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
+    if (finished_ != before) report_finished(before);
+  }
+
+  Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
+  const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
+  bool is_complete(std::uint64_t sequence) const noexcept {
+    return sequence <= finished_ || (sequence <= submitted_ && task(sequence).is_complete);
+  }
+
+  bool is_known(std::uint64_t sequence) const noexcept {
+    return sequence >= 1 && sequence <= submitted_ + backlog_.size();
+  }
+  bool has_backlog() const noexcept { return !backlog_.empty(); }
+  bool is_in_backlog(std::uint64_t sequence) const noexcept { return sequence > submitted_; }
+  // Return a collective in the backlog. It is valid until the backlog changes.
+  Collective backlogged(std::uint64_t sequence) const noexcept {
+    return backlog_[sequence - submitted_ - 1].view();
+  }
+  Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
+    return backlog_[sequence - submitted_ - 1].stats;
+  }
+  // What the oldest collective in the backlog waits for.
+  const Need& need_of_slot() const noexcept { return next_slots_; }
+  std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
+
+ private:
+  // A collective in the backlog, with copies of what its caller may free.
+  struct Backlogged {
+    Collective collective;
+    std::vector<std::uint64_t> counts, receive_counts, layout_numbers;
+    Layout layout;
+    char site[kSiteBytes];
+    Statistics::Entry stats;
+    ProgramText program;
+    std::uint64_t since_ns;
+
+    Collective view() const noexcept;
+  };
+
+  void report_finished(std::uint64_t before);
+  bool has_free_slot();
+  void add_to_backlog(const Collective& collective, Statistics::Entry stats,
+                      const ProgramText& program);
+  void start(const Collective& collective, Statistics::Entry stats, const ProgramText& program,
+             std::uint64_t waited_ns);
+  void fill_in(Task& task, const Collective& collective);
+  void publish(Task& task, const Collective& collective, const ProgramText& program);
+  void publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout);
+  void publish_operands(Task& task, Slot& slot, const Collective& collective);
+
+  Group& group_;
+  ProgramTexts& texts_;
+  bool checked_;
+  Algorithm preferred_;
+  std::vector<Task> tasks_{kSlots};
+  std::uint64_t submitted_ = 0;  // the sequences of the backlog follow
+  std::uint64_t finished_ = 0;
+  std::uint64_t slots_free_to_ = kSlots;  // sequences up to this one may be published
+  Need next_slots_;                       // what frees more slots
+  std::deque<Backlogged> backlog_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The staging buffers of this rank, as the only rank that fills them sees them.
+//
+// Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
+// ticket t uses buffer t % kBuffers. Two rules say when a buffer may be filled again:
+//   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer's
+//     guard is the need for these reports, so a rank can complete a collective earlier.
+//   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
+//     it has copied the results out.
+#pragma once
+
+#include "comm/shm/group.hpp"
+
+namespace ngd::comm::shm {
+
+inline constexpr std::uint64_t kBuffers = 2;
+inline constexpr std::size_t kBufferBytes = kStagingBytes / kBuffers;
+
+// Return the buffer of a ticket in the staging area of the rank that owns the segment.
+inline std::byte* buffer_of(const Segment& segment, std::uint64_t ticket) noexcept {
+  return segment.staging() + ticket % kBuffers * kBufferBytes;
+}
+
+class Staging {
+ public:
+  // Reserve tickets, and return the first one.
+  std::uint64_t reserve(std::uint64_t tickets) noexcept {
+    const std::uint64_t first = next_;
+    next_ += tickets;
+    return first;
+  }
+  // Return true if the buffer of a ticket may be filled.
+  bool is_free(Group& group, std::uint64_t ticket) {
+    return !held_[ticket % kBuffers] && group.met(guard(ticket));
+  }
+  // Return the first buffer that is not free, or kBuffers.
+  std::uint64_t first_busy(Group& group) {
+    std::uint64_t buffer = 0;
+    while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
+    return buffer;
+  }
+  void hold(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = true; }
+  void give_back(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = false; }
+  // Guard a buffer until all ranks have taken `chunks` chunks of the collective `sequence`.
+  void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
+                         std::uint64_t chunks) {
+    guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);
+  }
+  Need& guard(std::uint64_t ticket) noexcept { return guards_[ticket % kBuffers]; }
+
+ private:
+  std::uint64_t next_ = 0;
+  Need guards_[kBuffers];
+  bool held_[kBuffers] = {};
+};
+
+}  // namespace ngd::comm::shm

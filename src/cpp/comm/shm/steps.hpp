@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Carries out a schedule: waits before each step, and raises the flag after it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "comm/shm/context.hpp"
+#include "comm/shm/schedule.hpp"
+
+namespace ngd::comm::shm {
+
+class Steps {
+ public:
+  // Carry out the first step, a CopyIn, if its buffer is free.
+  template <class CarryOut>
+  void start_early(Context& context, const Schedule& schedule, CarryOut&& carry_out) {
+    if (next_ == 1 && copy_in(context, schedule, 0, carry_out)) ++next_;
+  }
+
+  // Carry out steps until one must wait. carry_out(step) does the work of a step. Return true if
+  // all steps are done on all ranks.
+  template <class CarryOut>
+  bool advance(Context& context, const Schedule& schedule, CarryOut&& carry_out) {
+    Group& group = context.group;
+    TaskHead& task = context.task;
+    while (group.met(task.need)) {
+      if (next_ > schedule.last()) return true;
+      const Step step = schedule.at(next_);
+      if (step.act == Act::CopyIn) {
+        if (!copy_in(context, schedule, step.chunk, carry_out)) {
+          task.need = context.staging.guard(task.staging.first + step.chunk);
+          return false;
+        }
+      } else {
+        carry_out(step);
+        if (step.act == Act::CopyOut)
+          context.staging.give_back(task.staging.first + step.chunk);
+        else
+          group.raise_step(task.sequence, next_);
+      }
+      ++next_;
+      const std::uint64_t awaited = schedule.awaited_before(next_);
+      task.need = awaited == 0 ? Need{} : group.all_step(task.sequence, awaited);
+    }
+    return false;
+  }
+
+ private:
+  // Return false if the buffer is not free.
+  template <class CarryOut>
+  bool copy_in(Context& context, const Schedule& schedule, std::uint64_t chunk,
+               CarryOut&& carry_out) {
+    TaskHead& task = context.task;
+    if (chunk == schedule.chunks()) {
+      task.staging.has_ended = true;
+      return true;
+    }
+    const std::uint64_t ticket = task.staging.first + chunk;
+    if (!context.staging.is_free(context.group, ticket)) return false;
+    carry_out(Step{Act::CopyIn, chunk});
+    context.staging.hold(ticket);
+    context.group.raise_step(task.sequence, next_);
+    return true;
+  }
+
+  std::uint64_t next_ = 1;  // the number of the next step
+};
+
+// The chunks of a staged all_reduce or reduce.
+//
+// With two ranks, a chunk, its buffers and its operands fit the second-level cache. More ranks may
+// have to share a core, and then each hand-off costs more than that. All-reduce of float32 in place
+// from private memory, AMD EPYC 9005 (2 cores), GB/s by chunk:
+//   KiB                 64   128   256   512   1024
+//   2 ranks, 16 MiB   12.0  15.1  17.7  16.7   12.9
+//   4 ranks, 16 MiB                1.6   1.7    4.0
+class StagedChunks {
+ public:
+  StagedChunks(const Group& group, const TaskHead& task) noexcept
+      : count_(task.count),
+        elements_((group.size() <= 2 ? kSmallBytes : kLargeBytes) / size_of(task.dtype)) {}
+
+  std::uint64_t number() const noexcept { return (count_ + elements_ - 1) / elements_; }
+  // Return the elements of a chunk. The chunks come from the last to the first: the data that were
+  // written last are likely to be in a cache still (64 MiB: 5.0 ms forwards, 4.7 ms backwards).
+  Slice operator[](std::uint64_t chunk) const noexcept {
+    const std::size_t first = (number() - 1 - chunk) * elements_;
+    return {first, std::min<std::size_t>(elements_, count_ - first)};
+  }
+
+ private:
+  static constexpr std::size_t kSmallBytes = 256 << 10, kLargeBytes = 1 << 20;
+  static_assert(kLargeBytes <= kBufferBytes && kBuffers >= 2);
+
+  std::uint64_t count_;
+  std::size_t elements_;  // of one chunk
+};
+
+}  // namespace ngd::comm::shm

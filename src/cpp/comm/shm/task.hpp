@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective in flight: the common head, and the state of the algorithm that carries it out.
+#pragma once
+
+#include <variant>
+
+#include "comm/shm/context.hpp"
+#include "comm/shm/cooperative.hpp"
+#include "comm/shm/exchange.hpp"
+#include "comm/shm/flat.hpp"
+#include "comm/shm/inline.hpp"
+#include "comm/shm/nodes.hpp"
+#include "comm/shm/ring.hpp"
+
+namespace ngd::comm::shm {
+
+// The algorithm follows from the peers' calls, and not all of them have arrived (choose.hpp).
+struct Undecided {};
+
+using AlgorithmState = std::variant<Undecided, Inline, FlatDirect, FlatStaged, NodesDirect,
+                                    NodesStaged, Ring, Exchange, Cooperative>;
+// A slot uses its task again and again; nothing is freed or allocated for a new collective.
+static_assert(std::is_trivially_destructible_v<AlgorithmState>);
+
+struct Task : TaskHead {
+  AlgorithmState state;
+  Pieces pieces;  // of an Exchange
+
+  template <class State>
+  bool runs() const noexcept {
+    return std::holds_alternative<State>(state);
+  }
+  void begin(std::uint64_t next_sequence) {
+    static_cast<TaskHead&>(*this) = TaskHead{};
+    state.emplace<Undecided>();
+    sequence = next_sequence;
+  }
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/waiter.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "base/error.hpp"
+#include "comm/messages.hpp"
+
+namespace ngd::comm::shm {
+
+namespace {
+
+constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two looks at the peers
+constexpr std::uint64_t kLongNs = 100'000'000;  // a wait that has taken so long is published
+
+}  // namespace
+
+std::uint64_t ns_of(double seconds) {
+  return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
+}
+
+bool Waiter::wait(Work work, Deadline deadline) {
+  works_.check_known(work);
+  family_.progress();
+  if (works_.is_complete(work)) return true;
+  struct Unpublish {
+    const Deadline& deadline;
+    RankRecord& record;
+    ~Unpublish() {
+      if (deadline.is_published) note_wait(record, "");
+    }
+  } unpublish{deadline, family_.record()};
+  const std::uint64_t start = now_ns();
+  const Statistics::Entry entry = works_.stats_of(work);
+  const bool is_complete = block(work, deadline);
+  statistics_.add_waited(entry, (is_complete ? works_.end_of(work) : now_ns()) - start);
+  return is_complete;
+}
+
+bool Waiter::poll(Work work) {
+  works_.check_known(work);
+  family_.progress();
+  if (works_.is_complete(work)) return true;
+  look_at_peers(work);
+  return works_.is_complete(work);
+}
+
+bool Waiter::block(Work work, Deadline& deadline) {
+  Ladder& ladder = family_.ladder();
+  Monitor& monitor = family_.monitor();
+  const std::uint64_t& moves = family_.moves();
+  ladder.restart();
+  for (;;) {
+    const std::uint64_t before = moves;
+    family_.progress();
+    if (works_.is_complete(work)) return true;
+    if (!deadline.is_error && now_ns() >= deadline.at_ns) {
+      if (family_.checked()) look_at_peers(work);  // for a caller that only waits for short times
+      return works_.is_complete(work);
+    }
+    if (monitor.wanted()) [[unlikely]] {
+      monitor.give_way();
+      check_still_open(work);
+    }
+    if (before != moves) {
+      ladder.restart();
+    } else if (!ladder.spin_or_yield()) {
+      inspect(work, deadline);
+      sleep(work, deadline);
+      ladder.restart();
+    }
+  }
+}
+
+void Waiter::sleep(Work work, const Deadline& deadline) {
+  const std::uint64_t now = now_ns();
+  const bool is_bounded = deadline.seconds > 0 && deadline.at_ns > now;
+  const std::uint64_t left = is_bounded ? deadline.at_ns - now : kSleepNs;
+  sleep_unless(family_.record(), family_.ladder(), bell_of(work), std::min(left, kSleepNs), [&] {
+    const std::uint64_t last = family_.moves();
+    family_.progress();
+    return works_.is_complete(work) || last != family_.moves() ||
+           family_.monitor().wanted_before_sleep();
+  });
+}
+
+// If this rank waits for one work only, and for one rank, no other rank needs to wake it.
+std::uint32_t Waiter::bell_of(Work work) const noexcept {
+  const int rank = family_.in_flight() == 1 ? works_.only_awaited_rank(work) : -1;
+  return rank >= 0 ? until_rank(rank) : kUntilAny;
+}
+
+// ---- a slow wait: can it still end?
+
+void Waiter::inspect(Work work, Deadline& deadline) {
+  const std::uint64_t now = now_ns();
+  if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
+  publish_wait(work, deadline, now);
+  if (family_.checked()) {
+    for (const Member* member : family_.members()) member->check();
+    look_at_peers(work);
+    look_at_other_groups();
+  }
+  if (family_.time_to_ask(now)) ask_caller(work);
+  if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
+    throw_if_late(works_.need_of(work), deadline.seconds);
+}
+
+// The errors of ranks that wait for this one then name the call in which this one waits.
+void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
+  if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
+  if (deadline.is_published || now - deadline.slow_since_ns <= kLongNs) return;
+  deadline.is_published = true;
+  try {
+    note_wait(family_.record(), works_.describe_need(works_.need_of(work)));
+  } catch (const std::bad_alloc&) {  // the peers' messages say less; this wait continues
+  }
+}
+
+void Waiter::ask_caller(Work work) {
+  bool is_over = false;
+  {
+    const Outside outside(family_.monitor());
+    is_over = is_interrupted_();
+  }
+  check_still_open(work);
+  if (is_over)
+    fail(ErrorKind::Interrupted, "interrupted in ", works_.describe_need(works_.need_of(work)));
+}
+
+// Another thread, or the caller's callback, may have closed the group.
+void Waiter::check_still_open(Work work) const {
+  if (family_.failed()) family_.refuse(works_.describe(work), group_.is_closed());
+  if (group_.is_closed() || family_.closed())
+    fail(ErrorKind::GroupClosed, closed_while_waiting(works_.name_of(work)));
+}
+
+void Waiter::look_at_peers(Work work) {
+  member_.check_peers();
+  const bool may_watch = family_.time_to_watch(now_ns());
+  const Need need = works_.need_of(work);
+  for (int r = need.first; r < need.last; ++r) {
+    if (group_.has(need, r)) continue;
+    const int world = group_.world(r);
+    const bool has_left = group_.control(r).left.load() != 0;
+    if (!has_left && (!may_watch || family_.liveness().alive(world))) continue;
+    const std::uint64_t moves = family_.moves();
+    family_.progress();
+    if (moves != family_.moves() || group_.has(need, r))
+      return;               // it raised its last flag before its end
+    member_.check_peers();  // and reported its failure before its end
+    const std::string call = works_.describe_need(need);
+    if (has_left) fail_of({world}, ErrorKind::RankLost, rank_left(call, world, group_.id() == 0));
+    fail_of({world}, ErrorKind::RankLost, rank_died(call, world, group_.record(r).pid));
+  }
+}
+
+// A program that needs this group and others ends with a failure that a rank reports in one of
+// them.
+void Waiter::look_at_other_groups() const {
+  if (!member_.is_watched()) return;
+  for (const Member* other : family_.members())
+    if (other->is_watched()) other->check_peers();
+}
+
+// ---- the deadline has passed
+
+void Waiter::throw_if_late(const Need& need, double seconds) const {
+  const std::vector<int> missing = group_.missing(need);
+  if (missing.empty()) return;
+  const bool has_arrived = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
+  std::vector<std::string> facts;
+  bool is_in_other_call = false;
+  for (int r = need.first; r < need.last; ++r) {
+    if (group_.has(need, r)) continue;
+    const std::string wait = has_arrived ? "" : noted_wait(group_.record(r));
+    is_in_other_call |= !wait.empty();
+    facts.push_back(concat("rank ", group_.world(r), " (process ", group_.record(r).pid, ") ",
+                           has_arrived    ? "takes part in the call"
+                           : wait.empty() ? last_call_of(r)
+                                          : "waits in " + wait,
+                           "."));
+  }
+  const int pid = missing.size() == 1 ? family_.segment(missing.front()).record().pid : 0;
+  fail_of(missing, ErrorKind::CollectiveTimeout,
+          late(works_.describe_need(need), missing, has_arrived, seconds, facts,
+               late_advice(is_in_other_call, pid)));
+}
+
+// Describe the last call of a rank that is in no collective. Calls of ngd.init() are not the
+// user's.
+std::string Waiter::last_call_of(int rank) const {
+  const std::uint64_t last = group_.control(rank).sequence.load();
+  if (last == 0 || group_.segment(rank).slot(last).published.load() != last)
+    return "is in no collective. It has called none of this group";
+  const CallRecord& call = group_.call(last, rank);
+  if (std::string_view(call.site) == "ngd.init()")
+    return "is in no collective. It has called none since ngd.init()";
+  return concat("is in no collective. Its last call in this group was ", describe(call));
+}
+
+}  // namespace ngd::comm::shm

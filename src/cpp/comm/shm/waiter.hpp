@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits for works of a group, and finds out why a wait does not end.
+//
+// A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
+// sleep, it looks at its peers. Each of these ends a wait with an error, which closes the family:
+//   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
+//   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
+//   - the interrupt callback of the caller returns true;
+//   - the deadline has passed.
+// Another thread can close the group during a wait (monitor.hpp): the wait ends with GroupClosed.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "comm/shm/family.hpp"
+#include "comm/shm/works.hpp"
+#include "comm/stats.hpp"
+
+namespace ngd::comm::shm {
+
+// How long a wait may take. seconds: 0 = without a limit.
+struct Deadline {
+  double seconds = 0;
+  bool is_error = true;             // otherwise the wait just returns false
+  std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
+  std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
+  bool is_published = false;        // what I wait for, in my record (note_wait)
+};
+
+std::uint64_t ns_of(double seconds);
+
+class Waiter {
+ public:
+  Waiter(const Member& member, Family& family, const Group& group, const Works& works,
+         Statistics& statistics, std::function<bool()> is_interrupted)
+      : member_(member),
+        family_(family),
+        group_(group),
+        works_(works),
+        statistics_(statistics),
+        is_interrupted_(std::move(is_interrupted)) {}
+
+  // Wait until a work is complete. Return false if the deadline passes and that is no error.
+  bool wait(Work work, Deadline deadline);
+  // Return true if a work is complete. Throws what wait() would throw.
+  bool poll(Work work);
+
+ private:
+  bool block(Work work, Deadline& deadline);
+  void sleep(Work work, const Deadline& deadline);
+  std::uint32_t bell_of(Work work) const noexcept;
+  void inspect(Work work, Deadline& deadline);
+  void publish_wait(Work work, Deadline& deadline, std::uint64_t now);
+  void ask_caller(Work work);
+  void look_at_peers(Work work);
+  void look_at_other_groups() const;
+  void check_still_open(Work work) const;
+  void throw_if_late(const Need& need, double seconds) const;
+  std::string last_call_of(int rank) const;
+
+  const Member& member_;
+  Family& family_;
+  const Group& group_;
+  const Works& works_;
+  Statistics& statistics_;
+  std::function<bool()> is_interrupted_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about a work of a group: a collective of the common sequence, or a send or a receive.
+#pragma once
+
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "comm/shm/group.hpp"
+#include "comm/shm/letters.hpp"
+#include "comm/shm/slot_queue.hpp"
+
+namespace ngd::comm::shm {
+
+class Works {
+ public:
+  Works(const Group& group, const SlotQueue& queue, const Letters& letters)
+      : group_(group), queue_(queue), letters_(letters) {}
+
+  bool is_complete(Work work) const noexcept {
+    return is_letter(work) ? letters_.is_complete(work.sequence)
+                           : queue_.is_complete(work.sequence);
+  }
+  std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
+  // Throws Internal if the work was never submitted.
+  void check_known(Work work) const;
+  Statistics::Entry stats_of(Work work) const noexcept;
+  // When a complete work ended. The thread that waits for it may have lost its core since.
+  std::uint64_t end_of(Work work) const noexcept;
+
+  // What an unfinished work waits for.
+  Need need_of(Work work) const noexcept;
+  // Return the only rank of the world that can wake a thread that waits for this work and nothing
+  // else, or -1.
+  int only_awaited_rank(Work work) const noexcept;
+
+  // For messages: the call of a work, of a need, and of a work of a group that was closed.
+  std::string describe(Work work) const;
+  std::string describe_need(const Need& need) const;
+  std::string name_of(Work work) const;
+  // Throws CollectiveMismatch if a rank has published another collective than this rank, although
+  // other ranks have not arrived: the absence of a third rank must not hide a mismatch.
+  void check_calls() const;
+
+ private:
+  static bool is_letter(Work work) noexcept { return (work.sequence & kLetterBit) != 0; }
+  bool is_in_backlog(Work work) const noexcept {
+    return !is_letter(work) && queue_.is_in_backlog(work.sequence);
+  }
+  const Task* blocker(Work work) const noexcept;
+
+  const Group& group_;
+  const SlotQueue& queue_;
+  const Letters& letters_;
+};
+
+}  // namespace ngd::comm::shm
