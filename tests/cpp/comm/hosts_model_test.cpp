@@ -2,9 +2,9 @@
 // The transfers between hosts over an MPI that the test controls: the ranks are threads, those of a
 // host share memory, and the hosts talk by fake_mpi.hpp.
 //
-// Every submission to a host's shared memory is refused once, all of them or one at a time. The data
-// must be right, and the ranks must send exactly the messages that they send when nothing is refused.
-// MPI fails at every call in turn. Then no memory may be freed while MPI holds it.
+// Every submission to a host's shared memory is refused once, all of them or one at a time. The
+// data must be right, and the ranks must send exactly the messages that they send when nothing is
+// refused. MPI fails at every call in turn. Then no memory may be freed while MPI holds it.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -292,8 +292,8 @@ TEST(BetweenHosts, ARefusedSubmissionHasNoEffectInALongCollective) {
   }
 }
 
-// Runs one collective in which the `number`-th look of a rank at its messages fails. Returns whether
-// it came so far.
+// Runs one collective in which the `number`-th look of a rank at its messages fails. Returns
+// whether it came so far.
 bool fail_at(const Case& each, int rank, long number) {
   Job job(2, 2);
   Calls calls(each, job.size(), 1);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model of the all-reduce over memory nodes (src/cpp/comm/shm/nodes.cpp), and a search through
-// all that can happen in it.
+// A model of the all_reduce over NUMA nodes (src/cpp/comm/shm/nodes.cpp), and a search through all
+// that can happen in it.
 //
-// Every rank has a program of reads, writes, raised flags and waits; memory is sequentially
-// consistent. From the first state on, every state that any interleaving can reach is visited. No
-// read may find anything but what it is for, and there must be no state in which nobody can go on.
-// Each kind of wait can be left out, and each omission must be found out. How ranks sleep and wake,
-// and how slots and lanes are shared between collectives, is in protocol_model.hpp.
+// Every rank has a program of reads, writes, raised flags and waits. Memory is sequentially
+// consistent. From the first state on, the search visits every state that any interleaving can
+// reach. A read must find the content that it is for, and there must be no state in which no rank
+// can continue. A scenario can leave out each kind of wait, and the search must detect each
+// omission. protocol_model.hpp models how ranks sleep and wake, and how collectives share slots and
+// staging buffers.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -16,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/shm/schedule.hpp"
+
 namespace ngd::comm {
 namespace {
 
@@ -23,7 +26,7 @@ enum class Act : std::uint8_t { None, Arrive, In, Sum, Combine, Spread };
 
 struct Scenario {
   const char* name;
-  int nodes, ranks;  // a node
+  int nodes, ranks;  // per node
   bool staged;
   int chunks, rounds;
   Act unwaited = Act::None;
@@ -34,19 +37,19 @@ constexpr int kContents = 4, kBuffers = 2;
 
 struct Instruction {
   enum : std::uint8_t { Read, Write, Raise, Await } what;
-  std::uint8_t value;      // a content, or how far a flag is
+  std::uint8_t value;      // a content, or the value of a flag
   std::uint16_t cell = 0;  // read or written
 };
 
 using Program = std::vector<Instruction>;
 
-// What a rank does, act by act as nodes.cpp has it. A cell is a piece of a slice of a rank's
-// buffer, or of its block in the shared lane where nothing is staged (in place: it holds the
-// source, then partial sums, then results).
+// Writes the program of a rank, in the order of acts of nodes.cpp. A cell is a piece of a slice of
+// a rank's staging buffer, or of its block in the shared arena if nothing is staged (in place: it
+// holds the source, then partial sums, then results).
 class Writer {
  public:
   Writer(const Scenario& scenario, int rank)
-      : in_(scenario), rank_(rank), node_(rank / in_.ranks), place_(rank % in_.ranks) {}
+      : in_(scenario), rank_(rank), node_(rank / in_.ranks), index_(rank % in_.ranks) {}
 
   Program write() {
     for (int round = 0; round < in_.rounds; ++round) {
@@ -66,7 +69,7 @@ class Writer {
   void copy_in(int chunk) {
     const int at_hand = std::exchange(chunk_, chunk);
     for (int slice = 0; slice < in_.ranks; ++slice)
-      if (slice != place_) all_pieces(rank_, slice, Content::Source);
+      if (slice != index_) all_pieces(rank_, slice, Content::Source);
     raise(Act::In);
     chunk_ = at_hand;
   }
@@ -76,33 +79,33 @@ class Writer {
       if (chunk_ + 1 < in_.chunks) copy_in(chunk_ + 1);
       await(Act::In);
     }
-    for (int place = 0; place < in_.ranks; ++place)
-      if (place != place_ || !in_.staged)
+    for (int index = 0; index < in_.ranks; ++index)
+      if (index != index_ || !in_.staged)
         for (int piece = 0; piece < in_.nodes; ++piece)
-          read(node_ * in_.ranks + place, place_, piece, Content::Source);
-    all_pieces(rank_, place_, Content::Partial);
+          read(node_ * in_.ranks + index, index_, piece, Content::Source);
+    all_pieces(rank_, index_, Content::Partial);
     raise(Act::Sum);
     await(Act::Sum);
     for (int node = 0; node < in_.nodes; ++node)
-      read(node * in_.ranks + place_, place_, node_, Content::Partial);
+      read(node * in_.ranks + index_, index_, node_, Content::Partial);
     store_result(node_, true);
     raise(Act::Combine);
     await(Act::Combine);
     for (int distance = 1; distance < in_.nodes; ++distance) {
       const int node = (node_ + distance) % in_.nodes;
-      read(node * in_.ranks + place_, place_, node, Content::Result);
+      read(node * in_.ranks + index_, index_, node, Content::Result);
       store_result(node, !in_.staged);
     }
     raise(Act::Spread);
     await(Act::Spread);
     for (int slice = 0; slice < in_.ranks; ++slice)
-      if (slice != place_ || !in_.staged)
+      if (slice != index_ || !in_.staged)
         for (int piece = 0; piece < in_.nodes; ++piece) read(rank_, slice, piece, Content::Result);
   }
 
   void store_result(int piece, bool mine) {
-    for (int place = 0; place < in_.ranks; ++place)
-      if (place != place_ || mine) store(node_ * in_.ranks + place, place_, piece, Content::Result);
+    for (int index = 0; index < in_.ranks; ++index)
+      if (index != index_ || mine) store(node_ * in_.ranks + index, index_, piece, Content::Result);
   }
   void all_pieces(int rank, int slice, Content content) {
     for (int piece = 0; piece < in_.nodes; ++piece) store(rank, slice, piece, content);
@@ -127,16 +130,26 @@ class Writer {
     const int buffer = rank * kBuffers + (in_.staged ? ticket() % kBuffers : 0);
     return static_cast<std::uint16_t>((buffer * in_.ranks + slice) * in_.nodes + piece);
   }
-  // Rises from act to act: arrive, in 0, in 1, sum 0, combine 0, spread 0, in 2, ...
+  // The value of a rank's flag after an act: the number of the step, over all rounds.
   std::uint8_t mark(Act act) const {
-    const int in_round = act == Act::Arrive ? 0
-                         : act == Act::In   ? (chunk_ == 0 ? 1 : 4 * chunk_ - 2)
-                                            : 4 * chunk_ + static_cast<int>(act);
-    return static_cast<std::uint8_t>(1 + round_ * (4 * in_.chunks + 2) + in_round);
+    const auto chunks = static_cast<std::uint64_t>(in_.chunks);
+    const shm::Schedule schedule = in_.staged ? shm::Schedule(shm::kNodesStaged, chunks)
+                                              : shm::Schedule(shm::kNodesDirect, chunks);
+    const std::uint64_t step =
+        act == Act::Arrive ? 0
+                           : schedule.number_of(step_act(act), static_cast<std::uint64_t>(chunk_));
+    return static_cast<std::uint8_t>(
+        1 + static_cast<std::uint64_t>(round_) * (schedule.last() + 1) + step);
+  }
+  static shm::Act step_act(Act act) {
+    return act == Act::In        ? shm::Act::CopyIn
+           : act == Act::Sum     ? shm::Act::Sum
+           : act == Act::Combine ? shm::Act::Combine
+                                 : shm::Act::Spread;
   }
 
   const Scenario in_;
-  int rank_, node_, place_;
+  int rank_, node_, index_;
   int round_ = 0, chunk_ = 0;
   Program program_;
 };
@@ -146,7 +159,7 @@ struct Verdict {
   std::size_t states = 0;
 };
 
-// A state is a string: where each rank is, its flag, and all cells.
+// A state is a string: the next instruction and the flag of each rank, and all cells.
 class Search {
  public:
   explicit Search(const Scenario& scenario)
@@ -162,17 +175,17 @@ class Search {
     while (!frontier.empty()) {
       const std::string state = std::move(frontier.back());
       frontier.pop_back();
-      bool anybody = false, all_done = true;
+      bool any_moves = false, all_done = true;
       for (std::size_t r = 0; r < ranks_; ++r) {
         if (at(state, r) == programs_[r].size()) continue;
         all_done = false;
         std::string after = state;
         if (!step(after, r)) continue;
         if (!fault_.empty()) return {fault_, seen_.size()};
-        anybody = true;
+        any_moves = true;
         if (seen_.insert(after).second) frontier.push_back(std::move(after));
       }
-      if (!anybody && !all_done) return {"nobody can go on", seen_.size()};
+      if (!any_moves && !all_done) return {"no rank can continue", seen_.size()};
     }
     return {"", seen_.size()};
   }
@@ -182,7 +195,7 @@ class Search {
     return static_cast<std::uint8_t>(state[index]);
   }
 
-  // False where the rank must wait.
+  // Return false if the rank must wait.
   bool step(std::string& state, std::size_t rank) {
     const Instruction& each = programs_[rank][at(state, rank)];
     const std::size_t cells = 2 * ranks_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What two and three ranks may do, searched through (protocol_model.hpp), and the rules of the
-// protocol, each left out once.
+// Search all that two and three ranks can do (protocol_model.hpp), with all rules of the protocol,
+// and with each rule left out once.
 #include "comm/protocol_model.hpp"
 
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 namespace ngd::comm::model {
 namespace {
 
-// ---- what the ranks do
+// ---- the scripts of the ranks
 
-// Every rank: start and wait, for each round.
+// Every rank starts and waits, in each round.
 Scenario rounds(int ranks, std::vector<Kind> kinds, int chunks = 1) {
   Scenario scenario;
   scenario.ranks = ranks;
@@ -26,7 +26,7 @@ Scenario rounds(int ranks, std::vector<Kind> kinds, int chunks = 1) {
   return scenario;
 }
 
-// Two at a time, waited for in another order by rank 0.
+// Two collectives at a time. Rank 0 waits for them in another order.
 Scenario overlapping(int ranks, std::vector<Kind> kinds, int chunks = 1) {
   Scenario scenario;
   scenario.ranks = ranks;
@@ -44,8 +44,8 @@ Scenario overlapping(int ranks, std::vector<Kind> kinds, int chunks = 1) {
   return scenario;
 }
 
-// Rank 0 starts, receives, and then waits; rank 1 starts, waits, and then sends; in each of three
-// rounds. Rank 2, where there is one, only takes part.
+// In each of three rounds, rank 0 starts, receives, and then waits; rank 1 starts, waits, and then
+// sends. Rank 2, if there is one, only takes part.
 Scenario start_receive_and_wait_send(int ranks, Kind kind, int chunks) {
   Scenario scenario = rounds(ranks, {kind, kind, kind}, chunks);
   scenario.scripts[0].clear();
@@ -59,7 +59,7 @@ Scenario start_receive_and_wait_send(int ranks, Kind kind, int chunks) {
   return scenario;
 }
 
-// Rank 2 comes to each collective when it has heard of rank 0, which has heard of rank 1.
+// Rank 2 starts each collective after a letter of rank 0, which waits for a letter of rank 1.
 Scenario relay(Kind kind) {
   Scenario scenario;
   scenario.ranks = 3;
@@ -110,7 +110,7 @@ std::vector<Case> cases() {
 
 constexpr Mutation kMutations[] = {
     Mutation::NoRecheck,         Mutation::RecheckTooEarly,  Mutation::BellsBeforeFlag,
-    Mutation::BellReadTooLate,   Mutation::RewritesTooEarly, Mutation::IgnoresTheLane,
+    Mutation::BellReadTooLate,   Mutation::RewritesTooEarly, Mutation::IgnoresTheGuards,
     Mutation::CopiesOutTooEarly, Mutation::SlotsAnyTime,     Mutation::OnlyItsTarget,
     Mutation::SleepsForTheWrong, Mutation::TakesTooEarly};
 
