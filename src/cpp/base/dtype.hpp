@@ -31,7 +31,7 @@ struct BFloat16 {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (u >> 16) | 0x0040u;
-    bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
+    bits = static_cast<std::uint16_t>(value != value ? quiet_nan : rounded);
   }
   [[gnu::always_inline]] explicit operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

@@ -19,16 +19,11 @@
 #include <type_traits>
 
 #include "base/dtype.hpp"
+#include "base/float16_loops.hpp"
+#include "base/simd_loops.hpp"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#endif
-
-// A destination may be one of the sources, element on element: no iteration depends on another.
-#if defined(__clang__)
-#define NGD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define NGD_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 namespace ngd::NGD_SIMD_LEVEL {
@@ -84,42 +79,14 @@ const T* at(const void* source, std::size_t offset) {
   return static_cast<const T*>(source) + offset;
 }
 
-void widen_bf16(const void* source, float* destination, std::size_t count) {
-  const auto* in = static_cast<const BFloat16*>(source);
-  NGD_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) destination[i] = static_cast<float>(in[i]);
+template <class Half>
+void widen_block(const void* source, float* destination, std::size_t count) {
+  widen_elements(static_cast<const Half*>(source), destination, static_cast<std::int64_t>(count));
 }
 
-void narrow_bf16(const float* source, void* destination, std::size_t count) {
-  auto* out = static_cast<BFloat16*>(destination);
-  NGD_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) out[i] = BFloat16(source[i]);
-}
-
-void widen_f16(const void* source, float* destination, std::size_t count) {
-  const auto* in = static_cast<const Float16*>(source);
-  std::size_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= count; i += 8) {
-    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
-    _mm256_storeu_ps(destination + i, _mm256_cvtph_ps(half));
-  }
-#endif
-  NGD_INDEPENDENT
-  for (std::size_t k = i; k < count; ++k) destination[k] = static_cast<float>(in[k]);
-}
-
-void narrow_f16(const float* source, void* destination, std::size_t count) {
-  auto* out = static_cast<Float16*>(destination);
-  std::size_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= count; i += 8) {
-    const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), half);
-  }
-#endif
-  NGD_INDEPENDENT
-  for (std::size_t k = i; k < count; ++k) out[k] = Float16(source[k]);
+template <class Half>
+void narrow_block(const float* source, void* destination, std::size_t count) {
+  narrow_elements(source, static_cast<Half*>(destination), static_cast<std::int64_t>(count));
 }
 
 using Widen = void (*)(const void*, float*, std::size_t);
@@ -321,20 +288,21 @@ void run_halves(const Range& range, bool bf16) {
   const bool past_caches = is_past_caches(range, sizeof(std::uint16_t));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
-    tree_of_halves<Op>(range.sources, range.n, offset, bf16 ? widen_bf16 : widen_f16, wide, count);
+    tree_of_halves<Op>(range.sources, range.n, offset,
+                       bf16 ? widen_block<BFloat16> : widen_block<Float16>, wide, count);
     const bool divided = std::is_same_v<Op, Add> && range.divisor != 1.0;
     if (divided && !divide(wide, wide, wide, count, range.divisor)) [[unlikely]]
       for (std::size_t i = 0; i < count; ++i) {
         const auto term = [&](int r) -> double {
           const auto* source = at<std::uint16_t>(range.sources[r], offset) + i;
           float value = 0;
-          bf16 ? widen_bf16(source, &value, 1) : widen_f16(source, &value, 1);
+          bf16 ? widen_block<BFloat16>(source, &value, 1) : widen_block<Float16>(source, &value, 1);
           return value;
         };
         if (!is_finite(wide[i]))
           wide[i] = static_cast<float>(quotient_of(term, range.n, range.divisor, false));
       }
-    bf16 ? narrow_bf16(wide, result, count) : narrow_f16(wide, result, count);
+    bf16 ? narrow_block<BFloat16>(wide, result, count) : narrow_block<Float16>(wide, result, count);
     store(range, result, offset * 2, count * 2, past_caches);
   }
   finish_stores(past_caches);
@@ -406,11 +374,12 @@ void reduce_to_many(Combine combine, DType dtype, const void* const* sources, in
 }
 
 void widen(DType half, const void* source, float* destination, std::size_t count) {
-  (half == DType::BF16 ? widen_bf16 : widen_f16)(source, destination, count);
+  (half == DType::BF16 ? widen_block<BFloat16> : widen_block<Float16>)(source, destination, count);
 }
 
 void narrow(DType half, const float* source, void* destination, std::size_t count) {
-  (half == DType::BF16 ? narrow_bf16 : narrow_f16)(source, destination, count);
+  (half == DType::BF16 ? narrow_block<BFloat16> : narrow_block<Float16>)(source, destination,
+                                                                         count);
 }
 
 }  // namespace ngd::NGD_SIMD_LEVEL

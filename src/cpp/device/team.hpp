@@ -25,9 +25,8 @@ constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
   return {units * part / parts * unit, std::min(count, units * (part + 1) / parts * unit)};
 }
 
-// Calls body(begin, end) for shares of [0, count), one per thread. There are as many shares as
-// shares of at least `grain` elements allow, and at most thread_count(). So the shares depend only on
-// count, grain and thread_count().
+// Calls body(begin, end) for nearly equal shares of [0, count). Their number is count / grain, rounded
+// up, but at most thread_count(): at most one share per thread.
 //
 // Every parallel region has the full team of thread_count() threads, and threads without a share
 // return at once. A region of fewer threads would make libgomp end the others, and the next full

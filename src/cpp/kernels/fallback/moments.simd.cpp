@@ -2,8 +2,8 @@
 // See moments.hpp.
 #include "kernels/fallback/moments.hpp"
 
+#include "base/simd_loops.hpp"
 #include "kernels/reduce/loops.hpp"
-#include "kernels/tiles/simd_loops.hpp"
 
 namespace ngd::kernels::fallback::NGD_SIMD_LEVEL {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/fallback/philox.hpp"
 
-#include "kernels/tiles/simd_loops.hpp"
+#include "base/simd_loops.hpp"
 
 namespace ngd::kernels::fallback::NGD_SIMD_LEVEL {
 

@@ -3,8 +3,7 @@
 // left factor single elements are read, of the right one whole vectors.
 #include "kernels/fused/attention.hpp"
 
-#include <utility>
-
+#include "kernels/tiles/transpose.hpp"
 #include "kernels/tiles/vector_math.hpp"
 
 namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
@@ -107,28 +106,6 @@ struct Loops {
     panels.template operator()<1, false>();
   }
 
-  // Lanes of a and b in turn: of their first halves, or of their second ones.
-  template <int first, int... lane>
-  NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, lane...>) {
-    return __builtin_shufflevector(a, b, (first + lane / 2 + (lane % 2) * kLanes)...);
-  }
-
-  // A square of vectors: log2(lanes) perfect shuffles of its elements.
-  NGD_INLINE void transpose_square(Vector* square) {
-    constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
-    NGD_UNROLL
-    for (int shuffled = 1; shuffled < kLanes; shuffled *= 2) {
-      Vector next[kLanes];
-      NGD_UNROLL
-      for (int i = 0; i < kLanes / 2; ++i) {
-        next[2 * i] = interleave<0>(square[i], square[i + kLanes / 2], lanes);
-        next[2 * i + 1] = interleave<kLanes / 2>(square[i], square[i + kLanes / 2], lanes);
-      }
-      NGD_UNROLL
-      for (int i = 0; i < kLanes; ++i) square[i] = next[i];
-    }
-  }
-
   static void transpose(Dense<const T> rows, std::int64_t count, std::int64_t width, T scale,
                         T* out) {
     for (std::int64_t i = 0; i < kQueries; i += kLanes)
@@ -146,7 +123,7 @@ struct Loops {
             square[r] =
                 i + r < count ? load<false>(from + r * rows.stride, used) * scale : Vector{};
         }
-        transpose_square(square);
+        tiles::NGD_SIMD_LEVEL::transpose(square);
         T* to = out + p * kQueries + i;
         if (whole) {
           NGD_UNROLL
@@ -169,7 +146,7 @@ struct Loops {
         if (p < width)
           square[r] += load<false>(left + p, width - p) * load<false>(right + p, width - p);
       }
-      transpose_square(square);
+      tiles::NGD_SIMD_LEVEL::transpose(square);
       Vector sums{};
       for (const Vector& part : square) sums += part;
       store<true>(sums, dots + i, kLanes);
@@ -194,12 +171,7 @@ struct Loops {
       constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
       const Vector shifted = x * kLog2E + kShift, n = shifted - kShift;
       const Vector r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-      Vector tail = r * 1.9875691500e-4f + 1.3981999507e-3f;
-      tail = tail * r + 8.3334519073e-3f;
-      tail = tail * r + 4.1665795894e-2f;
-      tail = tail * r + 1.6666665459e-1f;
-      tail = tail * r + 5.0000001201e-1f;
-      const Vector fraction = (tail * (r * r) + r) + 1.0f;
+      const Vector fraction = (exponential_tail(r) * (r * r) + r) + 1.0f;
       const Bits bits =
           __builtin_bit_cast(Bits, fraction) + (__builtin_bit_cast(Bits, shifted) << 23);
       const Vector result = x < -87.0f ? Vector{} : __builtin_bit_cast(Vector, bits);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// See softmax.hpp. Maxima and sums of long rows run over the lanes of four vectors, which are then
-// combined as a tree: the same order on every SIMD level.
+// See softmax.hpp. Maxima and sums of long rows have the order of LaneTree. The elements after the
+// last whole vector come at the end.
 #include "kernels/fused/softmax.hpp"
 
+#include "kernels/tiles/lane_tree.hpp"
 #include "kernels/tiles/vector_math.hpp"
 
 namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
@@ -27,31 +28,15 @@ struct Sum {
 
 template <class Op, class T>
 NGD_INLINE T reduce_row(const T* x, std::int64_t length) {
-  using Vector = typename VectorOf<T>::type;
-  using Stored = typename VectorOf<T>::stored;
-  constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
-  std::int64_t i = 0;
+  using Tree = LaneTree<Op, T>;
+  std::int64_t i = 1;
   T result = x[0];
-  if (length >= kStep) {
-    const auto load = [x](std::int64_t at) -> Vector {
-      return *reinterpret_cast<const Stored*>(x + at);
-    };
-    Vector v0 = load(0), v1 = load(kLanes), v2 = load(2 * kLanes), v3 = load(3 * kLanes);
-    for (i = kStep; i + kStep <= length; i += kStep) {
-      v0 = Op::combine(v0, load(i));
-      v1 = Op::combine(v1, load(i + kLanes));
-      v2 = Op::combine(v2, load(i + 2 * kLanes));
-      v3 = Op::combine(v3, load(i + 3 * kLanes));
-    }
-    for (; i + kLanes <= length; i += kLanes) v0 = Op::combine(v0, load(i));
-    v0 = Op::combine(Op::combine(v0, v1), Op::combine(v2, v3));
-    T lanes[kLanes];
-    *reinterpret_cast<Stored*>(lanes) = v0;
-    for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
-      for (std::int64_t l = 0; l < width; ++l) lanes[l] = Op::combine(lanes[l], lanes[l + width]);
-    result = lanes[0];
-  } else {
-    i = 1;
+  if (length >= Tree::kStep) {
+    typename Tree::Accumulators v;
+    Tree::load_step(v, x);
+    T lanes[Tree::kLanes];
+    i = Tree::combine_vectors(v, x, Tree::kStep, length, lanes);
+    result = Tree::combine_lanes(lanes);
   }
   for (; i < length; ++i) result = Op::combine(result, x[i]);
   return result;

@@ -7,7 +7,8 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/tiles/simd_loops.hpp"
+#include "base/simd_loops.hpp"
+#include "kernels/tiles/transpose.hpp"
 
 namespace ngd::kernels::gemm::NGD_SIMD_LEVEL {
 
@@ -40,36 +41,18 @@ NGD_INLINE void store(Vector<T> value, T* to) {
   *reinterpret_cast<Stored<T>*>(to) = value;
 }
 
-// a0 b0 a1 b1 ... of the lower, or the upper, halves.
-template <class T, bool upper, int... i>
-NGD_INLINE Vector<T> zip(Vector<T> a, Vector<T> b, std::integer_sequence<int, i...>) {
-  constexpr int kFirst = upper ? kLanes<T> / 2 : 0;
-  return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes<T>)...);
-}
-
 template <class Half, int... i>
 NGD_INLINE auto joined(Half low, Half high, std::integer_sequence<int, i...>) {
   return __builtin_shufflevector(low, high, i...);
 }
 
-// Store element p of line i at panel[p * width + i], for kLanes elements of `lines` lines. Each
-// round of a perfect shuffle zips line i with line i + lines / 2.
+// Store element p of line i at panel[p * width + i], for kLanes elements of `lines` lines.
 template <class T, int lines>
-NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
-  constexpr auto kEach = std::make_integer_sequence<int, kLanes<T>>();
-  Vector<T> v[lines], w[lines];
+NGD_INLINE void transpose_lines(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
+  Vector<T> v[lines];
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
-  NGD_UNROLL
-  for (int round = 1; round < lines; round *= 2) {
-    NGD_UNROLL
-    for (int i = 0; i < lines / 2; ++i) {
-      w[2 * i] = zip<T, false>(v[i], v[i + lines / 2], kEach);
-      w[2 * i + 1] = zip<T, true>(v[i], v[i + lines / 2], kEach);
-    }
-    NGD_UNROLL
-    for (int i = 0; i < lines; ++i) v[i] = w[i];
-  }
+  tiles::NGD_SIMD_LEVEL::transpose(v);
   constexpr int kSteps = kLanes<T> / lines;  // elements of every line in a vector
   NGD_UNROLL
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
@@ -102,7 +85,8 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
   const std::int64_t steps = depth / kLanes<T> * kLanes<T>;
   for (std::int64_t i = 0; i < blocks; i += kBatch)
     for (std::int64_t p = 0; p < steps; p += kLanes<T>)
-      transpose<T, kBatch>(lines.data + i * lines.row + p, lines.row, width, panel + p * width + i);
+      transpose_lines<T, kBatch>(lines.data + i * lines.row + p, lines.row, width,
+                                 panel + p * width + i);
   for (std::int64_t i = 0; i < used; ++i)
     for (std::int64_t p = i < blocks ? steps : 0; p < depth; ++p)
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];

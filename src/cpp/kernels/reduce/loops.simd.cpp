@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// See reduce.hpp.
+// See loops.hpp.
 #include "kernels/reduce/loops.hpp"
 
 #include <limits>
 #include <type_traits>
 #include <utility>
 
-#include "kernels/tiles/simd_loops.hpp"
+#include "base/simd_loops.hpp"
+#include "kernels/tiles/lane_tree.hpp"
 
 namespace ngd::kernels::reduce::NGD_SIMD_LEVEL {
 
@@ -65,18 +66,19 @@ struct IntegerLoops {
 
 template <Reduction reduction, class T>
 struct FloatLoops {
-  using Vector = typename VectorOf<T>::type;
+  struct Op {
+    template <class V>
+    NGD_INLINE V combine(V a, V b) {
+      return kernels::reduce::NGD_SIMD_LEVEL::combine<reduction>(a, b);
+    }
+  };
+  using Tree = tiles::NGD_SIMD_LEVEL::LaneTree<Op, T>;
   using Accumulator = double;
-  static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
+  static constexpr std::int64_t kLanes = Tree::kLanes;
   static constexpr std::int64_t kBlock = kBlockBytes / sizeof(T);
   using Register = typename VectorOf<T, NGD_REGISTER_BYTES>::type;
   using Stored = typename VectorOf<T, NGD_REGISTER_BYTES>::stored;
   static constexpr std::int64_t kColumns = NGD_REGISTER_BYTES / sizeof(T);
-
-  NGD_INLINE Vector load(const T* from) {
-    return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
-  }
-  NGD_INLINE Vector empty() { return Vector{} + identity<reduction, T>(); }
 
   static T reduce_block(const T* x, std::int64_t count) {
     if (count < kLanes) {
@@ -84,23 +86,12 @@ struct FloatLoops {
       for (std::int64_t i = 1; i < count; ++i) result = combine<reduction>(result, x[i]);
       return result;
     }
-    Vector v0 = empty(), v1 = v0, v2 = v0, v3 = v0;
-    std::int64_t i = 0;
-    for (; i + kStep <= count; i += kStep) {
-      v0 = combine<reduction>(v0, load(x + i));
-      v1 = combine<reduction>(v1, load(x + i + kLanes));
-      v2 = combine<reduction>(v2, load(x + i + 2 * kLanes));
-      v3 = combine<reduction>(v3, load(x + i + 3 * kLanes));
-    }
-    for (; i + kLanes <= count; i += kLanes) v0 = combine<reduction>(v0, load(x + i));
-    v0 = combine<reduction>(combine<reduction>(v0, v1), combine<reduction>(v2, v3));
+    typename Tree::Accumulators v;
+    Tree::fill(v, identity<reduction, T>());
     T lanes[kLanes];
-    __builtin_memcpy(lanes, &v0, sizeof(v0));
+    std::int64_t i = Tree::combine_vectors(v, x, 0, count, lanes);
     for (std::int64_t l = 0; i < count; ++i, ++l) lanes[l] = combine<reduction>(lanes[l], x[i]);
-    for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
-      for (std::int64_t l = 0; l < width; ++l)
-        lanes[l] = combine<reduction>(lanes[l], lanes[l + width]);
-    return lanes[0];
+    return Tree::combine_lanes(lanes);
   }
 
   static void row(const void* elements, std::int64_t count, void* accumulator) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tile loops, compiled once a SIMD level. See tiles.hpp and opcodes.inc.
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 #include "kernels/tiles/tiles.hpp"
+
+#include "base/float16_loops.hpp"
 #include "kernels/tiles/vector_math.hpp"
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
+
+using namespace ngd::NGD_SIMD_LEVEL;
 
 namespace {
 
@@ -104,95 +104,19 @@ void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64
   }
 }
 
-NGD_INLINE std::uint16_t to_bf16(float value) {
-  const auto bits = static_cast<std::uint32_t>(as_bits(value));
-  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const std::uint32_t quiet_nan = (bits >> 16) | 0x0040u;
-  return static_cast<std::uint16_t>(value != value ? quiet_nan : rounded);
+template <class Half>
+void widen(const void* in, const void*, const void*, void* out, std::int64_t count) {
+  widen_elements(static_cast<const Half*>(in), static_cast<float*>(out), count);
 }
 
-NGD_INLINE float from_bf16(std::uint16_t bits) {
-  return as_float(static_cast<std::int32_t>(static_cast<std::uint32_t>(bits) << 16));
+template <class Half>
+void narrow(const void* in, const void*, const void*, void* out, std::int64_t count) {
+  narrow_elements(static_cast<const float*>(in), static_cast<Half*>(out), count);
 }
 
-#if defined(__F16C__)
-NGD_INLINE std::uint16_t to_f16(float value) {
-  return static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
-}
-NGD_INLINE float from_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
-#else
-// As Float16 in base/dtype.hpp.
-NGD_INLINE std::uint16_t to_f16(float value) {
-  const auto bits = static_cast<std::uint32_t>(as_bits(value));
-  const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const float shifted = as_float(static_cast<std::int32_t>(magnitude)) + 0.5f;
-  const std::uint32_t subnormal = static_cast<std::uint32_t>(as_bits(shifted)) - 0x3f000000u;
-  const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-  const std::uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
-  const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
-  return static_cast<std::uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));
-}
-NGD_INLINE float from_f16(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
-  const auto subnormal = static_cast<std::uint32_t>(
-      as_bits(static_cast<float>(static_cast<std::int32_t>(mantissa)) * 0x1p-24f));
-  const std::uint32_t normal = ((exponent + 112u) << 23) | (mantissa << 13);
-  const std::uint32_t special = 0x7f800000u | (mantissa << 13);
-  const std::uint32_t magnitude = exponent == 0 ? subnormal : exponent == 31 ? special : normal;
-  return as_float(static_cast<std::int32_t>(sign | magnitude));
-}
-#endif
-
-// Conversions of two-byte floats. Those of f16 take eight elements at a time where F16C is.
-enum class Half { F16, BF16 };
-
-template <Half half>
-void widen(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
-  const auto* in = static_cast<const std::uint16_t*>(in_);
-  auto* out = static_cast<float*>(out_);
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  if constexpr (half == Half::F16) {
-    for (; i + 8 <= count; i += 8)
-      _mm256_storeu_ps(out + i,
-                       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-  }
-#endif
-  for (; i < count; ++i) out[i] = half == Half::F16 ? from_f16(in[i]) : from_bf16(in[i]);
-}
-
-template <Half half>
-void narrow(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
-  const auto* in = static_cast<const float*>(in_);
-  auto* out = static_cast<std::uint16_t*>(out_);
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  if constexpr (half == Half::F16) {
-    for (; i + 8 <= count; i += 8)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                       _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
-  }
-#endif
-  for (; i < count; ++i) out[i] = half == Half::F16 ? to_f16(in[i]) : to_bf16(in[i]);
-}
-
-template <Half half>
-void round(const void* in_, const void*, const void*, void* out_, std::int64_t count) {
-  const auto* in = static_cast<const float*>(in_);
-  auto* out = static_cast<float*>(out_);
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  if constexpr (half == Half::F16) {
-    for (; i + 8 <= count; i += 8) {
-      const __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT);
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(rounded));
-    }
-  }
-#endif
-  NGD_INDEPENDENT for (; i < count; ++i) out[i] =
-      half == Half::F16 ? from_f16(to_f16(in[i])) : from_bf16(to_bf16(in[i]));
+template <class Half>
+void round(const void* in, const void*, const void*, void* out, std::int64_t count) {
+  round_elements<Half>(static_cast<const float*>(in), static_cast<float*>(out), count);
 }
 
 template <First first, class T>
@@ -287,12 +211,12 @@ constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
   fill_pairs<int(First::Multiply)>(table.pairs[int(First::Multiply)], seconds);
   table.where_greater[0] = &where_greater<float>;
   table.where_greater[1] = &where_greater<double>;
-  table.widen_f16 = &widen<Half::F16>;
-  table.widen_bf16 = &widen<Half::BF16>;
-  table.narrow_f16 = &narrow<Half::F16>;
-  table.narrow_bf16 = &narrow<Half::BF16>;
-  table.round_f16 = &round<Half::F16>;
-  table.round_bf16 = &round<Half::BF16>;
+  table.widen_f16 = &widen<Float16>;
+  table.widen_bf16 = &widen<BFloat16>;
+  table.narrow_f16 = &narrow<Float16>;
+  table.narrow_bf16 = &narrow<BFloat16>;
+  table.round_f16 = &round<Float16>;
+  table.round_bf16 = &round<BFloat16>;
   return table;
 }
 

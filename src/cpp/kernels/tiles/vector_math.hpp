@@ -13,7 +13,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/tiles/simd_loops.hpp"
+#include "base/simd_loops.hpp"
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
@@ -80,10 +80,10 @@ NGD_INLINE ExponentParts split_exponent(float x) {
   return {(x - n * 0.693359375f) - n * -2.12194440e-4f, as_bits(shifted) - as_bits(kShift)};
 }
 
-// (e^r - 1 - r) / r^2
-NGD_INLINE float exponential_tail(float r) {
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
+// (e^r - 1 - r) / r^2, for a float or a vector of floats.
+template <class V>
+NGD_INLINE V exponential_tail(V r) {
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;

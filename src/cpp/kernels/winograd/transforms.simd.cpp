@@ -4,7 +4,7 @@
 // several channels.
 #include "kernels/winograd/transforms.hpp"
 
-#include "kernels/tiles/simd_loops.hpp"
+#include "base/simd_loops.hpp"
 
 namespace ngd::kernels::winograd::NGD_SIMD_LEVEL {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the loops of *.simd.cpp are written with. Types and macros only: functions lie in
-// NGD_SIMD_LEVEL.
+// Types and macros for the loops of *.simd.cpp files. Only those include this file.
 #pragma once
 
 #define NGD_INLINE [[gnu::always_inline]] static inline
 
-// Before a loop of which no iteration reads what another one writes, though pointers may be equal.
+// NGD_INDEPENDENT: before a loop whose iterations read nothing that another iteration writes. The
+// pointers may be equal: a result may replace an operand. NGD_UNROLL: before a loop of constant length.
 #if defined(__clang__)
 #define NGD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define NGD_UNROLL _Pragma("clang loop unroll(full)")
@@ -15,8 +15,8 @@
 #define NGD_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// The bytes of a vector register. Sums that are to stay in registers are vectors of so many:
-// larger ones, and arrays of vectors that are copied whole, are kept in memory.
+// The bytes of a vector register. Sums that must stay in registers are vectors of this size. The
+// compilers keep larger vectors in memory, and arrays of vectors that are copied as a whole.
 #if defined(__AVX512F__)
 #define NGD_REGISTER_BYTES 64
 #elif defined(__AVX2__)
@@ -25,13 +25,13 @@
 #define NGD_REGISTER_BYTES 16
 #endif
 
-namespace ngd::kernels {
+namespace ngd {
 
-// A vector of so many bytes, and the same in memory at any element's address.
+// type: a vector of this many bytes. stored: the same in memory, at the address of any element.
 template <class T, int bytes = 64>
 struct VectorOf {
   typedef T type __attribute__((vector_size(bytes)));
   typedef T stored __attribute__((vector_size(bytes), aligned(alignof(T)), may_alias));
 };
 
-}  // namespace ngd::kernels
+}  // namespace ngd
