@@ -251,12 +251,12 @@ def drop_without_memory() -> list[bool]:
         ngd.all_reduce(x, op="sum")
         ngd.barrier()
         return []
-    pending = _core.Pending.one(world.communicator, "all_reduce", "sum", x, out, MIB, shape=(MIB,))
-    _core.start([pending])
+    call = _core.Call.on_array(world.communicator, "all_reduce", "sum", x, out, MIB, shape=(MIB,))
+    call.start()
     arrays = [weakref.ref(x), weakref.ref(out)]
     del x, out
     memory.set_nomemory(0, 0)
-    del pending
+    del call
     memory.remove_mem_hooks()
     kept = [each() is not None for each in arrays]
     ngd.barrier()

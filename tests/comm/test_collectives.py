@@ -317,10 +317,10 @@ def test_the_core_has_the_same_rows(kind: Kind) -> None:
     def submit(op: str = "none", root: int = 0, counts: list[int] | None = None) -> Array:
         result = np.zeros(3)
         v = counts and {"receive_counts": counts} if kind.wire == "all_to_all" else {}
-        pending = _core.Pending.one(
+        call = _core.Call.on_array(
             group, kind.wire, op, x, result, 3, root, counts=counts, **(v or {})
         )
-        _core.run([pending], 0)
+        _core.run_calls([call], 0)
         return result
 
     if kind.between_two:

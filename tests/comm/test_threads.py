@@ -396,8 +396,8 @@ def turn_never_comes() -> list[Any]:
         return left_alone(ngd.barrier)
     ended: list[Any] = []
     nothing = np.empty(0, np.uint8)
-    mine = _core.Pending.one(world.communicator, "barrier", "none", nothing, nothing, 0)
-    _core.start([mine])
+    mine = _core.Call.on_array(world.communicator, "barrier", "none", nothing, nothing, 0)
+    mine.start()
     waiter = threading.Thread(target=lambda: ended.append(caught(lambda: mine.wait(4.0))))
     waiter.start()
     time.sleep(0.3)

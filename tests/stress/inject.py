@@ -529,7 +529,7 @@ def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list
             if not set(error["kinds"]) & {"InitError", "RankLostError"}:
                 found.append(f"rank {rank}, afterwards: {error['kind']}: {error['message']!r}")
         for where, count in report["blocks"].items():
-            stays = where.startswith("sites.pxi")  # the texts of call sites
+            stays = where.startswith("call_site.pxi")  # the texts of call sites
             if count > quiet[rank].get(where, 0) + 1 and not stays:
                 found.append(f"rank {rank} has left {count} blocks of {where}")
     return found

@@ -57,13 +57,20 @@ def refusals(rank: int) -> list[Step]:
         root, count = more.pop("root", 0), 2
         array = np.ones(8)
         address = array.ctypes.data
-        return lambda: world().submit(kind, op, dtype, count, root, address, address, **more)
+        
+        def run() -> None:
+            call = _core.Call.on_memory(
+                world(), kind, op, dtype, count, root, address, address, **more
+            )
+            _core.run_calls([call], 10.0)
+
+        return run
 
     def overlap() -> None:
         array = np.zeros(4)
         out = [array[:3], array[1:]]
-        each = _core.Pending.each(world(), "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
-        _core.run([each], 10.0)
+        call = _core.Call.on_list(world(), "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
+        _core.run_calls([call], 10.0)
 
     def alone_over_shm() -> None:
         one = _core.Communicator.make_shm("alone", 0, 1, 10.0)
@@ -97,8 +104,8 @@ def refusals(rank: int) -> list[Step]:
         Step("split", split),
         raises(errors.InitError, nonsense),
         raises(value, algorithm),
-        raises(value, lambda: world().submit("gossip", "sum", "float32", 1, 0, 0, 0)),
-        raises(value, lambda: world().submit("barrier", "sum", "float31", 1, 0, 0, 0)),
+        raises(value, submit("gossip", "sum", "float32")),
+        raises(value, submit("barrier", "sum", "float31")),
         raises(value, submit("all_reduce", "median", "float32")),
         raises(value, submit("all_reduce", "none", "float32")),
         raises(value, submit("all_reduce", "mean", "int64")),

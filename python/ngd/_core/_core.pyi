@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable
 from collections.abc import Sequence as _Sequence
 from types import TracebackType
 from typing import Any
@@ -135,31 +134,10 @@ class Communicator:
     def make_common(self, nbytes: int) -> int: ...
     def open_common(self, maker: int, number: int, nbytes: int) -> CommonMemory: ...
     def map_privately(self, common: CommonMemory) -> None: ...
-    def submit(
-        self,
-        kind: str,
-        op: str,
-        dtype: str,
-        count: int,
-        root: int,
-        source: int,
-        destination: int,
-        *,
-        site: str = "",
-        counts: _Counts | None = None,
-        receive_counts: _Counts | None = None,
-        tag: int = 0,
-    ) -> int: ...
-    def submit_next(
-        self, waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]], numbers: MutableSequence[int]
-    ) -> None: ...
     def quick(
         self, kind: str, array: object, out: object, op: object, root: int = 0
     ) -> NDArray[Any] | list[NDArray[Any]] | None: ...
     def quick_barrier(self) -> bool: ...
-    def wait(self, sequence: int, timeout: float) -> None: ...
-    def wait_for(self, sequence: int, seconds: float) -> bool: ...
-    def done(self, sequence: int) -> bool: ...
     def split(self, color: int, key: int) -> Communicator | None: ...
     def next_group_number(self) -> int: ...
     def group_of(
@@ -169,16 +147,16 @@ class Communicator:
     def abort(self, traceback: str) -> None: ...
     def close(self) -> None: ...
 
-class Turns:
+class FairLock:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
-    def wanted(self) -> bool: ...
+    def has_waiters(self) -> bool: ...
 
-class Pending:
+class Call:
     @property
     def started(self) -> bool: ...
     @staticmethod
-    def one(
+    def on_array(
         communicator: Communicator,
         kind: str,
         op: str,
@@ -195,9 +173,9 @@ class Pending:
         tag: int = 0,
         shape: _Sequence[int] = (),
         more: int = 0,
-    ) -> Pending: ...
+    ) -> Call: ...
     @staticmethod
-    def each(
+    def on_list(
         communicator: Communicator,
         kind: str,
         op: str,
@@ -207,20 +185,37 @@ class Pending:
         *,
         algorithm: str = "auto",
         site: str = "",
-    ) -> Pending: ...
+    ) -> Call: ...
+    @staticmethod
+    def on_memory(
+        communicator: Communicator,
+        kind: str,
+        op: str,
+        dtype: str,
+        count: int,
+        root: int,
+        source: int,
+        destination: int,
+        *,
+        site: str = "",
+        counts: _Counts | None = None,
+        receive_counts: _Counts | None = None,
+        tag: int = 0,
+    ) -> Call: ...
+    def start(self) -> None: ...
     def wait(self, timeout: float) -> None: ...
     def finish(self, timeout: float) -> None: ...
     def wait_for(self, seconds: float) -> bool: ...
 
-def start(pending: list[Pending]) -> None: ...
-def run(pending: list[Pending], timeout: float) -> None: ...
+def start_calls(calls: list[Call]) -> None: ...
+def run_calls(calls: list[Call], timeout: float) -> None: ...
 
-class UnderWay:
+class AbortOnError:
     def __init__(
         self,
         communicators: list[Communicator],
         aborts: list[Callable[[str], None]],
-        promised: bool,
+        is_promised: bool,
     ) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(

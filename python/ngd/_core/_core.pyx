@@ -198,11 +198,12 @@ def set_thread_share(int threads) -> None:
     cpp_set_thread_share(threads)
 
 
-include "cells.pxi"
+include "variable_state.pxi"
 include "device.pxi"
-include "sites.pxi"
+include "call_site.pxi"
 include "communicator.pxi"
-include "turns.pxi"
-include "pending.pxi"
+include "call.pxi"
+include "quick_call.pxi"
+include "fair_lock.pxi"
 include "recording.pxi"
 include "program.pxi"

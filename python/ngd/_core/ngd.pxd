@@ -143,9 +143,6 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         const char* text
         uint64_t computation
     ProgramIdentity in_branch(ProgramIdentity program, uint64_t branch)
-    cppclass Layout:
-        uint64_t hash
-    Layout layout_of_shape(const int64_t* extents, int axes, uint64_t more, uint64_t* room)
     cppclass Computations:
         pass
     cppclass HeldComputation:
@@ -162,16 +159,11 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void* destination
         const uint64_t* counts
         const uint64_t* receive_counts
-        const Layout* layout
         Algorithm algorithm
         const ProgramIdentity* program
         const char* site
-    uint64_t source_elements(const Collective& collective, int rank, int size)
-    uint64_t destination_elements(const Collective& collective, int rank, int size)
     void validate(const Collective& collective, int rank, int size) \
         except +ngd_raise_python_error
-    cppclass CppWork "ngd::comm::Work":
-        uint64_t sequence
     cppclass CallStats:
         Kind kind
         ReduceOp op
@@ -196,13 +188,6 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         int size()
         int local_rank()
         int local_size()
-        CppWork submit(const Collective& collective) except +ngd_raise_python_error
-        CppWork submit_next(const Collective& collective, double timeout_seconds) \
-            except +ngd_raise_python_error
-        void wait(CppWork work, double timeout_seconds) except +ngd_raise_python_error
-        void finish(CppWork work, double timeout_seconds) except +ngd_raise_python_error
-        cbool done(CppWork work) except +ngd_raise_python_error
-        cbool wait_for(CppWork work, double seconds) except +ngd_raise_python_error
         unique_ptr[CppCommunicator] split(int color, int key) except +ngd_raise_python_error
         unique_ptr[CppCommunicator] split_next(int color, int key, double timeout_seconds) \
             except +ngd_raise_python_error
@@ -223,13 +208,6 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         uint64_t count
         const void* source
         void* destination
-        uint64_t layout
-    cppclass CppGrouped "ngd::comm::Grouped":
-        CppGrouped(CppCommunicator& communicator, const Collective& pattern,
-                   const vector[Tensor]& tensors) except +ngd_raise_python_error
-        void wait(double timeout_seconds) except +ngd_raise_python_error
-        void finish(double timeout_seconds) except +ngd_raise_python_error
-        cbool wait_for(double seconds) except +ngd_raise_python_error
     cppclass CppMark "ngd::comm::Mark":
         CppMark(const string& name) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
@@ -255,6 +233,25 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     void cpp_load_mpi "ngd::comm::load_mpi"(const string& name) except +ngd_raise_python_error
     string cpp_mpi_version "ngd::comm::mpi_version"() except +ngd_raise_python_error
     string cpp_mpis "ngd::comm::mpis"() except +ngd_raise_python_error
+
+cdef extern from "call_state.hpp" nogil:
+    cppclass CallState:
+        Collective collective
+        cbool is_list
+        vector[uint64_t] counts
+        vector[uint64_t] receive_counts
+        void set_shape(const int64_t* shape, int axes, uint64_t more) \
+            except +ngd_raise_python_error
+        void add_array(Tensor array, const int64_t* shape, int axes) \
+            except +ngd_raise_python_error
+        void submit(CppCommunicator& group, cbool follows, double timeout_seconds) \
+            except +ngd_raise_python_error
+        void wait(CppCommunicator& group, double timeout_seconds) except +ngd_raise_python_error
+        void finish(CppCommunicator& group, double timeout_seconds) \
+            except +ngd_raise_python_error
+        cbool wait_for(CppCommunicator& group, double seconds) except +ngd_raise_python_error
+        void run(CppCommunicator& group, double timeout_seconds) except +ngd_raise_python_error
+    unique_ptr[CallState] make_call_state() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
     cdef enum class MemoryKind:

@@ -53,7 +53,7 @@ class TopK:
             )
         self.ratio = ratio
         self._residual: Array | None = None
-        self._next: tuple[_core.Pending, Array] | None = None
+        self._next: tuple[_core.Call, Array] | None = None
         self._parts: dict[Hashable, TopK] = {}
 
     def __getitem__(self, key: Hashable) -> TopK:
@@ -102,9 +102,9 @@ class TopK:
         sent = places.astype(np.uint32 if held.size < 2**32 else np.uint64), values
         return sent, held.reshape(source.shape)
 
-    def keep(self, left: Array, pending: _core.Pending) -> None:
-        """Set the residual to take effect when `pending`, which sends the elements, has started."""
-        self._next = pending, left
+    def keep(self, left: Array, call: _core.Call) -> None:
+        """Set the residual to take effect when `call`, which sends the elements, has started."""
+        self._next = call, left
 
     def _memory(self) -> Array | None:
         if self._next is not None and self._next[0].started:

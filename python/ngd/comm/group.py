@@ -185,12 +185,12 @@ class Group(BoundToProcess):
             if result is not None:
                 return result
         self.check_open("all_reduce")
-        call = reduction.Call(self, op, algorithm, site or call_site())
+        options = reduction.Options(self, op, algorithm, site or call_site())
         if weight is None:
-            plan = reduction.plan(call, x, out, weight, compression)
+            plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
         with self.under_way():  # the weights are told first
-            plan = reduction.plan(call, x, out, weight, compression)
+            plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
     @with_signature
@@ -407,9 +407,9 @@ class Group(BoundToProcess):
             child.close()
         self.communicator.close()
 
-    def under_way(self) -> _core.UnderWay:
+    def under_way(self) -> _core.AbortOnError:
         """Return a context for several collectives; an exception inside closes the group."""
-        return _core.UnderWay([self.communicator], [self.abort], False)
+        return _core.AbortOnError([self.communicator], [self.abort], False)
 
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
         """Start, and wait or leave that to the caller.
@@ -420,7 +420,7 @@ class Group(BoundToProcess):
             work = Work(self, what, plan)
             work._start()
             return work
-        _core.run(plan.pending, self.timeout)
+        _core.run_calls(plan.calls, self.timeout)
         return plan.finish()
 
 

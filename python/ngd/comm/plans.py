@@ -56,7 +56,7 @@ def plan_one(
 ) -> Plan:
     """Prepare one collective from an array to another."""
     group.check_open(kind)
-    pending = _core.Pending.one(
+    call = _core.Call.on_array(
         group.communicator,
         kind,
         op,
@@ -71,7 +71,7 @@ def plan_one(
         shape=shape,
         more=more,
     )
-    return Plan([pending], finish)
+    return Plan([call], finish)
 
 
 def plan_blocks(
@@ -201,10 +201,10 @@ def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | No
             shape=sources[0].shape,
         )
     group.check_open(where)
-    pending = _core.Pending.each(
+    call = _core.Call.on_list(
         group.communicator, where, "none", root, sources, buffers, site=site or call_site()
     )
-    return Plan([pending], lambda: given)
+    return Plan([call], lambda: given)
 
 
 def plan_scatter(

@@ -24,12 +24,12 @@ from .kinds import ALGORITHMS
 from .summation import sum_in_order
 from .work import Plan, RankGroup
 
-Filled = tuple[list[_core.Pending], Callable[[], None]]
-"""What is to be started; what fills the results when it is over."""
+Filled = tuple[list[_core.Call], Callable[[], None]]
+"""The collectives to start, and the function that fills the results when they are over."""
 
 
-class Call(NamedTuple):
-    """What a call says beside its arrays."""
+class Options(NamedTuple):
+    """The group and the options of an all-reduce."""
 
     group: RankGroup
     op: str
@@ -50,10 +50,10 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
         )
 
 
-def plan(call: Call, array: Any, out: Any, weight: float | None, compression: Any) -> Plan:
+def plan(options: Options, array: Any, out: Any, weight: float | None, compression: Any) -> Plan:
     """Prepare the all-reduce of an array, or of a list of them."""
-    check_op(call.op, "all_reduce")
-    check_algorithm(call.algorithm, compression)
+    check_op(options.op, "all_reduce")
+    check_algorithm(options.algorithm, compression)
     many = is_list(array)
     sources = [operand(a, "all_reduce") for a in (array if many else [array])]
     buffers = destinations(out, sources, many, "all_reduce")
@@ -64,14 +64,14 @@ def plan(call: Call, array: Any, out: Any, weight: float | None, compression: An
             "weight."
         )
     if weight is not None:
-        pending, fill = weighted(call, sources, buffers, weight)
+        calls, fill = weighted(options, sources, buffers, weight)
     elif compression is None:
-        pending, fill = plain(call, sources, buffers)
+        calls, fill = plain(options, sources, buffers)
     elif isinstance(compression, TopK):
         residuals = [compression[i] for i in range(len(sources))] if many else [compression]
-        pending, fill = sparse(call, sources, buffers, residuals)
+        calls, fill = sparse(options, sources, buffers, residuals)
     elif compression == "bf16":
-        pending, fill = rounded(call, sources, buffers)
+        calls, fill = rounded(options, sources, buffers)
     else:
         raise ValueError(
             f"all_reduce: compression: expected 'bf16', an ngd.TopK or None; got {compression!r}"
@@ -81,48 +81,48 @@ def plan(call: Call, array: Any, out: Any, weight: float | None, compression: An
         fill()
         return results if many else results[0]
 
-    return Plan(pending, finish)
+    return Plan(calls, finish)
 
 
-def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
+def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
     """The arrays as they are: one by itself, many with one hand-off."""
-    communicator = call.group.communicator
+    communicator = options.group.communicator
     if len(sources) == 1:
-        pending = _core.Pending.one(
+        call = _core.Call.on_array(
             communicator,
             "all_reduce",
-            call.op,
+            options.op,
             sources[0],
             buffers[0],
             sources[0].size,
             shape=sources[0].shape,
-            algorithm=call.algorithm,
-            site=call.site,
+            algorithm=options.algorithm,
+            site=options.site,
         )
     else:
-        pending = _core.Pending.each(
+        call = _core.Call.on_list(
             communicator,
             "all_reduce",
-            call.op,
+            options.op,
             0,
             sources,
             buffers,
-            algorithm=call.algorithm,
-            site=call.site,
+            algorithm=options.algorithm,
+            site=options.site,
         )
-    return [pending], lambda: None
+    return [call], lambda: None
 
 
-def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
+def weighted(options: Options, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
     """As the op in the graph, of two-byte floats in float32; 0 where all weigh 0.
 
     The weights are told first, and then counted in units in which their sum is in [1/4, 1/2).
     """
     for source in sources:
-        if call.op != "mean" or not is_float(source.dtype):
-            wrong = ValueError if call.op != "mean" else DTypeError
+        if options.op != "mean" or not is_float(source.dtype):
+            wrong = ValueError if options.op != "mean" else DTypeError
             raise wrong(
-                f"all_reduce: expected op='mean' and floats with weight; got op={call.op!r} and "
+                f"all_reduce: expected op='mean' and floats with weight; got op={options.op!r} and "
                 f"{source.dtype}. Cast the array, or leave weight out."
             )
     try:
@@ -134,17 +134,17 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         ) from None
     if not 0 <= weight < float("inf"):
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
-    weights = call.group.all_gather(np.float64(weight), site=f"all_reduce() at {call.site}")
+    weights = options.group.all_gather(np.float64(weight), site=f"all_reduce() at {options.site}")
     weights /= power_of_two(weights.max())
     total = sum_in_order([float(w) for w in weights], operator.add)
     unit = 4 * power_of_two(max(total, 1.0))
-    share, whole = weights[call.group.rank] / unit, total / unit
+    share, whole = weights[options.group.rank] / unit, total / unit
     wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
     sent = [
         np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
         for s, d in zip(sources, wide, strict=True)
     ]
-    pending, _ = plain(call._replace(op="sum"), sent, sent)
+    calls, _ = plain(options._replace(op="sum"), sent, sent)
 
     def fill() -> None:
         for buffer, sums in zip(buffers, sent, strict=True):
@@ -155,7 +155,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
             np.clip(mean, -most, most, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)
 
-    return pending, fill
+    return calls, fill
 
 
 def power_of_two(x: float) -> float:
@@ -163,7 +163,7 @@ def power_of_two(x: float) -> float:
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
-def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
+def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
     """float32 as bfloat16 on the wire. The engine accumulates that in float32 and rounds once."""
     for source in sources:
         if source.dtype != float32:
@@ -172,27 +172,27 @@ def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
                 "Cast the array, or leave compression out."
             )
     sent = [source.astype(bfloat16) for source in sources]
-    pending, _ = plain(call, sent, sent)
+    calls, _ = plain(options, sent, sent)
 
     def fill() -> None:
         for buffer, result in zip(buffers, sent, strict=True):
             buffer[...] = result
 
-    return pending, fill
+    return calls, fill
 
 
-def sparse(call: Call, sources: list[Array], buffers: list[Array], residuals: list[TopK]) -> Filled:
+def sparse(options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]) -> Filled:
     """Of each array the largest elements, with their places; the rest stays for the next call."""
-    group = call.group
+    group = options.group
     for source, residual in zip(sources, residuals, strict=True):
-        residual.check(call.op, source)
-    pending: list[_core.Pending] = []
+        residual.check(options.op, source)
+    calls: list[_core.Call] = []
     fills: list[Callable[[], None]] = []
     for source, buffer, residual in zip(sources, buffers, residuals, strict=True):
         mine, left = residual.choose(source)
         gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
-        pending += [
-            _core.Pending.one(
+        calls += [
+            _core.Call.on_array(
                 group.communicator,
                 "all_gather",
                 "none",
@@ -200,30 +200,30 @@ def sparse(call: Call, sources: list[Array], buffers: list[Array], residuals: li
                 whole,
                 part.size,
                 shape=source.shape,
-                more=1 + TOP_K.index(call.op),
-                site=call.site,
+                more=1 + TOP_K.index(options.op),
+                site=options.site,
             )
             for part, whole in zip(mine, gathered, strict=True)
         ]
-        residual.keep(left, pending[0])
-        fills.append(_summed(call, buffer, gathered[0], gathered[1]))
+        residual.keep(left, calls[0])
+        fills.append(_summed(options, buffer, gathered[0], gathered[1]))
 
     def fill() -> None:
         for each in fills:
             each()
 
-    return pending, fill
+    return calls, fill
 
 
-def _summed(call: Call, buffer: Array, places: Array, values: Array) -> Callable[[], None]:
+def _summed(options: Options, buffer: Array, places: Array, values: Array) -> Callable[[], None]:
     """Adds the ranks' elements up, in the order of ranks: the same bits everywhere."""
 
     def fill() -> None:
         total = np.zeros(buffer.size, buffer.dtype)
         for place, value in zip(places, values, strict=True):
             total[place] += value  # a rank names each place once
-        if call.op == "mean":
-            total /= call.group.size
+        if options.op == "mean":
+            total /= options.group.size
         buffer[...] = total.reshape(buffer.shape)
 
     return fill

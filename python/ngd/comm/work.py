@@ -31,8 +31,8 @@ class RankGroup(Protocol):
 class Plan(NamedTuple):
     """A collective that is prepared and not started."""
 
-    pending: list[_core.Pending]
-    """Pending collectives, in the order in which they will start."""
+    calls: list[_core.Call]
+    """The collectives, in the order in which they will start."""
     finish: Callable[[], Any]
     """Makes the result when they are done; may be called again after an interrupt."""
 
@@ -124,7 +124,7 @@ class Work(BoundToProcess):
     def _start(self) -> None:
         """Start the collective. After an interrupt the Work stays valid, or it is dropped."""
         assert self._plan is not None
-        _core.start(self._plan.pending)
+        _core.start_calls(self._plan.calls)
 
     def _advance(self, seconds: float | None) -> bool:
         """Make progress for some seconds; return whether the collective has ended.
@@ -137,7 +137,7 @@ class Work(BoundToProcess):
         end = None if seconds is None else time.monotonic() + seconds
         try:
             # Another thread may be in here, too: what is done twice gives the same result.
-            for each in plan.pending:
+            for each in plan.calls:
                 if end is None:
                     each.wait(self._group.timeout)
                 elif not each.wait_for(max(0.0, end - time.monotonic())):
@@ -154,6 +154,6 @@ class Work(BoundToProcess):
 
     def __del__(self) -> None:
         plan = getattr(self, "_plan", None)
-        started = plan is not None and any(each.started for each in plan.pending)
+        started = plan is not None and any(each.started for each in plan.calls)
         if started and not self._group.closed:
             raise RuntimeError(f"{self._what}: this ngd.Work was dropped without wait()")

@@ -152,7 +152,7 @@ class Watched:
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run once."""
         groups = [each.group for each in self.comparisons]
-        call = _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+        call = _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
         self.until_compared.enter_context(call)
         self.native.run(inputs, outputs)
         add_entries(self.comparisons, self.step)

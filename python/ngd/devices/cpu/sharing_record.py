@@ -43,7 +43,7 @@ class SharingRecord:
         site, groups = call_site(), (self.partition.there, self.partition.here)
         begin, end = self.partition.slice(typed.count)
         talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
-        with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
+        with _core.AbortOnError([g.communicator for g in talking], [self.group.abort], False):
             for ranks in talking:
                 count = end - begin if ranks is self.partition.there else typed.count
                 counts = shard_lengths(shard_bounds(count, ranks.size))

@@ -95,7 +95,7 @@ class Conversation:
         group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
         group.check_open(kind)
-        pending = _core.Pending.one(
+        call = _core.Call.on_array(
             group.communicator,
             kind,
             attrs.pop("reduce_op", "none"),
@@ -107,18 +107,18 @@ class Conversation:
             sequence=None if is_message(node) else self.identities[number, self.branches[node]],
             **attrs,
         )
-        _core.start([pending])
+        call.start()
 
         def finish() -> Array:
-            pending.finish(group.timeout)
+            call.finish(group.timeout)
             return result
 
         return finish
 
-    def under_way(self) -> _core.UnderWay:
+    def under_way(self) -> _core.AbortOnError:
         """A context for a run of the step: an exception in it closes the groups it talks in."""
         groups = self.groups if self.communicates else []
-        return _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+        return _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
 
 
 def kind_of(node: Node) -> str:

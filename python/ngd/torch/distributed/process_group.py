@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
+from ... import _core
 from ..._util.callsite import call_site
 from ...comm import Group
 from ...comm.world import shutdown
@@ -29,7 +30,7 @@ from .operands import (
     wire,
 )
 from .untraced import untraced
-from .works import Queue, Submission, Work, complete_all_of, look_at_all_of, recorded, started
+from .works import Queue, Work, complete_all_of, look_at_all_of, recorded, started
 
 CPU: Final = torch.device("cpu")
 
@@ -55,7 +56,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         super().__init__(group.rank, group.size)
         self.group = group
         self.communicator = group.communicator
-        self.queue = Queue(group)
+        self.queue = Queue()
         self.ranks = ranks
         """Their global numbers; None of the default group."""
         self.seconds = timeout.total_seconds()
@@ -367,14 +368,14 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
 
 class Call:
-    """One call of a ProcessGroup in the making: what it submits, holds, and copies back."""
+    """One call of a ProcessGroup before its start: its collectives, tensors and copies."""
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:
         self.group = group
         self.kind = kind
         self.site = call_site()
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self._submissions: list[Submission] = []
+        self._calls: list[_core.Call] = []
         self._held: list[Tensor] = []
 
     def submit(
@@ -389,7 +390,7 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add what the engine is to do."""
+        """Add a collective."""
         tensors = [tensor for tensor in (source, place) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
@@ -412,16 +413,25 @@ class Call:
             receive_counts = receive_counts and [factor * c for c in receive_counts]
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (source, place)]
         self._held += tensors
-        self._submissions.append(
-            (
-                (self.kind, reduce, dtype, factor * count, root, *addresses),
-                {"counts": counts, "receive_counts": receive_counts, "tag": tag, "site": self.site},
+        self._calls.append(
+            _core.Call.on_memory(
+                self.group.communicator,
+                self.kind,
+                reduce,
+                dtype,
+                factor * count,
+                root,
+                *addresses,
+                site=self.site,
+                counts=counts,
+                receive_counts=receive_counts,
+                tag=tag,
             )
         )
 
     def start(self, outputs: list[Tensor], seconds: float = 0.0) -> Work:
         """Submit everything, and return the handle. seconds: a deadline, where it is > 0."""
-        work = Work(self.group, self.kind, self._submissions, outputs, self._held, self.copies)
+        work = Work(self.group, self.kind, self._calls, outputs, self._held, self.copies)
         if seconds > 0:
             work.seconds = seconds
         if profiler._is_profiler_enabled:

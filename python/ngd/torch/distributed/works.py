@@ -27,15 +27,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import profiler
 
 from ... import _core
-from ..._core import Turns
-from ...comm import Group
 from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
 
@@ -49,14 +47,9 @@ NAP: Final = 50e-6
 LAST_SLICE_SECONDS: Final = 1e-3
 MANY: Final = 64
 
-Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-"""What Communicator.submit is called with."""
-
-
 class WorkGroup(Protocol):
     """The part of a process group that a work needs (ProcessGroup in process_group.py)."""
 
-    communicator: _core.Communicator
     queue: Queue
     seconds: float
     """The timeout of a wait."""
@@ -70,7 +63,7 @@ class WorkGroup(Protocol):
         ...
 
 
-turns = Turns()
+turns = _core.FairLock()
 outstanding: dict[Work, None] = {}
 """What the engine may not be done with, oldest first."""
 
@@ -78,7 +71,7 @@ outstanding: dict[Work, None] = {}
 def start_anew() -> None:
     """In a forked child: the parent's other threads are gone, and its collectives are its own."""
     global turns
-    turns = Turns()
+    turns = _core.FairLock()
     outstanding.clear()
 
 
@@ -91,8 +84,7 @@ class Queue:
     The caller has the turn.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._communicator = group.communicator
+    def __init__(self) -> None:
         self._waiting: deque[Work] = deque()
 
     def start(self, work: Work) -> None:
@@ -100,7 +92,7 @@ class Queue:
         if not self._waiting:
             with contextlib.suppress(BusyError):
                 self._submit(work)
-        if work._submissions:
+        if not work._is_started():
             self._waiting.append(work)
 
     def fill(self) -> None:
@@ -116,8 +108,9 @@ class Queue:
             self._waiting.popleft()
 
     def _submit(self, work: Work) -> None:
-        while work._submissions:
-            self._communicator.submit_next(work._submissions, work._sequences)
+        for call in work._calls:
+            if not call.started:
+                call.start()
 
 
 @untraced
@@ -128,7 +121,7 @@ class Work(torch.distributed.Work):
         self,
         group: WorkGroup,
         kind: str,
-        submissions: Sequence[Submission],
+        calls: Sequence[_core.Call],
         outputs: list[Tensor],
         held: Sequence[Tensor],
         copies: list[tuple[Tensor, Tensor]],
@@ -138,8 +131,7 @@ class Work(torch.distributed.Work):
         """How long a wait may last; by default the group knows."""
         self._group = group
         self._kind = kind
-        self._submissions = deque(submissions)
-        self._sequences: list[int] = []
+        self._calls = list(calls)
         self._outputs = outputs
         self._held: Sequence[Tensor] = held
         self._copies = copies
@@ -194,6 +186,10 @@ class Work(torch.distributed.Work):
             self._future = future
         return self._future
 
+    def _is_started(self) -> bool:
+        """Return whether all collectives were submitted."""
+        return all(call.started for call in self._calls)
+
     def _complete(self, seconds: float) -> None:
         """Wait to the end, or close the group."""
         try:
@@ -212,7 +208,7 @@ class Work(torch.distributed.Work):
                     return
                 late = seconds > 0 and time.monotonic() - begin > seconds
                 others = [work for work in outstanding if work._group is not self._group]
-                short = others or turns.wanted()
+                short = others or turns.has_waiters()
                 try:
                     if late:
                         self._give_up(seconds)
@@ -229,28 +225,24 @@ class Work(torch.distributed.Work):
 
     def _advance(self, seconds: float) -> None:
         """Go on for so long."""
-        if self._submissions:
+        if not self._is_started():
             self._group.queue.fill()
         if self._over:  # it could not be submitted
             return
-        communicator, sequences = self._group.communicator, self._sequences
-        while sequences:
-            if not communicator.wait_for(sequences[0], seconds):
+        for call in self._calls:
+            if not (call.started and call.wait_for(seconds)):
                 return
-            del sequences[0]
         self._finish()
 
     def _poll(self) -> None:
         """Go on without waiting; an error is kept for whoever waits."""
-        communicator, sequences = self._group.communicator, self._sequences
         try:
-            if self._submissions:
+            if not self._is_started():
                 self._group.queue.fill()
-            while sequences:
-                if not communicator.done(sequences[0]):
+            for call in self._calls:
+                if not (call.started and call.wait_for(0.0)):
                     return
-                del sequences[0]
-            if not self._submissions and not self._over:
+            if not self._over:
                 self._finish()
         except BusyError:
             return
@@ -260,8 +252,9 @@ class Work(torch.distributed.Work):
     def _give_up(self, seconds: float) -> None:
         """Let the engine say who is missing."""
         try:
-            for sequence in self._sequences:
-                self._group.communicator.wait(sequence, LAST_SLICE_SECONDS)
+            for call in self._calls:
+                if call.started:
+                    call.wait(LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
             text = str(error).replace(f"within {LAST_SLICE_SECONDS:g} s", f"within {seconds:g} s")
             words = f"{text}\nTimed out waiting {1000 * seconds:g}ms"  # as gloo says it
@@ -283,7 +276,7 @@ class Work(torch.distributed.Work):
         if self._error is not None:
             _core.keep_for_mpi((self._held, self._outputs, self._copies))
         outstanding.pop(self, None)
-        self._submissions.clear()
+        self._calls = []
         self._held = ()
         self._copies = []
         self._over = True  # last: who is interrupted before it comes here again
@@ -304,7 +297,7 @@ def started(work: Work) -> Work:
             for each in list(outstanding):
                 each._poll()
     except BaseException as error:
-        if work._sequences:
+        if any(call.started for call in work._calls):
             work._group.interrupted(error)
         else:
             work._end()  # refused, before any of it was submitted

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: a lock that no interrupt leaves taken. Python raises KeyboardInterrupt, or what
-# the handler of a signal raises, between two bytecodes; here there are none.
+# Part of _core.pyx: a lock that an interrupt never leaves locked. Python raises KeyboardInterrupt, or
+# the exception of a signal handler, between two bytecodes; there are none in here.
 
 
-cdef class Turns:
-    """A lock that a thread cannot take again before those that were waiting for it.
+cdef class FairLock:
+    """A lock that a thread cannot take again before the threads that already wait for it.
 
-    A thread that has it, because something was raised before it could let go, may take it.
+    The thread that holds it may enter again: an exception may have come before it left.
     """
 
     cdef object _next, _lock
@@ -28,6 +28,6 @@ cdef class Turns:
             self._owner = 0
             self._lock.release()
 
-    def wanted(self) -> bool:
-        """Whether another thread waits."""
+    def has_waiters(self) -> bool:
+        """Return whether another thread waits."""
         return self._next.locked()
