@@ -57,7 +57,7 @@ def refusals(rank: int) -> list[Step]:
         root, count = more.pop("root", 0), 2
         array = np.ones(8)
         address = array.ctypes.data
-        
+
         def run() -> None:
             call = _core.Call.on_memory(
                 world(), kind, op, dtype, count, root, address, address, **more

@@ -108,9 +108,9 @@ cdef class Communicator:
             over = self.communicator.get().is_over()
         return over
 
-    def enlist(self) -> int:
+    def register_for_xla(self) -> int:
         """Register the group for programs of XLA and return its number. It must outlive them."""
-        return cpp_enlist(dereference(self.communicator.get()))
+        return cpp_register_group(dereference(self.communicator.get()))
 
     def make_common(self, size_t nbytes) -> int:
         """Make memory for all ranks of the group, and return its number for open_common."""

@@ -77,7 +77,7 @@ cdef extern from "ngd.hpp" namespace "ngd::config" nogil:
     double cpp_timeout_seconds "ngd::config::timeout_seconds"() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::bridges" nogil:
-    int64_t cpp_enlist "ngd::bridges::enlist"(CppCommunicator& group) \
+    int64_t cpp_register_group "ngd::bridges::register_group"(CppCommunicator& group) \
         except +ngd_raise_python_error
     size_t cpp_xla_handler "ngd::bridges::xla_handler"()
 

@@ -181,7 +181,9 @@ def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Fil
     return calls, fill
 
 
-def sparse(options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]) -> Filled:
+def sparse(
+    options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]
+) -> Filled:
     """Of each array the largest elements, with their places; the rest stays for the next call."""
     group = options.group
     for source, residual in zip(sources, residuals, strict=True):

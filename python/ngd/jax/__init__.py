@@ -58,7 +58,7 @@ def number_of(group: Group) -> int:
     for number, known in enumerate(_groups):
         if known is group:
             return number
-    number = group.communicator.enlist()
+    number = group.communicator.register_for_xla()
     assert number == len(_groups), "programs know groups by their place in this list"
     _groups.append(group)
     return number

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives as calls of XLA's foreign function interface (FFI), which JAX's programs make.
+// Collectives as calls of XLA's foreign function interface (FFI), for programs of JAX.
 //
-// A call has the attributes "group" (of enlist), "kind" and "op" (by name), "root", "tag", "site" and
-// "asynchronous" (whether XLA goes on meanwhile), an operand and a token of 4 bytes, and gives a
-// result and the token. A call that reads the token of another one runs after it. A send gives a
-// zero; what a receive is given is not read.
+// A call has the attributes "group" (of register_group), "kind" and "op" (by name), "root", "tag",
+// "site" and "asynchronous" (XLA does not wait for the call). It has an operand and a token of 4
+// bytes, and returns a result and the token. A call that reads the token of another call runs after
+// it. A send returns a zero; the operand of a receive is not read.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace ngd::bridges {
 
-// Makes a group known to calls, by a number; the caller keeps it for as long as calls may come.
-std::int64_t enlist(comm::Communicator& group);
+// Returns a number by which calls name the group. It must outlive all calls.
+std::int64_t register_group(comm::Communicator& group);
 
 // The address of the handler, an XLA_FFI_Handler.
 std::uintptr_t xla_handler() noexcept;

@@ -47,6 +47,7 @@ NAP: Final = 50e-6
 LAST_SLICE_SECONDS: Final = 1e-3
 MANY: Final = 64
 
+
 class WorkGroup(Protocol):
     """The part of a process group that a work needs (ProcessGroup in process_group.py)."""
 
