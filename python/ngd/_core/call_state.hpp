@@ -21,8 +21,7 @@ struct CallState {
   CallState(const CallState&) = delete;
   CallState& operator=(const CallState&) = delete;
 
-  // Describes a collective on one array. `more` is what the ranks compare beside the shape; see
-  // comm/layout.hpp.
+  // Sets the shape of the array, which the ranks compare. They compare `more`, too: comm/layout.hpp.
   void set_shape(const std::int64_t* shape, int axes, std::uint64_t more) {
     layout = layout_of(shape, axes, more);
     collective.layout = layout.hash != 0 ? &layout : nullptr;

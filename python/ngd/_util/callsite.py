@@ -4,7 +4,7 @@
 Between the user and ngd there may be others: a decorator of the standard library, PyTorch, a
 library of training loops. A call site is the line of the nearest caller whose code is none of
 theirs. Where there is no such caller, because the program itself is installed, it is the nearest
-one outside of ngd. _core/call_site.pxi goes the same way up, with a table of what it has seen.
+one outside of ngd. _core/call_site.pxi does the same with a table of known callers.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ struct XLA_FFI_CallFrame {
   XLA_FFI_Args args;
   XLA_FFI_Rets rets;
   XLA_FFI_Attrs attrs;
-  XLA_FFI_Future* future;  // out: the results are there when it is complete
+  XLA_FFI_Future* future;  // out: XLA reads the results after it is complete
 };
 
 // A function of the table that no handler here calls.
@@ -184,8 +184,8 @@ struct XLA_FFI_Api {
 };
 
 // Returns whether this XLA completes calls by futures. The first releases of version 0.1 have none,
-// or do not count them in the size of the table. No size tells whether XLA_FFI_CallFrame has its
-// future: XLA does not count that member.
+// or do not count them in the size of the table. The size of XLA_FFI_CallFrame cannot be used: XLA does
+// not count its future.
 inline bool has_futures(const XLA_FFI_Api& api) noexcept {
   constexpr std::size_t kEnd =
       offsetof(XLA_FFI_Api, XLA_FFI_Future_SetError) + sizeof(api.XLA_FFI_Future_SetError);
