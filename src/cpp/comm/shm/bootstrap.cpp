@@ -39,23 +39,24 @@ constexpr const char* kOtherVersion =
     "ngd.init: expected one version of ngd on all ranks; rank 0 runs another one. Install the same "
     "version in the environment of each rank";
 
-// A full queue moves on as rank 0 reads it. Who waits in line gets in, however many strangers knock
-// without waiting.
+// If the queue of connections is full, a rank waits until rank 0 reads it. So it gets in, however
+// many strangers connect without waiting.
 constexpr timeval kConnectWait{0, 20'000};
-constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two looks at who holds the names
-constexpr int kAcceptedAtOnce = 256;  // then those who have introduced themselves are heard
+constexpr std::uint64_t kLookAroundNs =
+    1'000'000'000;                    // between two looks at the holders of the names
+constexpr int kAcceptedAtOnce = 256;  // then messages of ranks are read
 
 int open_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
   if (folder == nullptr) return 0;
-  int count = -3;  // ".", ".." and the folder's own
+  int count = -3;  // ".", ".." and the folder itself
   while (::readdir(folder) != nullptr) ++count;
   ::closedir(folder);
   return count;
 }
 
-// For each rank a connection, a segment and a pidfd: asked of every rank, though only rank 0 has
-// the connections, so that ranks with one limit fail alike.
+// Each rank needs a connection, a segment and a pidfd per rank. Only rank 0 has the connections,
+// but with this check all ranks with the same limit fail in the same way.
 void check_descriptors(int size) {
   rlimit limit{};
   const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
@@ -65,10 +66,10 @@ void check_descriptors(int size) {
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-// What all ranks must hear of a failure of one.
+// Return the kind of error that all ranks throw for a failure of one.
 ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
-// What one rank has to do, be it rank 0 or another.
+// The part of the rendezvous that rank 0 and the other ranks have in common.
 class Rendezvous {
  public:
   Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock)
@@ -90,43 +91,43 @@ class Rendezvous {
     const auto meet_all = [&]() -> std::unique_ptr<Communicator> {
       exchange();
       Assembly parts = assemble_parts();
-      agree();
-      // It reads what the others have written of themselves.
+      synchronise();
+      // This reads the records of the other ranks.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
                          Place{rank_, size_, size_ > parts.cores, checked});
-      agree();
+      synchronise();
       return std::move(world);
     };
     return notify_on_failure(meet_all,
-                             [&](const FailureView& failure) { tell_all(world.get(), failure); });
+                             [&](const FailureView& failure) { notify_all(world.get(), failure); });
   }
 
  protected:
-  virtual void exchange() = 0;  // fills parcels_
-  virtual void agree() = 0;     // returns when all ranks have called it as often
-  virtual void tell(const Message& failure) noexcept = 0;
+  virtual void exchange() = 0;     // fills parcels_
+  virtual void synchronise() = 0;  // a barrier
+  virtual void notify(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
-  bool here(int rank) { return parcel(rank).segment.valid(); }
-  // Once there is somebody to tell, should it fail.
+  bool has_come(int rank) { return parcel(rank).segment.valid(); }
+  // Called when a failure can reach the other ranks.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
   std::vector<int> missing() {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
-      if (r != rank_ && !here(r)) ranks.push_back(r);
+      if (r != rank_ && !has_come(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void late(const std::vector<int>& who, const std::string& why = {}) const {
+  [[noreturn]] void fail_late(const std::vector<int>& who, const std::string& why = {}) const {
     fail_of(who, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(who),
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
             kLateStart);
   }
-  [[noreturn]] void no_room() const {
+  [[noreturn]] void fail_no_descriptors() const {
     fail(ErrorKind::Init, "ngd.init: rank ", rank_, ": ", error_text(EMFILE));
   }
   // The limit of open descriptors of one process is also that of the descriptors that all processes
   // of the user have sent and not yet received.
-  [[noreturn]] void no_room_between() const {
+  [[noreturn]] void fail_queue_full() const {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
     const auto messages = static_cast<rlim_t>(size_ - 1) * static_cast<rlim_t>(size_ - 1);
@@ -137,11 +138,11 @@ class Rendezvous {
          "). Raise the limit before the ranks start (ulimit -n ",
          std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
   }
-  [[noreturn]] static void lost(int rank) {
+  [[noreturn]] static void fail_lost(int rank) {
     fail_of({rank}, ErrorKind::RankLost, "ngd.init: rank ", rank,
             " has died or ended. Read its last output, and the line of the launcher about it");
   }
-  [[noreturn]] static void relay(const Message& failure) {
+  [[noreturn]] static void fail_relayed(const Message& failure) {
     fail_of(ranks_of(failure.ranks), failure.error_kind, failure.text);
   }
 
@@ -155,12 +156,12 @@ class Rendezvous {
   struct Assembly {
     std::unique_ptr<Memory> memory;
     std::unique_ptr<Liveness> liveness;
-    int cores = 1;  // that the ranks have together
+    int cores = 1;  // of all ranks
   };
 
-  // Asks for no memory: there may be none.
-  void tell_all(ShmCommunicator* world, const FailureView& why) noexcept {
-    // Some may be through already: they read it there.
+  // Asks for no memory.
+  void notify_all(ShmCommunicator* world, const FailureView& why) noexcept {
+    // Ranks that have finished the rendezvous read it in the segment.
     if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);
     Message failure = make_message(Topic::Failure, rank_, size_);
     failure.error_kind = kind_for_all(why.kind);
@@ -171,7 +172,7 @@ class Rendezvous {
       std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %.*s", rank_, length,
                     why.text.data());
     failure.set_text(failure.error_kind != why.kind ? std::string_view(text) : why.text);
-    tell(failure);
+    notify(failure);
   }
 
   Assembly assemble_parts() {
@@ -189,7 +190,8 @@ class Rendezvous {
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
     }
-    // A quota below my own mask binds; else the ranks may have been bound to cores of their own.
+    // A quota below the mask of this rank counts; otherwise the ranks may be bound to different
+    // cores.
     const int available = device::available_cores();
     const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
@@ -209,7 +211,7 @@ class Host final : public Rendezvous {
     channels_.resize(static_cast<std::size_t>(size_));
     listen();
     while (!missing().empty()) {
-      if (clock_.expired()) late(missing());
+      if (clock_.expired()) fail_late(missing());
       poll_once();
     }
     listener_ = Descriptor();
@@ -218,7 +220,7 @@ class Host final : public Rendezvous {
     distribute();
   }
 
-  // Under the first of the job's names that is free: one that another user holds is passed by.
+  // Listen with the first free name of the job. Names that another user holds are skipped.
   void listen() {
     listener_ = open_socket();
     const auto bound = [&](const Address& each) {
@@ -241,7 +243,7 @@ class Host final : public Rendezvous {
     protocol_step();
   }
 
-  void agree() override {
+  void synchronise() override {
     for (ready_ = 1; ready_ < size_;) {
       if (clock_.expired())
         fail(ErrorKind::CollectiveTimeout, "ngd.init: the ranks were not ready within ",
@@ -250,12 +252,12 @@ class Host final : public Rendezvous {
     }
     const Message go = make_message(Topic::Go, rank_, size_);
     for (int r = 1; r < size_; ++r)
-      if (!channel(r).send(go)) lost(r);
+      if (!channel(r).send(go)) fail_lost(r);
   }
 
-  // Also those who have connected and not been heard yet: else they would think that I am lost.
-  // From the shutdown on nobody connects any more.
-  void tell(const Message& failure) noexcept override {
+  // Send to the ranks that have connected and have sent nothing yet too: otherwise they would
+  // report that rank 0 is lost. After the shutdown no rank connects any more.
+  void notify(const Message& failure) noexcept override {
     parcel(rank_).pidfd = Descriptor();  // room for a connection
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
       for (Channel last = accept(); last.open(); last = accept())
@@ -275,59 +277,59 @@ class Host final : public Rendezvous {
         each.message.topic = Topic::Peer;
         const Channel::Sent sent =
             channel(to).send(each.message, each.segment.get(), each.pidfd.get(), clock_);
-        if (sent == Channel::Sent::TooManyDescriptors) no_room_between();
-        if (sent == Channel::Sent::Gone) lost(to);
+        if (sent == Channel::Sent::TooManyDescriptors) fail_queue_full();
+        if (sent == Channel::Sent::Gone) fail_lost(to);
       }
   }
 
-  // Waits for any of: a new connection, a Hello from one, anything from a rank that is here.
+  // Wait for a new connection, for a Hello, or for any message of a rank that has come.
   void poll_once() {
-    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // a negative one is ignored
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative ones
     for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});
     for (const Channel& each : strangers_) fds.push_back({each.fd(), POLLIN, 0});
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
-      if (fds[1 + static_cast<std::size_t>(r)].revents != 0) hear(r);
-    // From the back: greet() may remove the one that it is given.
+      if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
+    // Backwards: greet() may remove the one at the index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
       if (fds[1 + channels_.size() + i].revents != 0) greet(i);
     if (fds[0].revents != 0)
       for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
 
-  void hear(int rank) {
+  void receive_from(int rank) {
     Parcel got;
     switch (channel(rank).receive(got)) {
       case Channel::Got::Nothing:
         return;
       case Channel::Got::End:
         channel(rank).close();
-        lost(rank);
+        fail_lost(rank);
       case Channel::Got::Parcel:
         break;
     }
     if (got.message.topic == Topic::Failure) {
-      channel(rank).close();  // it knows
-      relay(got.message);
+      channel(rank).close();  // it has failed itself
+      fail_relayed(got.message);
     }
     if (got.message.topic == Topic::Ready) ++ready_;
   }
 
-  // Not open where nobody waits.
+  // Return a channel that is not open if no connection waits.
   Channel accept() noexcept {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (stranger.open()) protocol_step();
-    return stranger;  // errno says why there is none
+    return stranger;  // otherwise errno has the reason
   }
   static bool is_mine(const Channel& stranger) noexcept {
     return peer_user(stranger.fd()) == ::geteuid();
   }
 
-  // Whether there was one.
+  // Return true if a connection waited.
   bool accept_stranger() {
     Channel stranger = accept();
-    if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) no_room();
+    if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) fail_no_descriptors();
     if (!stranger.open()) return false;
     if (is_mine(stranger)) strangers_.push_back(std::move(stranger));
     return true;
@@ -341,16 +343,16 @@ class Host final : public Rendezvous {
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
     if (what == Channel::Got::End) return;
     const bool of_mine = got.message.magic == kMagic && got.message.size == size_;
-    if (of_mine && got.message.topic == Topic::Failure) relay(got.message);
+    if (of_mine && got.message.topic == Topic::Failure) fail_relayed(got.message);
     if (of_mine && got.cut) {
-      strangers_.push_back(std::move(stranger));  // it hears of it, too
-      no_room();
+      strangers_.push_back(std::move(stranger));  // it gets the failure too
+      fail_no_descriptors();
     }
     if (const std::string refusal = refuse(got); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
-      // Of a job of another size, no more ranks will come than have come.
+      // If the other job has another size, the missing ranks never come.
       if (got.message.magic == kMagic && got.message.size != size_) fail(ErrorKind::Init, refusal);
       return;
     }
@@ -360,10 +362,10 @@ class Host final : public Rendezvous {
     Message waiting = make_message(Topic::Waiting, rank_, size_);
     waiting.ranks = set_of(missing());
     for (int r = 1; r < size_; ++r)
-      if (here(r)) channel(r).send(waiting);
+      if (has_come(r)) channel(r).send(waiting);
   }
 
-  // Why the sender of a Hello is none of this job's missing ranks; empty where it is one.
+  // Return why the sender of a Hello is not a missing rank of this job; "" if it is one.
   std::string refuse(Parcel& hello) {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
@@ -374,7 +376,7 @@ class Host final : public Rendezvous {
                     message.rank, " that it has ", message.size);
     if (message.rank <= 0 || message.rank >= size_)
       return concat("ngd.init: rank ", message.rank, " is none of a job of ", size_, " ranks");
-    if (here(message.rank))
+    if (has_come(message.rank))
       return concat("ngd.init: rank ", message.rank, " is there already: another running job of ",
                     "this user has the same job key, or two ranks have the same number");
     return {};
@@ -382,7 +384,7 @@ class Host final : public Rendezvous {
 
   Descriptor listener_;
   std::vector<Channel> channels_;   // by rank
-  std::vector<Channel> strangers_;  // connected, not yet introduced
+  std::vector<Channel> strangers_;  // connected, without a Hello yet
   int ready_ = 0;
 };
 
@@ -395,24 +397,24 @@ class Guest final : public Rendezvous {
     connect();
     make_segment();
     Parcel& mine = parcel(rank_);
-    say(mine.message, mine.segment.get(), mine.pidfd.get());
+    send_to_host(mine.message, mine.segment.get(), mine.pidfd.get());
     std::vector<int> waited_for{0};
     while (!missing().empty()) {
       Parcel got = next(waited_for);
       if (got.message.topic == Topic::Waiting) waited_for = ranks_of(got.message.ranks);
-      if (got.cut) no_room();
+      if (got.cut) fail_no_descriptors();
       if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
           got.segment.valid())
         parcel(got.message.rank) = std::move(got);
     }
   }
 
-  void agree() override {
-    say(make_message(Topic::Ready, rank_, size_));
+  void synchronise() override {
+    send_to_host(make_message(Topic::Ready, rank_, size_));
     while (next({0}).message.topic != Topic::Go) continue;
   }
 
-  void tell(const Message& failure) noexcept override {
+  void notify(const Message& failure) noexcept override {
     if (host_.open()) host_.send(failure);
   }
 
@@ -428,17 +430,18 @@ class Guest final : public Rendezvous {
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
           fail(ErrorKind::Init, "ngd.init: no way to rank 0: ", others);
-        if (too_late) late({0}, others);
+        if (too_late) fail_late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }
   }
 
-  // Whether a process of my user listens there: it is told nothing before that is known.
+  // Connect to an address. Return true if a process of this user listens there. Nothing is sent
+  // before that is known.
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    // It waits for its turn where that ends: a stranger may hold the name and accept nobody.
+    // connect() may wait if it has a timeout: a stranger may hold the name and never accept.
     const bool ends = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                    sizeof kConnectWait) == 0;
     if (ends) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
@@ -450,15 +453,15 @@ class Guest final : public Rendezvous {
     return true;
   }
 
-  // Where rank 0 hears nothing any more, its last words say why: they are here already.
-  void say(const Message& message, int segment_fd = -1, int pidfd = -1) {
+  // If rank 0 does not read any more, its last message has the reason and has arrived.
+  void send_to_host(const Message& message, int segment_fd = -1, int pidfd = -1) {
     const Channel::Sent sent = host_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;
     const int error = errno;
-    if (sent == Channel::Sent::TooManyDescriptors) no_room_between();
+    if (sent == Channel::Sent::TooManyDescriptors) fail_queue_full();
     for (;;) {
       Parcel got;
-      if (!hear(got))
+      if (!receive(got))
         fail(ErrorKind::Init, "ngd.init: rank 0 cannot be told anything: ", error_text(error));
     }
   }
@@ -466,29 +469,29 @@ class Guest final : public Rendezvous {
   Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
       Parcel got;
-      if (hear(got)) return got;
-      if (clock_.expired()) late(waited_for.empty() ? std::vector{0} : waited_for);
+      if (receive(got)) return got;
+      if (clock_.expired()) fail_late(waited_for.empty() ? std::vector{0} : waited_for);
       pollfd readable{host_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
     }
   }
 
-  // False where nothing has come.
-  bool hear(Parcel& got) {
+  // Return false if there is no message.
+  bool receive(Parcel& got) {
     switch (host_.receive(got)) {
       case Channel::Got::Nothing:
         return false;
       case Channel::Got::End:
         host_.close();
-        lost(0);
+        fail_lost(0);
       case Channel::Got::Parcel:
         break;
     }
     if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
       fail(ErrorKind::Init, kOtherVersion);
     if (got.message.topic == Topic::Failure) {
-      host_.close();  // it knows
-      relay(got.message);
+      host_.close();  // it has failed itself
+      fail_relayed(got.message);
     }
     return true;
   }

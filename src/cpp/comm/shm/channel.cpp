@@ -19,8 +19,8 @@ namespace {
 constexpr std::uint64_t kPatienceNs = 5'000'000'000;
 constexpr int kLookForRoomMs = 10;
 
-// A socket that is full becomes writable when the other end reads. One that may not take more
-// descriptors is writable all the time: the kernel does not say when others have been received.
+// A full socket becomes writable when the other end reads. A socket that refuses more descriptors
+// is always writable: the kernel does not report when others have been received.
 void wait_for_room(int fd, bool full, int limit_ms) noexcept {
   pollfd writable{fd, POLLOUT, 0};
   ::poll(full ? &writable : nullptr, full ? 1 : 0,
@@ -126,12 +126,12 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
   ssize_t length = 0;
   int ends = 0;
   do {
-    header.msg_controllen = sizeof control;  // the call before has changed it
+    header.msg_controllen = sizeof control;  // recvmsg() has changed it
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
-    // ECONNRESET is said once where the other end left without having heard me; what it said before
-    // comes then. The first end may be wrong, too: Linux looks for a packet, and then for the end.
-    // Between the two the other side may send a packet and leave.
+    // If the other end left without reading everything, the first call returns ECONNRESET, and the
+    // next ones return its last packets. A first end of file may be premature: Linux looks for a
+    // packet, and then for the end, and between the two the other side may send a packet and leave.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;
@@ -144,7 +144,7 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     parcel.pidfd = Descriptor(fds[1]);
   }
   parcel.cut = (header.msg_flags & MSG_CTRUNC) != 0;
-  // Another layout of messages, or another program altogether.
+  // A message of another version, or of another program.
   if (length != static_cast<ssize_t>(sizeof parcel.message)) parcel.message.magic = 0;
   return Got::Parcel;
 }

@@ -26,9 +26,9 @@ struct Message {
   std::int32_t pid = 0;
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
-  cpu_set_t cores;  // where the rank may run
-  RankSet ranks;    // the missing ranks, or those that a failure is about
-  char text[2048];  // what went wrong
+  cpu_set_t cores;  // the cores of the rank
+  RankSet ranks;    // the missing ranks, or those that a failure blames
+  char text[2048];  // of a failure
 
   void set_text(std::string_view value) noexcept;
 };
@@ -37,18 +37,18 @@ struct Parcel {
   Message message;
   Descriptor segment;
   Descriptor pidfd;
-  bool cut = false;  // descriptors that were sent with it have not come: there was no room
+  bool cut = false;  // descriptors that were sent with it were dropped: this process has too many
 };
 
 Message make_message(Topic topic, int rank, int size);
 
-// A deadline and an interrupt, for everything that blocks here.
+// A deadline and an interrupt callback, for all calls that block here.
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);
   bool expired() const noexcept;
   double seconds() const noexcept { return seconds_; }
-  // Milliseconds for the next poll(), at most 100. Throws Interrupted.
+  // Return the milliseconds for the next poll(), at most 100. Throws Interrupted.
   int next_poll_ms() const;
 
  private:
@@ -57,7 +57,7 @@ class Clock {
   const std::function<bool()>& interrupt_;
 };
 
-// One connection between rank 0 and another rank: packets, each whole.
+// A connection between rank 0 and another rank. It transports whole packets.
 class Channel {
  public:
   Channel() = default;
@@ -66,10 +66,10 @@ class Channel {
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
 
-  // Waits for at most five seconds if the other end does not read. False if it is gone, too.
+  // Wait for at most five seconds if the other end does not read. Return false too if it is gone.
   bool send(const Message& message) noexcept;
   // The same with descriptors. The kernel refuses them if processes of this user have sent more
-  // than RLIMIT_NOFILE that are not received yet: retries for at most five seconds. Throws
+  // than RLIMIT_NOFILE that are not received yet: retry for at most five seconds. Throws
   // Interrupted.
   enum class Sent { Yes, Gone, TooManyDescriptors };
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);

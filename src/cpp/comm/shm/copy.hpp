@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copying blocks that are larger than what a core has of the caches.
+// Copies of blocks that are larger than the share of the caches that a core has.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace ngd::comm::shm {
 
-// From this size on a block is stored past the caches, which it would only flush, and its lines are
-// not read before they are written. 64 MiB of float32 from private memory, 2 ranks, AMD EPYC 9005
-// with 32 MiB of L3, least of two runs: all_gather 8.0 -> 6.4 ms, broadcast 5.8 -> 4.0 ms.
+// Blocks of this size and more are stored past the caches: they would only flush them. Their lines
+// are not read before they are written. 64 MiB of float32 from private memory, 2 ranks, AMD EPYC
+// 9005 with 32 MiB of L3, least of two runs: all_gather 8.0 -> 6.4 ms, broadcast 5.8 -> 4.0 ms.
 inline constexpr std::size_t kPastCaches = 8 << 20;
 
-// Copies a piece of a block of `block` bytes.
+// Copy a piece of a block of `block` bytes.
 inline void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t block) {
 #if defined(__SSE2__)
   if (block >= kPastCaches) {
@@ -31,14 +31,14 @@ inline void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes, 
         _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
     std::memcpy(to + at, from + at, bytes - at);
-    _mm_sfence();  // before the flag that says that it is there
+    _mm_sfence();  // before the flag is raised
     return;
   }
 #endif
   std::memcpy(to, from, bytes);
 }
 
-// Copies [0, bytes) but for a hole in it.
+// Copy [0, bytes) except for a hole.
 inline void copy_around(std::byte* to, const std::byte* from, std::size_t bytes,
                         std::size_t hole_begin, std::size_t hole_end) {
   std::memcpy(to, from, hole_begin);

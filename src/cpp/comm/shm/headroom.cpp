@@ -18,14 +18,14 @@ namespace {
 
 constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
-// A file with one number, or "max"; kNone where there is no such file.
+// Read a file with one number or "max". Return kNone if there is no such file.
 std::uint64_t number_in(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
   return file >> number ? number : kNone;
 }
 
-// The sum of some lines of a file of names and numbers.
+// Return the sum of some lines of a file of names and numbers.
 std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_view> names) {
   std::ifstream file(path);
   std::string name, rest;
@@ -35,7 +35,7 @@ std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_
   return sum;
 }
 
-// The names of a cgroup's files, by version.
+// The names of a cgroup's files in one version.
 struct FileNames {
   std::string limit, usage;
   std::initializer_list<std::string_view> reclaimable;

@@ -9,11 +9,11 @@ namespace ngd::comm::shm {
 
 namespace {
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kCommitStep = 1 << 20;  // a system call for each MiB at most
+constexpr std::size_t kCommitStep = 1 << 20;  // at most one system call per MiB
 }  // namespace
 
 std::uint64_t Heap::allocate(std::size_t bytes) {
-  // Whole pages for what is large, so that no two blocks share one.
+  // Large blocks have whole pages, so that no two of them share a page.
   const std::size_t unit = bytes >= kPage ? kPage : kLine;
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), unit);
   const auto fits = [&](const auto& hole) {
@@ -48,7 +48,7 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   return offset;
 }
 
-// Asks for no memory: what was used becomes the hole.
+// Asks for no memory: the node of `used_` moves to `free_`.
 void Heap::release(std::uint64_t offset) noexcept {
   auto block = used_.extract(offset);
   if (block.empty()) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared lane's allocator: first fit over offsets of my own segment. Its books are private
-// memory, so that no peer can corrupt them.
+// The allocator of the shared arena: first fit over offsets of this rank's own segment. Its tables
+// are private memory, so that no peer can corrupt them.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class Heap {
  private:
   Memory& memory_;
   std::size_t end_;
-  std::size_t committed_ = kHeapOffset;        // the pages below are there
-  std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes; no two adjoin
+  std::size_t committed_ = kHeapOffset;        // the end of the pages that are committed
+  std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes; no two are adjacent
   std::map<std::uint64_t, std::size_t> used_;
 };
 

@@ -30,7 +30,7 @@ class ProcessLiveness final : public Liveness {
     if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // readable from the moment of death
     if (!in_proc_[index]) return !has_pidfd;               // it is in another container
     const std::uint64_t start_time = start_time_of(peer.pid);
-    return start_time == kUntold ? !has_pidfd : start_time == peer.start_time;
+    return start_time == kUnknownStart ? !has_pidfd : start_time == peer.start_time;
   }
 
  private:
@@ -56,20 +56,21 @@ std::uint64_t start_time_of(std::int32_t pid) noexcept {
   char text[1024];
   std::snprintf(text, sizeof text, "/proc/%d/stat", pid);
   const Descriptor file(::open(text, O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return errno == ENOENT ? 0 : kUntold;
+  if (!file.valid()) return errno == ENOENT ? 0 : kUnknownStart;
   const ssize_t length = ::read(file.get(), text, sizeof text - 1);
-  if (length <= 0) return length < 0 && errno == ESRCH ? 0 : kUntold;
+  if (length <= 0) return length < 0 && errno == ESRCH ? 0 : kUnknownStart;
   text[length] = '\0';
   // The name, field 2, is in parentheses and may hold any character: read on from the last one.
   const char* field = std::strrchr(text, ')');
-  if (field == nullptr || field[1] == '\0') return kUntold;
+  if (field == nullptr || field[1] == '\0') return kUnknownStart;
   field += 2;  // field 3: the state
   if (*field == 'Z' || *field == 'X') return 0;
   for (int i = 4; i <= 22 && field != nullptr; ++i) {
     field = std::strchr(field, ' ');
     if (field != nullptr) ++field;
   }
-  return field == nullptr ? kUntold : std::strtoull(field, nullptr, 10);  // 22: the start time
+  return field == nullptr ? kUnknownStart
+                          : std::strtoull(field, nullptr, 10);  // 22: the start time
 }
 
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a rank still lives. A zombie is dead; kill(pid, 0) and a socket's end are no proof.
+// Finds out if a rank is still alive. A zombie is dead; kill(pid, 0) and the end of a socket prove
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +17,20 @@ class Liveness {
   virtual bool alive(int rank) noexcept = 0;
 };
 
-// A peer process: by its pidfd; where the kernel has none (before Linux 5.3), or somebody has
-// closed it, by its place in /proc, where the start time tells it from a later process of the same
-// number.
+// A peer process, identified by its pidfd. If the kernel has none (before Linux 5.3), or the
+// program has closed it, /proc identifies the process: the start time distinguishes it from a later
+// process with the same number.
 struct PeerProcess {
   KeptDescriptor pidfd;
   std::int32_t pid = 0;
   std::uint64_t start_time = 0;
 };
 
-Descriptor open_own_pidfd();  // invalid where the kernel has none
-// 0 = no such process, or a zombie; kUntold where /proc cannot be read.
+Descriptor open_own_pidfd();  // invalid if the kernel has none
+// Return 0 for a zombie or if there is no such process, kUnknownStart if /proc cannot be read.
 std::uint64_t start_time_of(std::int32_t pid) noexcept;
-inline constexpr std::uint64_t kUntold = ~std::uint64_t{0};
+inline constexpr std::uint64_t kUnknownStart = ~std::uint64_t{0};
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers);
-std::unique_ptr<Liveness> make_thread_liveness();  // threads of a living process all live
+std::unique_ptr<Liveness> make_thread_liveness();  // threads live as long as the process
 
 }  // namespace ngd::comm::shm

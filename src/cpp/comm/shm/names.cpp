@@ -28,14 +28,14 @@ Address address_of(const std::string& name) {
   return result;
 }
 
-// Who listens there.
+// Return the user that listens at an address.
 std::optional<uid_t> listener_at(const Address& address) {
   const Descriptor probe = open_socket();
   if (::connect(probe.get(), address.get(), address.length) != 0) return {};
   return peer_user(probe.get());
 }
 
-// One socket of the kernel's list.
+// Return one socket of the kernel's list.
 void note(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
   std::string_view name;
   std::optional<uid_t> user;
@@ -55,8 +55,8 @@ void note(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holde
     if (!holders[i] && addresses[i].name() == name.substr(1)) holders[i] = user;
 }
 
-// Who has bound the names and does not listen: the kernel's list of sockets tells (sock_diag(7)),
-// unless a sandbox keeps it to itself.
+// Find the users that have bound names and do not listen, in the kernel's list of sockets
+// (sock_diag(7)). A sandbox may hide the list.
 void ask_the_kernel(const std::vector<Address>& addresses, Holders& holders) {
   const Descriptor link(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
   if (!link.valid()) return;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kNode = "node";
 
-// The cores of "0-3,8", as the kernel writes them.
+// Return the cores of a list of the kernel, such as "0-3,8".
 cpu_set_t listed(const std::string& path) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -38,7 +38,7 @@ cpu_set_t listed(const std::string& path) {
   }
 }
 
-// Of "node3"; kNoNode for what else lies there.
+// Return 3 for "node3", and kNoNode for other names.
 int number_of(std::string_view name) {
   int number = kNoNode;
   if (!name.starts_with(kNode)) return kNoNode;
@@ -50,7 +50,7 @@ int number_of(std::string_view name) {
 }  // namespace
 
 int node_of(const cpu_set_t& cores, const std::string& folder) {
-  // Not with the standard library's iterator, which ends the process where there is no memory.
+  // The standard library's iterator ends the process if there is no memory.
   const auto close = [](DIR* open) { ::closedir(open); };
   const std::unique_ptr<DIR, decltype(close)> nodes(::opendir(folder.c_str()), close);
   if (nodes == nullptr || CPU_COUNT(&cores) == 0) return kNoNode;
@@ -72,8 +72,8 @@ int chosen_node(const cpu_set_t& cores, const std::string& folder) {
 
 Nodes nodes_of(const std::vector<int>& node_of_rank) {
   const Nodes one{1, static_cast<int>(node_of_rank.size())};
-  std::vector<int> nodes;  // of the blocks
-  std::size_t ranks = 0;   // in the first of them
+  std::vector<int> nodes;  // of each block of ranks
+  std::size_t ranks = 0;   // in the first block
   while (ranks < node_of_rank.size() && node_of_rank[ranks] == node_of_rank[0]) ++ranks;
   if (ranks < 2 || !std::has_single_bit(ranks) || node_of_rank.size() % ranks != 0) return one;
   for (std::size_t r = 0; r < node_of_rank.size(); ++r) {

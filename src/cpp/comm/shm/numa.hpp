@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory nodes: which one a rank runs on, and how the ranks of a group lie on them.
+// NUMA nodes: the node of a rank, and the nodes of a group.
 #pragma once
 
 #include <sched.h>
@@ -9,24 +9,24 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr int kNoNode = -1;  // several, or nobody knows, or nobody asks
-inline constexpr const char* kNodeFolder = "/sys/devices/system/node";  // where Linux lists them
+inline constexpr int kNoNode = -1;  // several nodes, not known, or NGD_NUMA_NODE turns nodes off
+inline constexpr const char* kNodeFolder = "/sys/devices/system/node";  // the folder of Linux
 
-// The memory node that has all of `cores`, or kNoNode.
+// Return the NUMA node that has all of `cores`, or kNoNode.
 int node_of(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// The node that this rank of these cores is on, as NGD_NUMA_NODE asks.
+// Return the node of a rank that runs on `cores`, or the node that NGD_NUMA_NODE sets.
 int chosen_node(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// `count` nodes of `ranks` consecutive ranks each; one node where there is nothing to be gained.
+// `count` nodes of `ranks` consecutive ranks each. One node if more would gain nothing.
 struct Nodes {
   int count = 1;
   int ranks = 1;
 };
 
-// How ranks lie, from the node of each. Several nodes only where each has the same number of ranks,
-// in one block, and that is a power of two above 1: then a node's tree of sums is a subtree of the
-// canonical one.
+// Return the nodes of a group from the node of each rank. There are several nodes only if each has
+// the same number of consecutive ranks, and that is a power of two above 1: then a node's tree of
+// sums is a subtree of the canonical one.
 Nodes nodes_of(const std::vector<int>& node_of_rank);
 
 }  // namespace ngd::comm::shm

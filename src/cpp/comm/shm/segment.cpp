@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kSmallest = std::size_t{256} << 20;
-// Other ranks take memory, too, between my look at what is left and my taking it: each a piece.
+// Other ranks allocate memory too, between the check of the headroom and the allocation. So each
+// rank allocates in pieces.
 constexpr std::size_t kPiece = std::size_t{4} << 20;
 constexpr std::size_t kReserve = std::size_t{16} << 20;
 #ifndef MADV_POPULATE_WRITE
@@ -85,9 +86,9 @@ class ProcessMemory final : public Memory {
   }
 
  private:
-  // Pages of a memfd that no process has mapped count for the cgroup, but for none of its
-  // processes: when it is full, the kernel kills somebody else, the launcher say, and nothing is
-  // freed. So they are mapped as they are made, and asked for only where there is room.
+  // Pages of a memfd that no process has mapped count for the cgroup, but not for one of its
+  // processes. If the cgroup is full, the kernel kills another process, such as the launcher, and
+  // frees nothing. So the pages are mapped as they are made, and only if there is enough memory.
   void commit_piece(std::size_t offset, std::size_t bytes) {
     const Headroom room = headroom();
     if (room.bytes < bytes + kReserve)
@@ -167,7 +168,7 @@ Descriptor create_segment(int size) {
 
 Mapping map_segment(const Descriptor& fd, int rank) {
   struct stat status{};
-  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1 of what is no memfd
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1 if it is not a memfd
   if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < kHeapOffset ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     fail_of({rank}, ErrorKind::Init, "ngd.init: expected rank ", rank,
@@ -197,7 +198,8 @@ void initialise_segment(Memory& memory, int rank, int size, int node) {
 
 void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
                   std::span<const int> ranks) noexcept {
-  const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
+  const std::string_view kept =
+      tail_of(message, kErrorBytes);  // the end of a traceback is the most useful part
   std::copy(kept.begin(), kept.end(), mine.error_text);
   mine.error_length = static_cast<std::uint32_t>(kept.size());
   mine.error_kind = static_cast<std::uint32_t>(kind);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel gives, owned.
+// Owners of file descriptors and mappings.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,6 @@
 
 namespace ngd::comm::shm {
 
-// Owns a file descriptor.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -28,9 +27,10 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Owns a descriptor for as long as a group lives. The program around us may close all that it does
-// not know, and its next file gets the number: so what stands behind the number is compared before
-// it is used, or closed. (Before Linux 6.9 pidfds cannot be told from eventfds and their like.)
+// A descriptor that is kept for the life of a group. The program may close all descriptors that it
+// does not know, and its next file gets the number. So the file of the number is compared before
+// the descriptor is used or closed. (Before Linux 6.9 pidfds cannot be distinguished from
+// eventfds.)
 class KeptDescriptor {
  public:
   KeptDescriptor() = default;
@@ -38,7 +38,7 @@ class KeptDescriptor {
   KeptDescriptor(KeptDescriptor&&) noexcept = default;
   KeptDescriptor& operator=(KeptDescriptor&&) = delete;
   ~KeptDescriptor();
-  int get() const noexcept;  // -1 where there was none, or where it is not ours any more
+  int get() const noexcept;  // -1 without a descriptor, or if the number is another file now
 
  private:
   Descriptor fd_;
@@ -46,7 +46,6 @@ class KeptDescriptor {
   std::uint64_t inode_ = 0;
 };
 
-// Owns a mapping.
 class Mapping {
  public:
   Mapping() = default;
@@ -68,6 +67,6 @@ class Mapping {
 };
 
 std::uint64_t now_ns() noexcept;    // CLOCK_MONOTONIC
-std::string error_text(int error);  // strerror, for messages, and what helps
+std::string error_text(int error);  // strerror, and the remedy, for messages
 
 }  // namespace ngd::comm::shm
