@@ -90,7 +90,7 @@ class Communicator {
     static_cast<void>(waited_seconds);
     wait(work, timeout_seconds);
   }
-  // The ranks that hold a work up.
+  // Return the ranks of the job that a work waits for.
   virtual std::vector<int> missing(Work work) const {
     static_cast<void>(work);
     return {};
@@ -171,8 +171,8 @@ class Communicator {
 
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;
-  // The same for an error: the peers raise its kind where that is between ranks. `ranks` are those
-  // that it names, by the numbers of this group's world.
+  // The same for an error: the peers raise its kind where that is between ranks. `ranks` are the
+  // ranks of the job that it names.
   virtual void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept {
     static_cast<void>(kind);
     static_cast<void>(ranks);
@@ -241,9 +241,11 @@ std::unique_ptr<Communicator> make_self_communicator();
 // The ranks of one host over shared memory. Rendezvous by `job_key`, equal on all ranks of a job
 // and on no other; see shm/bootstrap.hpp. Throws Init, CollectiveTimeout, Unsupported (not built).
 // `interrupt` is asked about ten times a second; true ends the rendezvous with Interrupted.
+// `job_ranks`: the number that errors use for each rank; empty: its rank.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
-                                                    const std::function<bool()>& interrupt = {});
+                                                    const std::function<bool()>& interrupt = {},
+                                                    const std::vector<int>& job_ranks = {});
 
 // MPI point-to-point under our own deadlines, over a duplicate of MPI_COMM_WORLD or of the
 // communicator whose MPI_Fint handle is given (-1 = world). Throws Init, Unsupported (not built).

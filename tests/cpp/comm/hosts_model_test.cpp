@@ -108,6 +108,9 @@ class RefusingGroup final : public Communicator {
   }
   bool is_over() const noexcept override { return group_->is_over(); }
   void abort(std::string_view why) noexcept override { group_->abort(why); }
+  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override {
+    group_->give_up(kind, why, ranks);
+  }
   void close() noexcept override { group_->close(); }
 
  private:
@@ -129,7 +132,7 @@ class Job {
       auto roster = std::make_shared<hierarchical::Roster>();
       for (int r = 0; r < size; ++r) roster->host_of.push_back(r / per_host);
       for (int r = 0; r < per_host; ++r) roster->here.push_back(host * per_host + r);
-      for (auto& local : shm::make_thread_ranks(per_host)) {
+      for (auto& local : shm::make_thread_ranks(per_host, {}, shm::JobRanks(roster->here))) {
         auto refusing = std::make_unique<RefusingGroup>(std::move(local));
         refusing_.push_back(refusing.get());
         const int rank = host * per_host + refusing->rank();
@@ -366,15 +369,21 @@ TEST(BetweenHosts, AFailureOverMpiFailsTheHostGroup) {
   }
 }
 
+// Return each rank's group of its host.
+std::vector<std::unique_ptr<Communicator>> split_into_hosts(Job& job, int per_host) {
+  std::vector<std::unique_ptr<Communicator>> hosts(static_cast<std::size_t>(job.size()));
+  for (const Outcome& outcome : run_ranks(job.ranks(), [&](Communicator& world) {
+         hosts[static_cast<std::size_t>(world.rank())] = world.split(world.rank() / per_host, 0);
+       }))
+    EXPECT_FALSE(outcome.kind) << outcome.message;
+  return hosts;
+}
+
 // The wait is inside shared memory when another thread of its rank finds the failure.
 TEST(BetweenHosts, AFailureOverMpiEndsAWaitInAGroupOfOneHost) {
   fake.oblige(true);
   Job job(2, 2);
-  std::vector<std::unique_ptr<Communicator>> hosts(4);
-  for (const Outcome& outcome : run_ranks(job.ranks(), [&](Communicator& world) {
-         hosts[static_cast<std::size_t>(world.rank())] = world.split(world.rank() / 2, 0);
-       }))
-    ASSERT_FALSE(outcome.kind) << outcome.message;
+  const auto hosts = split_into_hosts(job, 2);
   std::atomic<bool> waits{false};
   hosts[0]->set_interrupt([&] {  // called without the lock: the other thread can take it
     waits = true;
@@ -398,7 +407,47 @@ TEST(BetweenHosts, AFailureOverMpiEndsAWaitInAGroupOfOneHost) {
   EXPECT_TRUE(ended.kind);
   EXPECT_LT(seconds.count(), kWait / 2) << "the wait ended at its deadline";
   for (const auto& host : hosts) EXPECT_TRUE(host->is_over());
-  run_ranks(hosts, [](Communicator& host) { host.close(); });
+  for (const auto& host : hosts) host->close();
+}
+
+// Errors name ranks by their numbers in the job. The same words in a traceback are the user's.
+TEST(BetweenHosts, ATracebackThatNamesRanksIsNotEdited) {
+  fake.oblige(true);
+  constexpr std::string_view kTraceback = "ValueError: rank 007 matrix, rank 1 tensor, rank 3";
+  Job job(2, 2);
+  const auto hosts = split_into_hosts(job, 2);
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    if (world.rank() == 3) return hosts[3]->abort(kTraceback);
+    Communicator& group = world.rank() == 2 ? *hosts[2] : world;
+    group.wait(group.submit(barrier()), kWait);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(outcome.kind, ErrorKind::RemoteRank) << outcome.message;
+    EXPECT_NE(outcome.message.find(kTraceback), std::string::npos) << outcome.message;
+    EXPECT_NE(outcome.message.find("rank 3 failed"), std::string::npos) << outcome.message;
+  }
+}
+
+TEST(BetweenHosts, ACallSiteThatNamesRanksIsNotEdited) {
+  fake.oblige(true);
+  Job job(2, 2);
+  const auto hosts = split_into_hosts(job, 2);
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    if (world.rank() < 2) return;
+    Collective call = barrier();
+    if (world.rank() == 3) call.kind = Kind::AllGather;
+    call.site = "rank 1.py:7";
+    Communicator& group = *hosts[static_cast<std::size_t>(world.rank())];
+    group.wait(group.submit(call), kWait);
+  });
+  for (const std::size_t rank : {2u, 3u}) {
+    const std::string& message = outcomes[rank].message;
+    EXPECT_EQ(outcomes[rank].kind, ErrorKind::CollectiveMismatch) << message;
+    EXPECT_EQ(message.rfind("rank 2 and rank 3 called different collectives", 0), 0u) << message;
+    EXPECT_NE(message.find("  rank 2: barrier at rank 1.py:7"), std::string::npos) << message;
+    EXPECT_NE(message.find("at rank 1.py:7\n  rank 3: all_gather"), std::string::npos) << message;
+  }
 }
 
 }  // namespace

@@ -4,10 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cctype>
 #include <fstream>
 #include <map>
-#include <new>
 
 #include "base/config.hpp"
 #include "comm/hierarchical/local_group.hpp"
@@ -15,71 +13,6 @@
 #include "comm/mpi/process.hpp"
 
 namespace ngd::comm::hierarchical {
-
-namespace {
-
-constexpr char kElsewhere = '\x1f';  // before the number of a rank of another host
-
-// Replaces each number behind "rank ", and a mark before it, by what `name` makes of them.
-template <class Name>
-std::string replace_ranks(std::string_view text, Name&& name) {
-  static constexpr std::string_view kWord = "rank ";
-  std::string result;
-  std::size_t from = 0;
-  for (std::size_t at = 0; (at = text.find(kWord, from)) != std::string_view::npos;) {
-    std::size_t end = at + kWord.size();
-    result.append(text, from, end - from);
-    const bool marked = end < text.size() && text[end] == kElsewhere;
-    from = end += marked;
-    std::size_t number = 0;
-    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0)
-      number = number * 10 + static_cast<std::size_t>(text[end++] - '0');
-    if (end > from) result += name(number, marked);
-    from = end;
-  }
-  return result.append(text, from);
-}
-
-}  // namespace
-
-std::string renumbered(std::string_view text, const Roster& roster) {
-  std::string result = replace_ranks(text, [&](std::size_t number, bool marked) {
-    const bool here = !marked && number < roster.here.size();
-    return here ? std::to_string(roster.here[number]) : std::to_string(number);
-  });
-  std::erase(result, kElsewhere);  // of a text that was cut behind one
-  return result;
-}
-
-std::string numbered_here(std::string_view text, const Roster& roster) {
-  return replace_ranks(text, [&](std::size_t number, bool) {
-    const auto rank = std::find_if(roster.here.begin(), roster.here.end(), [&](int each) {
-      return static_cast<std::size_t>(each) == number;
-    });
-    return rank == roster.here.end() ? kElsewhere + std::to_string(number)
-                                     : std::to_string(rank - roster.here.begin());
-  });
-}
-
-int world_rank(int number, const Roster& roster) noexcept {
-  const auto here = static_cast<int>(roster.here.size());
-  return number < here ? roster.here[static_cast<std::size_t>(number)] : number - here;
-}
-
-int number_here(int world_rank, const Roster& roster) noexcept {
-  const auto at = std::find(roster.here.begin(), roster.here.end(), world_rank);
-  return static_cast<int>(at - roster.here.begin()) + (at == roster.here.end() ? world_rank : 0);
-}
-
-void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster& roster) noexcept {
-  try {
-    std::vector<int> ranks = failure.ranks;
-    for (int& rank : ranks) rank = number_here(rank, roster);
-    local.give_up(failure.kind, numbered_here(failure.text, roster), ranks);
-  } catch (const std::bad_alloc&) {
-    local.abort(failure.text);
-  }
-}
 
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept {
   if (!local || !mpi::left_to_mpi()) return;
@@ -131,10 +64,12 @@ Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
 
 Hosts::~Hosts() { release_or_keep(local_); }
 
-void Hosts::fail(const mpi::Failure& failure) noexcept { fail_on_host(*local_, failure, *roster_); }
+void Hosts::fail(const mpi::Failure& failure) noexcept {
+  local_->give_up(failure.kind, failure.text, failure.ranks);
+}
 
 std::unique_ptr<Communicator> Hosts::split_local(int color, int key) {
-  return with_world_ranks(*roster_, [&] { return local_->split(color, key); });
+  return local_->split(color, key);
 }
 
 std::unique_ptr<mpi::HostLayer> Hosts::for_split(const mpi::RankSet& group,
@@ -155,7 +90,7 @@ bool Hosts::is_local(const mpi::RankSet& group) const {
 }
 
 std::unique_ptr<Communicator> Hosts::take_local(std::shared_ptr<mpi::Family> family) {
-  return std::make_unique<LocalGroup>(std::move(family), roster_, std::move(local_));
+  return std::make_unique<LocalGroup>(std::move(family), std::move(local_));
 }
 
 std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& collective) {
@@ -180,7 +115,7 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
 
 std::optional<Work> Hosts::try_submit(const Collective& collective) {
   try {
-    return with_world_ranks(*roster_, [&] { return local_->submit(collective); });
+    return local_->submit(collective);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Busy) throw;
     return std::nullopt;
@@ -189,17 +124,11 @@ std::optional<Work> Hosts::try_submit(const Collective& collective) {
 
 bool Hosts::done(Work work) {
   try {
-    return with_world_ranks(*roster_, [&] { return local_->done(work); });
+    return local_->done(work);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Busy) throw;
     return false;
   }
-}
-
-std::vector<int> Hosts::missing(Work work) const {
-  std::vector<int> ranks = local_->missing(work);
-  for (int& rank : ranks) rank = roster_->here.at(static_cast<std::size_t>(rank));
-  return ranks;
 }
 
 int Hosts::number_here(int world_rank) const noexcept {

@@ -37,16 +37,6 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// "rank 1" of shared memory's messages becomes that rank's number in the world.
-std::string renumbered(std::string_view text, const Roster& roster);
-// The opposite, for a text that shared memory passes on. A rank of another host keeps its number,
-// with a mark before it.
-std::string numbered_here(std::string_view text, const Roster& roster);
-// The same two for a number. In shared memory a rank of another host comes after those of this host.
-int world_rank(int number, const Roster& roster) noexcept;
-int number_here(int world_rank, const Roster& roster) noexcept;
-// Fail a group of this host with a failure that names ranks of the world.
-void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster& roster) noexcept;
 // After a failure, keep shared memory mapped for good if MPI still uses it.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
@@ -94,7 +84,7 @@ class Hosts final : public mpi::HostLayer {
   // Return true if the work is known to be done; false also while another thread uses the local
   // communicator.
   [[nodiscard]] bool done(Work work);
-  std::vector<int> missing(Work work) const;  // world ranks
+  std::vector<int> missing(Work work) const { return local_->missing(work); }  // world ranks
 
  private:
   int number_here(int world_rank) const noexcept;  // in shared memory; -1 = on another host
@@ -115,17 +105,5 @@ class Hosts final : public mpi::HostLayer {
 // What this process calls its host: NGD_HOST; or where the kernel was booted and the network
 // namespace, beyond which its abstract sockets are not seen.
 std::string host_name();
-
-// Calls what may throw such a message.
-template <class Call>
-auto with_world_ranks(const Roster& roster, Call&& call) {
-  try {
-    return call();
-  } catch (const Error& error) {
-    std::vector<int> ranks = error.ranks();
-    for (int& rank : ranks) rank = world_rank(rank, roster);
-    throw Error(error.kind(), renumbered(error.what(), roster), std::move(ranks));
-  }
-}
 
 }  // namespace ngd::comm::hierarchical

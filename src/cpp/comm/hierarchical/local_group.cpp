@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "comm/hierarchical/hosts.hpp"
 #include "comm/messages.hpp"
 #include "comm/mpi/backoff.hpp"
 #include "comm/mpi/process.hpp"
@@ -23,9 +24,8 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at the other 
 
 }  // namespace
 
-LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
-                       std::unique_ptr<Communicator> inner)
-    : family_(std::move(family)), roster_(std::move(roster)), inner_(std::move(inner)) {
+LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner)
+    : family_(std::move(family)), inner_(std::move(inner)) {
   inner_->set_interrupt([this] { return ask(); });
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
@@ -42,7 +42,7 @@ auto LocalGroup::locked(const char* name, Call&& call) {
   held_ = &lock;
   const auto call_locked = [&] {
     if (family_->failed()) family_->throw_failure(name);
-    return with_world_ranks(*roster_, call);
+    return call();
   };
   return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
@@ -59,7 +59,7 @@ void LocalGroup::report(const FailureView& failure, const char* call) {
 }
 
 void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
-  fail_on_host(*inner_, failure, *roster_);
+  inner_->give_up(failure.kind, failure.text, failure.ranks);
 }
 
 // Shared memory asks, in a wait of its own, whether to go on.
@@ -116,7 +116,7 @@ bool LocalGroup::progress() noexcept {
 
 void LocalGroup::move_works() {
   for (std::size_t i = 0; i < in_flight_.size();) {
-    if (!with_world_ranks(*roster_, [&] { return inner_->done(in_flight_[i].work); })) {
+    if (!inner_->done(in_flight_[i].work)) {
       ++i;
       continue;
     }
@@ -137,7 +137,7 @@ bool LocalGroup::await(Work work, double seconds) {
   while (!alone) {
     const bool done = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) return false;  // the next round throws it, which has world ranks
+      if (family_->failed()) return false;  // the next round throws it
       alone = !family_->in_flight_beside(*this);
       return inner_->done(work);
     });
@@ -190,27 +190,10 @@ std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
   std::unique_ptr<Communicator> child =
       wait_inside("split", [&] { return inner_->split(color, key); });
   if (!child) return nullptr;
-  return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
+  return std::make_unique<LocalGroup>(family_, std::move(child));
 }
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
-
-SharedBlock LocalGroup::allocate(std::size_t bytes) {
-  return with_world_ranks(*roster_, [&] { return inner_->allocate(bytes); });
-}
-
-std::uint64_t LocalGroup::make_common(std::size_t bytes) {
-  return with_world_ranks(*roster_, [&] { return inner_->make_common(bytes); });
-}
-
-std::shared_ptr<void> LocalGroup::open_common(int maker, std::uint64_t number) {
-  return with_world_ranks(*roster_, [&] { return inner_->open_common(maker, number); });
-}
-
-std::unique_ptr<CopyOnWriteMapping> LocalGroup::map_common(int maker, std::uint64_t number,
-                                                           std::size_t bytes) {
-  return with_world_ranks(*roster_, [&] { return inner_->map_common(maker, number, bytes); });
-}
 
 // What MPI may still use is not given back.
 void LocalGroup::release(SharedBlock block) noexcept {
@@ -219,11 +202,7 @@ void LocalGroup::release(SharedBlock block) noexcept {
 
 // First on this host, which ends the wait of a thread that holds the lock.
 void LocalGroup::abort(std::string_view traceback) noexcept {
-  try {
-    inner_->abort(numbered_here(traceback, *roster_));
-  } catch (const std::bad_alloc&) {
-    inner_->abort(traceback);
-  }
+  inner_->abort(traceback);
   if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
   family_->fail(ErrorKind::RemoteRank, without_end(traceback), {});
@@ -237,7 +216,7 @@ void LocalGroup::watch(bool on) noexcept {
 
 void LocalGroup::expect_no_failure(const CallRecord&) {
   if (!watched()) return;
-  with_world_ranks(*roster_, [&] { inner_->check_peers(); });
+  inner_->check_peers();
 }
 
 // With the lock held. What a rank has said in another group, which the program needs, too.

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "comm/hierarchical/hosts.hpp"
 #include "comm/identity.hpp"
 #include "comm/mpi/family.hpp"
 
@@ -23,8 +22,7 @@ namespace ngd::comm::hierarchical {
 
 class LocalGroup final : public Communicator, private mpi::Member {
  public:
-  LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
-             std::unique_ptr<Communicator> inner);
+  LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner);
   ~LocalGroup() override;
 
   std::string_view name() const noexcept override { return inner_->name(); }
@@ -42,15 +40,19 @@ class LocalGroup final : public Communicator, private mpi::Member {
   const std::shared_ptr<Computations>& computations() const noexcept override {
     return inner_->computations();
   }
-  SharedBlock allocate(std::size_t bytes) override;
+  SharedBlock allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return inner_->has_common_memory(); }
   bool is_over() const noexcept override { return inner_->is_over() || family_->failed(); }
   bool in_child() const noexcept override { return mpi::in_forked_child(); }
-  std::uint64_t make_common(std::size_t bytes) override;
-  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
+  std::uint64_t make_common(std::size_t bytes) override { return inner_->make_common(bytes); }
+  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override {
+    return inner_->open_common(maker, number);
+  }
   std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
-                                                 std::size_t bytes) override;
+                                                 std::size_t bytes) override {
+    return inner_->map_common(maker, number, bytes);
+  }
   void watch(bool on) noexcept override;
   void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;
@@ -77,7 +79,6 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void report(const FailureView& failure, const char* call);
 
   const std::shared_ptr<mpi::Family> family_;
-  const std::shared_ptr<const Roster> roster_;
   std::unique_ptr<Communicator> inner_;
   std::vector<Submitted> in_flight_;
   Work waited_;

@@ -81,9 +81,8 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
   const auto local_size = static_cast<int>(roster.here.size());
   if (local_size == 1) return make_self_communicator();
   const std::string here = concat(key, roster.host_of[static_cast<std::size_t>(rank)]);
-  return with_world_ranks(roster, [&] {
-    return make_shm_communicator(here, local_rank, local_size, timeout_seconds, interrupt);
-  });
+  return make_shm_communicator(here, local_rank, local_size, timeout_seconds, interrupt,
+                               roster.here);
 }
 
 }  // namespace hierarchical

@@ -35,9 +35,6 @@ constexpr const char* kLateStart =
     "launcher's. \"ngd doctor\" under the same launcher checks the start. If the ranks are only "
     "slow, "
     "set NGD_TIMEOUT to more seconds.";
-constexpr const char* kOtherVersion =
-    "ngd.init: expected one version of ngd on all ranks; rank 0 runs another one. Install the same "
-    "version in the environment of each rank";
 
 // If the queue of connections is full, a rank waits until rank 0 reads it. So it gets in, however
 // many strangers connect without waiting.
@@ -72,8 +69,13 @@ ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : 
 // The part of the rendezvous that rank 0 and the other ranks have in common.
 class Rendezvous {
  public:
-  Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock)
-      : addresses_(addresses_of(job_key)), rank_(rank), size_(size), clock_(clock) {
+  Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock,
+             const JobRanks& job_ranks)
+      : addresses_(addresses_of(job_key)),
+        rank_(rank),
+        size_(size),
+        clock_(clock),
+        job_ranks_(job_ranks) {
     parcels_.resize(static_cast<std::size_t>(size));
     Parcel& mine = parcel(rank);
     mine.message = make_message(Topic::Hello, rank, size);
@@ -94,7 +96,7 @@ class Rendezvous {
       synchronise();
       // This reads the records of the other ranks.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
-                         Place{rank_, size_, size_ > parts.cores, checked});
+                         Place{rank_, size_, size_ > parts.cores, checked, job_ranks_});
       synchronise();
       return std::move(world);
     };
@@ -118,12 +120,13 @@ class Rendezvous {
     return ranks;
   }
   [[noreturn]] void fail_late(const std::vector<int>& who, const std::string& why = {}) const {
-    fail_of(who, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(who),
+    const std::vector<int> ranks = job_ranks_.of(who);
+    fail_of(ranks, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(ranks),
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
             kLateStart);
   }
   [[noreturn]] void fail_no_descriptors() const {
-    fail(ErrorKind::Init, "ngd.init: rank ", rank_, ": ", error_text(EMFILE));
+    fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[rank_], ": ", error_text(EMFILE));
   }
   // The limit of open descriptors of one process is also that of the descriptors that all processes
   // of the user have sent and not yet received.
@@ -132,24 +135,29 @@ class Rendezvous {
     ::getrlimit(RLIMIT_NOFILE, &limit);
     const auto messages = static_cast<rlim_t>(size_ - 1) * static_cast<rlim_t>(size_ - 1);
     fail(ErrorKind::Init, "ngd.init: expected room for the file descriptors that the ranks send ",
-         "to one another; got none on rank ", rank_,
+         "to one another; got none on rank ", job_ranks_[rank_],
          " for 5 s, because this user's processes have ",
          "more descriptors under way than RLIMIT_NOFILE allows (", limit.rlim_cur,
          "). Raise the limit before the ranks start (ulimit -n ",
          std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
   }
-  [[noreturn]] static void fail_lost(int rank) {
-    fail_of({rank}, ErrorKind::RankLost, "ngd.init: rank ", rank,
+  std::string other_version() const {
+    return concat("ngd.init: expected one version of ngd on all ranks; rank ", job_ranks_[0],
+                  " runs another one. Install the same version in the environment of each rank");
+  }
+  [[noreturn]] void fail_lost(int rank) const {
+    fail_of({job_ranks_[rank]}, ErrorKind::RankLost, "ngd.init: rank ", job_ranks_[rank],
             " has died or ended. Read its last output, and the line of the launcher about it");
   }
-  [[noreturn]] static void fail_relayed(const Message& failure) {
-    fail_of(ranks_of(failure.ranks), failure.error_kind, failure.text);
+  [[noreturn]] void fail_relayed(const Message& failure) const {
+    fail_of(job_ranks_.of(ranks_of(failure.ranks)), failure.error_kind, failure.text);
   }
 
   std::vector<Address> addresses_;
   int rank_;
   int size_;
   const Clock& clock_;
+  const JobRanks& job_ranks_;
   std::vector<Parcel> parcels_;
 
  private:
@@ -165,11 +173,14 @@ class Rendezvous {
     if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);
     Message failure = make_message(Topic::Failure, rank_, size_);
     failure.error_kind = kind_for_all(why.kind);
-    failure.ranks = set_of(why.ranks.empty() ? std::span<const int>(&rank_, 1) : why.ranks);
+    for (const int rank : why.ranks)
+      if (const int local = job_ranks_.local(rank); local >= 0 && local < kMaxRanks)
+        failure.ranks[static_cast<std::size_t>(local)] = true;
+    if (why.ranks.empty()) failure.ranks[static_cast<std::size_t>(rank_)] = true;
     char text[sizeof failure.text + 64];
     const int length = static_cast<int>(std::min(why.text.size(), sizeof failure.text));
     if (failure.error_kind != why.kind)
-      std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %.*s", rank_, length,
+      std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %.*s", job_ranks_[rank_], length,
                     why.text.data());
     failure.set_text(failure.error_kind != why.kind ? std::string_view(text) : why.text);
     notify(failure);
@@ -184,7 +195,7 @@ class Rendezvous {
     Assembly assembly;
     for (int r = 0; r < size_; ++r) {
       Parcel& each = parcel(r);
-      mappings.push_back(map_segment(each.segment, r));
+      mappings.push_back(map_segment(each.segment, job_ranks_[r]));
       segments.emplace_back(std::move(each.segment));
       peers.push_back(
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
@@ -370,14 +381,16 @@ class Host final : public Rendezvous {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
         message.topic != Topic::Hello || !hello.segment.valid())
-      return kOtherVersion;
+      return other_version();
     if (message.size != size_)
-      return concat("ngd.init: rank 0 was told that the job has ", size_, " ranks, rank ",
-                    message.rank, " that it has ", message.size);
+      return concat("ngd.init: rank ", job_ranks_[0], " was told that the job has ", size_,
+                    " ranks, rank ", job_ranks_[message.rank], " that it has ", message.size);
     if (message.rank <= 0 || message.rank >= size_)
-      return concat("ngd.init: rank ", message.rank, " is none of a job of ", size_, " ranks");
+      return concat("ngd.init: rank ", job_ranks_[message.rank], " is none of a job of ", size_,
+                    " ranks");
     if (has_come(message.rank))
-      return concat("ngd.init: rank ", message.rank, " is there already: another running job of ",
+      return concat("ngd.init: rank ", job_ranks_[message.rank],
+                    " is there already: another running job of ",
                     "this user has the same job key, or two ranks have the same number");
     return {};
   }
@@ -429,7 +442,7 @@ class Guest final : public Rendezvous {
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
-          fail(ErrorKind::Init, "ngd.init: no way to rank 0: ", others);
+          fail(ErrorKind::Init, "ngd.init: no way to rank ", job_ranks_[0], ": ", others);
         if (too_late) fail_late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
@@ -462,7 +475,8 @@ class Guest final : public Rendezvous {
     for (;;) {
       Parcel got;
       if (!receive(got))
-        fail(ErrorKind::Init, "ngd.init: rank 0 cannot be told anything: ", error_text(error));
+        fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[0],
+             " cannot be told anything: ", error_text(error));
     }
   }
 
@@ -488,7 +502,7 @@ class Guest final : public Rendezvous {
         break;
     }
     if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
-      fail(ErrorKind::Init, kOtherVersion);
+      fail(ErrorKind::Init, other_version());
     if (got.message.topic == Topic::Failure) {
       host_.close();  // it has failed itself
       fail_relayed(got.message);
@@ -503,10 +517,10 @@ class Guest final : public Rendezvous {
 
 std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
                                    double timeout_seconds, const std::function<bool()>& interrupt,
-                                   bool checked) {
+                                   bool checked, const JobRanks& job_ranks) {
   const Clock clock(timeout_seconds, interrupt);
-  if (rank == 0) return Host(job_key, rank, size, clock).run(checked);
-  return Guest(job_key, rank, size, clock).run(checked);
+  if (rank == 0) return Host(job_key, rank, size, clock, job_ranks).run(checked);
+  return Guest(job_key, rank, size, clock, job_ranks).run(checked);
 }
 
 }  // namespace ngd::comm::shm
@@ -515,13 +529,14 @@ namespace ngd::comm {
 
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
-                                                    const std::function<bool()>& interrupt) {
+                                                    const std::function<bool()>& interrupt,
+                                                    const std::vector<int>& job_ranks) {
   if (rank < 0 || rank >= size)
     fail(ErrorKind::Init, "ngd.init: rank ", rank, " is none of a job of ", size, " ranks");
   if (size > shm::kMaxRanks)
     fail(ErrorKind::Init, "ngd.init: expected at most ", shm::kMaxRanks, " ranks on one host; got ",
          size);
-  return shm::meet(job_key, rank, size, timeout_seconds, interrupt);
+  return shm::meet(job_key, rank, size, timeout_seconds, interrupt, true, shm::JobRanks(job_ranks));
 }
 
 }  // namespace ngd::comm

@@ -244,11 +244,11 @@ void add_counts(const Group& group, const TaskHead& task, int producer, Piece& p
       reinterpret_cast<const std::uint64_t*>(group.segment(producer).payload(task.sequence));
   const std::size_t element = size_of(task.dtype);
   if (counts[me] * element != piece.bytes)
-    fail_of({group.world(producer), group.world(me)}, ErrorKind::CollectiveMismatch,
+    fail_of({group.job_rank(producer), group.job_rank(me)}, ErrorKind::CollectiveMismatch,
             mismatch_of_counts(
                 group.where(),
-                {group.world(producer), comm::describe(group.call(task.sequence, producer))},
-                counts[me], {group.world(me), comm::describe(group.call(task.sequence, me))},
+                {group.job_rank(producer), comm::describe(group.call(task.sequence, producer))},
+                counts[me], {group.job_rank(me), comm::describe(group.call(task.sequence, me))},
                 piece.bytes / element));
   piece.source = ByteBlocks(counts, 0, element).begin(me);
 }

@@ -12,11 +12,11 @@ constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls abou
 }  // namespace
 
 Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place)
-    : place_(place),
+    : place_(std::move(place)),
       memory_(std::move(memory)),
       liveness_(std::move(liveness)),
-      heap_(*memory_, memory_->segment(place.rank).bytes()),
-      ladder_(place.crowded) {}
+      heap_(*memory_, memory_->segment(place_.rank).bytes()),
+      ladder_(place_.crowded) {}
 
 std::uint64_t Family::in_flight() const noexcept {
   std::uint64_t works = 0;
@@ -28,7 +28,7 @@ void Family::fail_with(ErrorKind kind, std::string_view message,
                        std::span<const int> ranks) noexcept {
   if (failed_ || in_child()) return;
   failed_ = true;
-  const int me = rank();
+  const int me = job_rank(rank());
   note_failure(record(), kind, message, ranks.empty() ? std::span(&me, 1) : ranks);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) wake(segment(r).record());
@@ -44,9 +44,9 @@ void Family::check_rank(int rank) const {
   if (rank == place_.rank || peer.state.load() != State::Failed) return;
   const auto kind = static_cast<ErrorKind>(peer.error_kind);
   const std::string text(error_text_of(peer));
-  const std::vector<int> blamed = ranks_of(peer.error_ranks);
+  const std::vector<int> blamed = error_ranks_of(peer);
   if (is_between_ranks(kind) || kind == ErrorKind::RemoteRank) fail_of(blamed, kind, text);
-  fail_of(blamed, ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
+  fail_of(blamed, ErrorKind::RemoteRank, "rank ", job_rank(rank), " failed: ", text);
 }
 
 bool Family::time_to_watch(std::uint64_t now) noexcept {

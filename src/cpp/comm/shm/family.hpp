@@ -15,6 +15,7 @@
 #include "base/error.hpp"
 #include "comm/fork_guard.hpp"
 #include "comm/shm/heap.hpp"
+#include "comm/shm/job_ranks.hpp"
 #include "comm/shm/liveness.hpp"
 #include "comm/shm/monitor.hpp"
 #include "comm/shm/segment.hpp"
@@ -43,6 +44,7 @@ struct Place {
   int size = 1;
   bool crowded = false;  // more ranks than cores
   bool checked = true;   // false: no fingerprints and no watch, to measure what they cost
+  JobRanks job_ranks;
 };
 
 class Family {
@@ -51,6 +53,8 @@ class Family {
 
   int rank() const noexcept { return place_.rank; }  // in the world
   int size() const noexcept { return place_.size; }
+  // The rank in the job of a rank of the world, for messages and errors.
+  int job_rank(int rank) const noexcept { return place_.job_ranks[rank]; }
   bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
   Liveness& liveness() noexcept { return *liveness_; }
@@ -71,7 +75,7 @@ class Family {
   }
   std::uint64_t in_flight() const noexcept;  // in all groups
 
-  // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the world that
+  // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the job that
   // the message blames; none means this rank. The first failure is kept. Asks for no memory.
   void fail_with(ErrorKind kind, std::string_view message,
                  std::span<const int> ranks = {}) noexcept;
@@ -80,7 +84,7 @@ class Family {
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
-  std::vector<int> blamed() const { return ranks_of(record().error_ranks); }
+  std::vector<int> blamed() const { return error_ranks_of(record()); }
   // Throws GroupClosed for a call of a group that is closed, or after a failure.
   [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
   // Throws the failure that a rank of the world has reported, if any.

@@ -49,7 +49,7 @@ Group::Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t&
 std::string Group::where() const {
   if (id_ == 0) return "";
   std::vector<int> ranks;
-  for (const Rank& each : ranks_) ranks.push_back(each.world);
+  for (const Rank& each : ranks_) ranks.push_back(each.job_rank);
   return concat(" in the group of ", list_ranks(ranks));
 }
 
@@ -86,7 +86,7 @@ bool Group::met(Need& need) {
 std::vector<int> Group::missing(const Need& need) const {
   std::vector<int> ranks;
   for (int r = need.first; r < need.last; ++r)
-    if (!has(need, r)) ranks.push_back(world(r));
+    if (!has(need, r)) ranks.push_back(job_rank(r));
   return ranks;
 }
 
@@ -96,14 +96,14 @@ void Group::compare(std::uint64_t sequence, int rank) const {
     return;
   if (agree(ours.call, theirs.call, held_)) return;
   const int first = std::min(rank, rank_), second = std::max(rank, rank_);
-  fail_of({world(first), world(second)}, ErrorKind::CollectiveMismatch,
+  fail_of({job_rank(first), job_rank(second)}, ErrorKind::CollectiveMismatch,
           difference(where(), size_, details_of(sequence, first), details_of(sequence, second)));
 }
 
 CallDetails Group::details_of(std::uint64_t sequence, int rank) const {
   const Segment& theirs = segment(rank);
   const Slot& slot = theirs.slot(sequence);
-  CallDetails details{world(rank), slot.call, program_text(theirs, slot),
+  CallDetails details{job_rank(rank), slot.call, program_text(theirs, slot),
                       layout_of(theirs, sequence)};
   if (slot.call.identity.counts_hash != 0)
     details.counts = reinterpret_cast<const std::uint64_t*>(theirs.payload(sequence));

@@ -31,10 +31,12 @@ struct Need {
 
 class Group {
  public:
-  // A rank: its segment with its control block of this group, and its rank in the world.
+  // A rank: its segment with its control block of this group, its rank in the world of this host,
+  // and its rank in the job.
   struct Rank {
     Segment segment;
     int world = 0;
+    int job_rank = 0;
   };
   // `moves` counts flags that this rank waited for and has seen. checked: fingerprints are
   // compared. held: what my programs compute; it outlives the group.
@@ -49,6 +51,8 @@ class Group {
     return ranks_[static_cast<std::size_t>(rank)].segment;
   }
   int world(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].world; }
+  // For messages and errors.
+  int job_rank(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].job_rank; }
   const Segment& mine() const noexcept { return segment(rank_); }
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }
   Control& control(int rank) const noexcept { return segment(rank).control(); }

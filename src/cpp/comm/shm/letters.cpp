@@ -109,7 +109,7 @@ Need Letters::need_of(std::uint64_t work) const noexcept {
 std::string Letters::describe(std::uint64_t work) const {
   const PendingLetter* pending = find(work);
   return pending == nullptr ? "send or recv"
-                            : comm::describe(call_of(*pending, group_.world(pending->peer)));
+                            : comm::describe(call_of(*pending, group_.job_rank(pending->peer)));
 }
 
 void Letters::raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept {
@@ -236,7 +236,7 @@ void Letters::check_letter(const PendingLetter& receive, const Letter& letter) c
   sent.count = letter.count;
   sent.tag = letter.tag;
   std::memcpy(sent.site, letter.site, sizeof sent.site);
-  const int mine = group_.world(group_.rank()), theirs = group_.world(receive.peer);
+  const int mine = group_.job_rank(group_.rank()), theirs = group_.job_rank(receive.peer);
   fail_of({theirs, mine}, ErrorKind::CollectiveMismatch,
           mismatch_of_pair(group_.where(), theirs, call_of(sent, mine), mine,
                            call_of(receive, theirs)));

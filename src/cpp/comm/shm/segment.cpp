@@ -166,12 +166,12 @@ Descriptor create_segment(int size) {
   return fd;
 }
 
-Mapping map_segment(const Descriptor& fd, int rank) {
+Mapping map_segment(const Descriptor& fd, int job_rank) {
   struct stat status{};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1 if it is not a memfd
   if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < kHeapOffset ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    fail_of({rank}, ErrorKind::Init, "ngd.init: expected rank ", rank,
+    fail_of({job_rank}, ErrorKind::Init, "ngd.init: expected rank ", job_rank,
             " to send a file descriptor of shared memory; got one of another file. Start the job "
             "again, with one version of ngd on all ranks");
   const auto bytes = static_cast<std::size_t>(status.st_size);
@@ -203,10 +203,17 @@ void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
   std::copy(kept.begin(), kept.end(), mine.error_text);
   mine.error_length = static_cast<std::uint32_t>(kept.size());
   mine.error_kind = static_cast<std::uint32_t>(kind);
-  mine.error_ranks = set_of(ranks);
+  const std::size_t num_ranks = std::min(ranks.size(), std::size(mine.error_ranks));
+  std::copy_n(ranks.begin(), num_ranks, mine.error_ranks);
+  mine.num_error_ranks = static_cast<std::uint32_t>(num_ranks);
   protocol_step();
   mine.state.store(State::Failed);
   protocol_step();
+}
+
+std::vector<int> error_ranks_of(const RankRecord& record) {
+  const auto num_ranks = std::min<std::size_t>(record.num_error_ranks, kMaxRanks);
+  return {record.error_ranks, record.error_ranks + num_ranks};
 }
 
 void note_wait(RankRecord& mine, std::string_view what) noexcept {

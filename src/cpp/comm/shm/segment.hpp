@@ -38,7 +38,7 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 8;
+inline constexpr std::uint32_t kLayoutVersion = 9;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
@@ -56,7 +56,7 @@ inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 enum class State : std::uint32_t { Unborn, Running, Failed };
 
-// Ranks of the world, in shared memory or in a message.
+// Ranks of the world in a message.
 using RankSet = std::bitset<kMaxRanks>;
 RankSet set_of(std::span<const int> ranks) noexcept;
 std::vector<int> ranks_of(const RankSet& set);
@@ -75,7 +75,8 @@ struct RankRecord {
   alignas(kLine) std::atomic<State> state;
   std::uint32_t error_kind;
   std::uint32_t error_length;
-  RankSet error_ranks;
+  std::uint32_t num_error_ranks;
+  std::int32_t error_ranks[kMaxRanks];  // of the job
 
   // Sleep (wait.hpp).
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
@@ -205,8 +206,9 @@ class Memory {
 // OutOfMemory.
 Descriptor create_segment(int size);
 
-// Map the segment of a rank, which create_segment made in its process. Throws Init, OutOfMemory.
-Mapping map_segment(const Descriptor& fd, int rank);
+// Map the segment of a rank of the job, which create_segment made in its process. Throws Init,
+// OutOfMemory.
+Mapping map_segment(const Descriptor& fd, int job_rank);
 
 // Commit all of this rank's own segment but the heap, and write the record. The segment is zeroed.
 void initialise_segment(Memory& memory, int rank, int size, int node);
@@ -224,6 +226,8 @@ std::string noted_wait(const RankRecord& record);
 inline std::string_view error_text_of(const RankRecord& record) noexcept {
   return {record.error_text, std::min<std::size_t>(record.error_length, kErrorBytes)};
 }
+// Return the ranks that the failure of a rank blames.
+std::vector<int> error_ranks_of(const RankRecord& record);
 
 // Return the memory of ranks that are processes: mappings and memfds by rank.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,

@@ -46,9 +46,17 @@ void ShmCommunicator::check_not_child() const {
 Work ShmCommunicator::submit(const Collective& collective) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable([&] { return describe(collective); });
+  check_usable([&] { return describe_call(collective); });
   validate(collective, group_.rank(), group_.size());
   return submit_inside(collective);
+}
+
+// Return the name of a call that is refused. The peer of a send or a receive is a rank of the job.
+std::string ShmCommunicator::describe_call(Collective collective) const {
+  const bool has_peer = between_two(collective.kind) && collective.root >= 0;
+  if (has_peer && collective.root < group_.size())
+    collective.root = group_.job_rank(collective.root);
+  return describe(collective);
 }
 
 Work ShmCommunicator::submit_inside(const Collective& collective) {
@@ -144,8 +152,9 @@ void ShmCommunicator::abort(std::string_view traceback) noexcept {
   const Locked locked(family_->monitor(), family_->record());
   char text[kErrorBytes];
   const std::string_view kept = tail_of(without_end(traceback), sizeof text - 64);
-  const int length = std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->rank(),
-                                   static_cast<int>(kept.size()), kept.data());
+  const int length =
+      std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->job_rank(family_->rank()),
+                    static_cast<int>(kept.size()), kept.data());
   if (!group_.is_closed())
     family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
@@ -229,7 +238,8 @@ std::unique_ptr<CopyOnWriteMapping> ShmCommunicator::map_common(int maker, std::
   check_not_child();
   const int fd = family_->memory().descriptor(group_.world(maker));
   if (fd < 0)
-    fail(ErrorKind::Unsupported, "expected the descriptor of the shared memory of rank ", maker,
+    fail(ErrorKind::Unsupported, "expected the descriptor of the shared memory of rank ",
+         group_.job_rank(maker),
          ", which this process has had since ngd.init(); got a closed one. Do not close "
          "descriptors that your program has not opened");
   return std::make_unique<CopyOnWriteMapping>(fd, number + sizeof(Common), bytes);
@@ -239,7 +249,8 @@ std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place) {
   const auto family = std::make_shared<Family>(std::move(memory), std::move(liveness), place);
   std::vector<Group::Rank> ranks;
-  for (int r = 0; r < place.size; ++r) ranks.push_back({family->segment(r), r});
+  for (int r = 0; r < place.size; ++r)
+    ranks.push_back({family->segment(r), r, family->job_rank(r)});
   return std::make_unique<ShmCommunicator>(family, std::move(ranks), place.rank, 0);
 }
 

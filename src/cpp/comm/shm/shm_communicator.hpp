@@ -80,6 +80,7 @@ class ShmCommunicator final : public Communicator, private Member {
     if (family_->failed() || group_.is_closed() || family_->closed()) [[unlikely]]
       family_->refuse(call(), group_.is_closed());
   }
+  std::string describe_call(Collective collective) const;
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, Deadline deadline);
 
@@ -113,8 +114,9 @@ class ShmCommunicator final : public Communicator, private Member {
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place);
 
-// Ranks that are threads of this process, each on the NUMA node that is given: for tests.
+// Ranks that are threads of this process, for tests. `nodes`: the NUMA node of each.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
-                                                             const std::vector<int>& nodes = {});
+                                                             const std::vector<int>& nodes = {},
+                                                             const JobRanks& job_ranks = {});
 
 }  // namespace ngd::comm::shm

@@ -55,7 +55,8 @@ std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
     if (each.color < 0 || each.control != kPrivate) continue;
     if (mine.control != kPrivate) family_->heap().release(mine.control);
     if (r == group_.rank()) std::rethrow_exception(refusal);
-    fail(ErrorKind::OutOfMemory, "split(): rank ", group_.world(r), " has no memory for a group");
+    fail(ErrorKind::OutOfMemory, "split(): rank ", group_.job_rank(r),
+         " has no memory for a group");
   }
   if (color < 0) return nullptr;
   // The peers have the group now: if this rank cannot make it, the failure must reach them.
@@ -78,7 +79,8 @@ std::unique_ptr<Communicator> ShmCommunicator::make_group(const std::vector<Tick
     const int world = group_.world(r);
     const Segment segment = family_->segment(world);
     const std::uint64_t control = tickets[static_cast<std::size_t>(r)].control;
-    members.push_back({Segment(segment.base(), segment.bytes(), control), world});
+    members.push_back(
+        {Segment(segment.base(), segment.bytes(), control), world, family_->job_rank(world)});
   }
   return std::make_unique<ShmCommunicator>(family_, std::move(members), my_rank, id);
 }

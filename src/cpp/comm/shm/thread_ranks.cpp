@@ -27,7 +27,8 @@ class ThreadMemory final : public Memory {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
-                                                             const std::vector<int>& nodes) {
+                                                             const std::vector<int>& nodes,
+                                                             const JobRanks& job_ranks) {
   const std::size_t bytes = static_cast<std::size_t>(size) * kSegmentBytes;
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -41,8 +42,9 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
   }
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank)
-    ranks.push_back(make_world(std::make_unique<ThreadMemory>(mapping), make_thread_liveness(),
-                               Place{rank, size, size > device::available_cores()}));
+    ranks.push_back(
+        make_world(std::make_unique<ThreadMemory>(mapping), make_thread_liveness(),
+                   Place{rank, size, size > device::available_cores(), true, job_ranks}));
   return ranks;
 }
 

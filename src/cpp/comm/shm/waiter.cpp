@@ -142,17 +142,17 @@ void Waiter::look_at_peers(Work work) {
   const Need need = works_.need_of(work);
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
-    const int world = group_.world(r);
+    const int rank = group_.job_rank(r);
     const bool has_left = group_.control(r).left.load() != 0;
-    if (!has_left && (!may_watch || family_.liveness().alive(world))) continue;
+    if (!has_left && (!may_watch || family_.liveness().alive(group_.world(r)))) continue;
     const std::uint64_t moves = family_.moves();
     family_.progress();
     if (moves != family_.moves() || group_.has(need, r))
       return;               // it raised its last flag before its end
     member_.check_peers();  // and reported its failure before its end
     const std::string call = works_.describe_need(need);
-    if (has_left) fail_of({world}, ErrorKind::RankLost, rank_left(call, world, group_.id() == 0));
-    fail_of({world}, ErrorKind::RankLost, rank_died(call, world, group_.record(r).pid));
+    if (has_left) fail_of({rank}, ErrorKind::RankLost, rank_left(call, rank, group_.id() == 0));
+    fail_of({rank}, ErrorKind::RankLost, rank_died(call, rank, group_.record(r).pid));
   }
 }
 
@@ -172,20 +172,21 @@ void Waiter::throw_if_late(const Need& need, double seconds) const {
   const bool has_arrived = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
   std::vector<std::string> facts;
   bool is_in_other_call = false;
+  int pid = 0;
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
+    pid = group_.record(r).pid;
     const std::string wait = has_arrived ? "" : noted_wait(group_.record(r));
     is_in_other_call |= !wait.empty();
-    facts.push_back(concat("rank ", group_.world(r), " (process ", group_.record(r).pid, ") ",
+    facts.push_back(concat("rank ", group_.job_rank(r), " (process ", pid, ") ",
                            has_arrived    ? "takes part in the call"
                            : wait.empty() ? last_call_of(r)
                                           : "waits in " + wait,
                            "."));
   }
-  const int pid = missing.size() == 1 ? family_.segment(missing.front()).record().pid : 0;
   fail_of(missing, ErrorKind::CollectiveTimeout,
           late(works_.describe_need(need), missing, has_arrived, seconds, facts,
-               late_advice(is_in_other_call, pid)));
+               late_advice(is_in_other_call, missing.size() == 1 ? pid : 0)));
 }
 
 // Describe the last call of a rank that is in no collective. Calls of ngd.init() are not the

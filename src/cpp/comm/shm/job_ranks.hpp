@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of this host have numbers from 0 in shared memory. In a job on several hosts they have
+// other numbers in the job, and errors name these: a message is written once, where the failure is
+// found, and is never edited.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace ngd::comm::shm {
+
+class JobRanks {
+ public:
+  JobRanks() = default;  // the job has no other ranks
+  explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
+
+  // Return the rank in the job of a rank of this host. Another number, which a stranger may send,
+  // is returned as it is.
+  int operator[](int rank) const noexcept {
+    const bool is_known = rank >= 0 && rank < static_cast<int>(by_rank_.size());
+    return is_known ? by_rank_[static_cast<std::size_t>(rank)] : rank;
+  }
+  // Return the rank on this host of a rank of the job, or -1.
+  int local(int job_rank) const noexcept {
+    if (by_rank_.empty()) return job_rank;
+    const auto found = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
+    return found == by_rank_.end() ? -1 : static_cast<int>(found - by_rank_.begin());
+  }
+  std::vector<int> of(std::vector<int> ranks) const {
+    for (int& rank : ranks) rank = (*this)[rank];
+    return ranks;
+  }
+
+ private:
+  std::vector<int> by_rank_;
+};
+
+}  // namespace ngd::comm::shm
