@@ -12,6 +12,7 @@
 #include "comm/grouped.hpp"
 #include "comm/layout.hpp"
 #include "comm/mark.hpp"
+#include "comm/retry.hpp"
 #include "device/device.hpp"
 #include "device/threads.hpp"
 #include "kernels/kernel.hpp"

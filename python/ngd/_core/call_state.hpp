@@ -13,6 +13,7 @@
 #include "comm/communicator.hpp"
 #include "comm/grouped.hpp"
 #include "comm/layout.hpp"
+#include "comm/retry.hpp"
 
 struct CallState {
   using Communicator = ngd::comm::Communicator;
@@ -37,14 +38,18 @@ struct CallState {
     if (is_list)
       grouped = std::make_unique<ngd::comm::Grouped>(group, collective, arrays);
     else
-      work = follows ? group.submit_next(collective, timeout_seconds) : group.submit(collective);
+      work = follows ? ngd::comm::submit_retrying(group, collective, timeout_seconds)
+                     : group.submit(collective);
   }
   void wait(Communicator& group, double timeout_seconds) {
     grouped ? grouped->wait(timeout_seconds) : group.wait(work, timeout_seconds);
   }
   // The same right after submit(): never Busy.
   void finish(Communicator& group, double timeout_seconds) {
-    grouped ? grouped->finish(timeout_seconds) : group.finish(work, timeout_seconds);
+    if (grouped)
+      grouped->wait_retrying(timeout_seconds);
+    else
+      ngd::comm::wait_retrying(group, work, timeout_seconds);
   }
   bool wait_for(Communicator& group, double seconds) {
     return grouped ? grouped->wait_for(seconds) : group.wait_for(work, seconds);

@@ -98,7 +98,7 @@ cdef class Communicator:
     @property
     def has_common_memory(self) -> bool:
         """True if the ranks can have memory in common."""
-        return self.communicator.get().has_common_memory()
+        return self.communicator.get().common_memory() != NULL
 
     @property
     def is_over(self) -> bool:
@@ -116,7 +116,7 @@ cdef class Communicator:
         """Make memory for all ranks of the group, and return its number for open_common."""
         cdef uint64_t number
         with nogil:  # a system call per MiB
-            number = self.communicator.get().make_common(nbytes)
+            number = common_memory_of(dereference(self.communicator)).make_common(nbytes)
         return number
 
     def open_common(self, int maker, uint64_t number, size_t nbytes) -> CommonMemory:
@@ -124,13 +124,13 @@ cdef class Communicator:
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
         result.maker, result.number, result.nbytes = maker, number, nbytes
         with nogil:
-            result.memory = self.communicator.get().open_common(maker, number)
+            result.memory = common_memory_of(dereference(self.communicator)).open_common(maker, number)
         return result
 
     def map_privately(self, CommonMemory common not None) -> None:
         """Map memory that this group has opened a second time, copy on write."""
         if common.mapping.get() == NULL:
-            common.mapping = self.communicator.get().map_common(
+            common.mapping = common_memory_of(dereference(self.communicator)).map_common(
                 common.maker, common.number, common.nbytes
             )
 
@@ -160,8 +160,8 @@ cdef class Communicator:
         cdef cbool follows = self.scope is not None and self.scope.has_submitted
         with nogil:
             if follows:
-                result.communicator = self.communicator.get().split_next(
-                    color, key, self.timeout
+                result.communicator = split_retrying(
+                    dereference(self.communicator), color, key, self.timeout
                 )
             else:
                 result.communicator = self.communicator.get().split(color, key)

@@ -182,6 +182,11 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void* data()
         vector[CppRange] copied() except +ngd_raise_python_error
         void discard()
+    cppclass CppCommonMemory "ngd::comm::CommonMemory":
+        uint64_t make_common(size_t nbytes) except +ngd_raise_python_error
+        shared_ptr[void] open_common(int maker, uint64_t number) except +ngd_raise_python_error
+        unique_ptr[CppCopyOnWriteMapping] map_common(int maker, uint64_t number, size_t nbytes) \
+            except +ngd_raise_python_error
     cppclass CppCommunicator "ngd::comm::Communicator":
         string_view name()
         int rank()
@@ -189,20 +194,18 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         int local_rank()
         int local_size()
         unique_ptr[CppCommunicator] split(int color, int key) except +ngd_raise_python_error
-        unique_ptr[CppCommunicator] split_next(int color, int key, double timeout_seconds) \
-            except +ngd_raise_python_error
         vector[CallStats] stats() except +ngd_raise_python_error
         const shared_ptr[Computations]& computations()
-        cbool has_common_memory()
+        CppCommonMemory* common_memory()
         cbool is_over()
         cbool in_child()
-        uint64_t make_common(size_t nbytes) except +ngd_raise_python_error
-        shared_ptr[void] open_common(int maker, uint64_t number) except +ngd_raise_python_error
-        unique_ptr[CppCopyOnWriteMapping] map_common(int maker, uint64_t number, size_t nbytes) \
-            except +ngd_raise_python_error
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)
+    CppCommonMemory& common_memory_of(CppCommunicator& group) except +ngd_raise_python_error
+    unique_ptr[CppCommunicator] split_retrying(
+        CppCommunicator& group, int color, int key, double timeout_seconds
+    ) except +ngd_raise_python_error
     cppclass Tensor:
         DType dtype
         uint64_t count

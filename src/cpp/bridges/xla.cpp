@@ -22,6 +22,7 @@
 #include "base/error.hpp"
 #include "bridges/xla_ffi.hpp"
 #include "comm/collective.hpp"
+#include "comm/retry.hpp"
 
 namespace ngd::bridges {
 
@@ -152,7 +153,8 @@ void read(const XLA_FFI_CallFrame& call, Request& request) {
 void run(const Request& request) {
   const double timeout_seconds = config::timeout_seconds();
   comm::Communicator& group = *request.group;
-  group.finish(group.submit_next(request.collective, timeout_seconds), timeout_seconds);
+  const comm::Work work = comm::submit_retrying(group, request.collective, timeout_seconds);
+  comm::wait_retrying(group, work, timeout_seconds);
   if (request.collective.kind == comm::Kind::Send)
     std::memset(request.result.data, 0, size_of(request.collective.dtype));
   if (request.next_token.data != request.token.data)

@@ -8,6 +8,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "comm/retry.hpp"
 
 namespace ngd::comm {
 
@@ -133,9 +134,9 @@ void Grouped::start(Pack& pack) {
       to += bytes_of(tensor);
     }
   }
-  const auto submit = [&] { return communicator_.submit(pattern_); };
   const bool is_first = &pack == &packs_.front();
-  pack.work = is_first ? submit() : communicator_.in_turn(config::timeout_seconds(), submit);
+  pack.work = is_first ? communicator_.submit(pattern_)
+                       : submit_retrying(communicator_, pattern_, config::timeout_seconds());
 }
 
 void Grouped::unpack(Pack& pack) {
@@ -148,15 +149,25 @@ void Grouped::unpack(Pack& pack) {
   pack.block.reset();
 }
 
-void Grouped::wait(double timeout_seconds) {
+template <class Limits>
+Progress Grouped::try_wait(Limits&& limits) {
   for (; finished_ < packs_.size(); ++finished_) {
-    communicator_.wait(packs_[finished_].work, timeout_seconds);
+    const Progress progress = communicator_.try_wait(packs_[finished_].work, limits());
+    if (progress != Progress::Done) return progress;
     unpack(packs_[finished_]);
   }
+  return Progress::Done;
 }
 
-void Grouped::finish(double timeout_seconds) {
-  communicator_.in_turn(timeout_seconds, [&] { wait(timeout_seconds); });
+void Grouped::wait(double timeout_seconds) {
+  const auto limits = [&] { return WaitLimits{timeout_seconds}; };
+  if (try_wait(limits) == Progress::Busy) throw_busy();
+}
+
+void Grouped::wait_retrying(double timeout_seconds) {
+  const auto limits = [&] { return WaitLimits{timeout_seconds}; };
+  static_cast<void>(
+      retry_while_busy(communicator_, timeout_seconds, [&] { return try_wait(limits); }));
 }
 
 bool Grouped::wait_for(double seconds) {
@@ -164,12 +175,12 @@ bool Grouped::wait_for(double seconds) {
   const Clock::time_point end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(std::min(seconds, 1e9)));
-  for (; finished_ < packs_.size(); ++finished_) {
+  const Progress progress = try_wait([&] {
     const double left = std::chrono::duration<double>(end - Clock::now()).count();
-    if (!communicator_.wait_for(packs_[finished_].work, std::max(left, 0.0))) return false;
-    unpack(packs_[finished_]);
-  }
-  return true;
+    return WaitLimits::patience(std::max(left, 0.0));
+  });
+  if (progress == Progress::Busy) throw_busy();
+  return progress == Progress::Done;
 }
 
 }  // namespace ngd::comm

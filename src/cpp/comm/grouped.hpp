@@ -33,9 +33,9 @@ class Grouped {
           const std::vector<Tensor>& tensors);
   ~Grouped();
 
-  void wait(double timeout_seconds);
-  void finish(double timeout_seconds);  // the same for who has just started it: never Busy
-  bool wait_for(double seconds);        // false where that was not enough
+  void wait(double timeout_seconds);           // throws Busy
+  void wait_retrying(double timeout_seconds);  // for a caller that has just started it
+  bool wait_for(double seconds);               // false if that was not enough; throws Busy
 
  private:
   struct Pack {
@@ -49,6 +49,9 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
+  // limits() returns the limits of the next wait.
+  template <class Limits>
+  Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);
 
   Communicator& communicator_;

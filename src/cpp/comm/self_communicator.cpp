@@ -17,13 +17,9 @@ namespace {
 
 class SelfCommunicator final : public Communicator {
  public:
-  std::string_view name() const noexcept override { return "self"; }
-  int rank() const noexcept override { return 0; }
-  int size() const noexcept override { return 1; }
-  int local_rank() const noexcept override { return 0; }
-  int local_size() const noexcept override { return 1; }
+  SelfCommunicator() : Communicator({"self"}) {}
 
-  Work submit(const Collective& collective) override {
+  std::optional<Work> try_submit(const Collective& collective) override {
     check_open([&] { return describe(collective); });
     validate(collective, 0, 1);
     const std::uint64_t elements = destination_elements(collective, 0, 1);
@@ -35,18 +31,12 @@ class SelfCommunicator final : public Communicator {
     return Work{++submitted_};
   }
 
-  void wait(Work, double) override {
+  Progress try_wait(Work, const WaitLimits&) override {
     check_open([] { return "wait"; });
+    return Progress::Done;
   }
 
-  bool done(Work) override {
-    check_open([] { return "wait"; });
-    return true;
-  }
-
-  bool wait_for(Work work, double) override { return done(work); }
-
-  std::unique_ptr<Communicator> split(int color, int) override {
+  std::optional<std::unique_ptr<Communicator>> try_split(int color, int) override {
     check_open([] { return "split"; });
     return color < 0 ? nullptr : std::make_unique<SelfCommunicator>();
   }
@@ -56,7 +46,9 @@ class SelfCommunicator final : public Communicator {
   }
   void release(SharedBlock block) noexcept override { device::cpu().release(block.data); }
 
-  void abort(std::string_view traceback) noexcept override { close_with(without_end(traceback)); }
+  void give_up(ErrorKind, std::string_view why, std::span<const int>) noexcept override {
+    close_with(why);
+  }
   void close() noexcept override { close_with(""); }
 
  private:

@@ -267,8 +267,7 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   const PendingCollectives::Run pending_run(*collectives_);
   notify_on_failure([&] { run_to_the_end(inputs, outputs); },
                     [&](const FailureView& failure) {
-                      if (collectives_->has_submitted() || failure.kind != ErrorKind::Busy)
-                        collectives_->abort(failure.text);
+                      if (!collectives_->was_refused()) collectives_->abort(failure.text);
                       drain();
                     });
   variables_touched_ = false;

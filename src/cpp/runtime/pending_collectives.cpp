@@ -3,11 +3,13 @@
 
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "comm/retry.hpp"
 
 namespace ngd::runtime {
 
@@ -104,7 +106,7 @@ void PendingCollectives::add_staging(PendingCollective& pending, std::size_t ope
 void PendingCollectives::begin() noexcept {
   started_.clear();
   submitted_ = 0;
-  has_submitted_ = false;
+  has_submitted_ = was_refused_ = false;
   watch(true);
 }
 
@@ -152,15 +154,22 @@ void PendingCollectives::submit_started(bool all) {
 }
 
 void PendingCollectives::submit(PendingCollective& pending) {
-  const auto call = [&] { return pending.communicator->submit(pending.collective); };
-  pending.work = has_submitted_ ? pending.communicator->in_turn(timeout_seconds_, call) : call();
+  comm::Communicator& group = *pending.communicator;
+  if (has_submitted_) {
+    pending.work = comm::submit_retrying(group, pending.collective, timeout_seconds_);
+    return;
+  }
+  const std::optional<comm::Work> work = group.try_submit(pending.collective);
+  was_refused_ = !work;
+  if (was_refused_) comm::throw_busy();
+  pending.work = *work;
   has_submitted_ = true;
 }
 
 void PendingCollectives::wait(PendingCollective& pending) {
   // Submit all: a peer may need a later collective first.
   if (is_asynchronous_) submit_started(true);
-  pending.communicator->finish(pending.work, timeout_seconds_);
+  comm::wait_retrying(*pending.communicator, pending.work, timeout_seconds_);
   if (pending.is_staged) {
     if (pending.bytes_to_clear > 0)
       std::memset(pending.destination.data(), 0, pending.bytes_to_clear);

@@ -63,8 +63,9 @@ class PendingCollectives {
    private:
     PendingCollectives& collectives_;
   };
-  // Return true if a collective of this run was submitted.
-  bool has_submitted() const noexcept { return has_submitted_; }
+  // Return true if the first collective of this run was refused, because another thread uses its
+  // group. Then the run has had no effect on other ranks.
+  bool was_refused() const noexcept { return was_refused_; }
   // Device pointers. Throws what the communicator throws.
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
@@ -94,6 +95,7 @@ class PendingCollectives {
   std::vector<PendingCollective*> started_;
   std::size_t submitted_ = 0;
   bool has_submitted_ = false;
+  bool was_refused_ = false;
   // Copies operands to the host. Last, because its destructor waits for the copies.
   std::unique_ptr<device::Queue> staging_queue_;
 };

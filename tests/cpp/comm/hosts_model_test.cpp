@@ -65,7 +65,8 @@ namespace {
 class RefusingGroup final : public Communicator {
  public:
   enum class Refuses { Nothing, Everything, One };
-  explicit RefusingGroup(std::unique_ptr<Communicator> group) : group_(std::move(group)) {}
+  explicit RefusingGroup(std::unique_ptr<Communicator> group)
+      : Communicator(group->membership()), group_(std::move(group)) {}
 
   void refuse(Refuses what, int number = -1) {
     refuses_ = what;
@@ -75,31 +76,25 @@ class RefusingGroup final : public Communicator {
   }
   int submitted() const { return submitted_; }
 
-  std::string_view name() const noexcept override { return group_->name(); }
-  int rank() const noexcept override { return group_->rank(); }
-  int size() const noexcept override { return group_->size(); }
-  int local_rank() const noexcept override { return group_->local_rank(); }
-  int local_size() const noexcept override { return group_->local_size(); }
-  Work submit(const Collective& collective) override {
+  std::optional<Work> try_submit(const Collective& collective) override {
     const bool due =
         refuses_ == Refuses::Everything || (refuses_ == Refuses::One && submitted_ == number_);
     if (due && !refused_last_) {
       refused_last_ = true;
-      fail(ErrorKind::Busy, "refused");
+      return std::nullopt;
     }
     refused_last_ = false;
     ++submitted_;
-    return group_->submit(collective);
+    return group_->try_submit(collective);
   }
-  void wait(Work work, double seconds) override { group_->wait(work, seconds); }
-  bool done(Work work) override {
+  Progress try_wait(Work work, const WaitLimits& limits) override {
     // About every other look is refused, too, without a pattern that could always hit one work.
-    if (refuses_ != Refuses::Nothing && (random_() & 1) != 0) fail(ErrorKind::Busy, "refused");
-    return group_->done(work);
+    if (limits.patience_seconds == 0 && refuses_ != Refuses::Nothing && (random_() & 1) != 0)
+      return Progress::Busy;
+    return group_->try_wait(work, limits);
   }
-  bool wait_for(Work work, double seconds) override { return group_->wait_for(work, seconds); }
-  std::unique_ptr<Communicator> split(int color, int key) override {
-    return group_->split(color, key);
+  std::optional<std::unique_ptr<Communicator>> try_split(int color, int key) override {
+    return group_->try_split(color, key);
   }
   SharedBlock allocate(std::size_t bytes) override { return group_->allocate(bytes); }
   void release(SharedBlock block) noexcept override {
@@ -107,7 +102,6 @@ class RefusingGroup final : public Communicator {
     group_->release(block);
   }
   bool is_over() const noexcept override { return group_->is_over(); }
-  void abort(std::string_view why) noexcept override { group_->abort(why); }
   void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override {
     group_->give_up(kind, why, ranks);
   }
@@ -140,8 +134,8 @@ class Job {
                                      rank % per_host, per_host};
         auto world =
             std::make_unique<mpi::MpiCommunicator>(std::make_shared<mpi::Family>(endpoint));
-        world->use(
-            std::make_unique<hierarchical::Hosts>(world->context().ranks, roster, std::move(refusing)));
+        world->use(std::make_unique<hierarchical::Hosts>(world->context().ranks, roster,
+                                                         std::move(refusing)));
         ranks_.push_back(std::move(world));
       }
     }

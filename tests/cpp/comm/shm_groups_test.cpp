@@ -72,7 +72,7 @@ TEST_P(GroupsTest, MemoryInCommon) {
     constexpr std::size_t kBytes = 3 << 20;
     const auto half = world.split(world.rank() % 2, 0);
     for (Communicator* group : {&world, half.get()}) {
-      require(group->has_common_memory() && !group->is_over(), "no memory in common");
+      require(group->common_memory() != nullptr && !group->is_over(), "no memory in common");
       const int maker = group->size() - 1;
       const bool makes = group->rank() == maker;
       const auto barrier = [&] { group->wait(group->submit({}), kSeconds); };
@@ -82,8 +82,8 @@ TEST_P(GroupsTest, MemoryInCommon) {
         group->wait(group->submit(max), kSeconds);
         return static_cast<std::uint64_t>(value);
       };
-      const std::uint64_t place = told(makes ? group->make_common(kBytes) : 0);
-      std::shared_ptr<void> memory = group->open_common(maker, place);
+      const std::uint64_t place = told(makes ? common_memory_of(*group).make_common(kBytes) : 0);
+      std::shared_ptr<void> memory = common_memory_of(*group).open_common(maker, place);
       auto* bytes = static_cast<std::uint8_t*>(memory.get());
       require(reinterpret_cast<std::uintptr_t>(bytes) % 64 == 0, "not aligned");
       const std::size_t part = kBytes / static_cast<std::size_t>(group->size());
@@ -94,11 +94,13 @@ TEST_P(GroupsTest, MemoryInCommon) {
       barrier();
       if (makes) memory.reset();
       if (makes && group->size() > 1)
-        require(group->make_common(kBytes) != place, "memory that others use was given again");
+        require(common_memory_of(*group).make_common(kBytes) != place,
+                "memory that others use was given again");
       barrier();
       memory.reset();
       barrier();
-      if (makes) require(group->make_common(kBytes) == place, "memory is not given back");
+      if (makes)
+        require(common_memory_of(*group).make_common(kBytes) == place, "memory is not given back");
       barrier();
     }
   }));
@@ -106,9 +108,9 @@ TEST_P(GroupsTest, MemoryInCommon) {
 
 TEST(CommonMemory, OutlivesItsGroup) {
   auto ranks = shm::make_thread_ranks(2);
-  const std::uint64_t number = ranks[0]->make_common(100);
+  const std::uint64_t number = common_memory_of(*ranks[0]).make_common(100);
   std::vector<std::shared_ptr<void>> open;
-  for (auto& rank : ranks) open.push_back(rank->open_common(0, number));
+  for (auto& rank : ranks) open.push_back(common_memory_of(*rank).open_common(0, number));
   ranks[1]->close();
   EXPECT_TRUE(ranks[1]->is_over());
   ranks.clear();
@@ -118,13 +120,15 @@ TEST(CommonMemory, OutlivesItsGroup) {
 
 TEST(CommonMemory, IsNotEverywhere) {
   const auto alone = make_self_communicator();
-  EXPECT_FALSE(alone->has_common_memory());
-  EXPECT_EQ(outcome_of([&] { alone->make_common(1); }).kind, ErrorKind::Unsupported);
-  EXPECT_EQ(outcome_of([&] { alone->open_common(0, 0); }).kind, ErrorKind::Unsupported);
+  EXPECT_FALSE(alone->common_memory() != nullptr);
+  EXPECT_EQ(outcome_of([&] { common_memory_of(*alone).make_common(1); }).kind,
+            ErrorKind::Unsupported);
+  EXPECT_EQ(outcome_of([&] { common_memory_of(*alone).open_common(0, 0); }).kind,
+            ErrorKind::Unsupported);
   const auto ranks = shm::make_thread_ranks(2);
-  EXPECT_EQ(outcome_of([&] { ranks[0]->make_common(~std::size_t{0}); }).kind,
+  EXPECT_EQ(outcome_of([&] { common_memory_of(*ranks[0]).make_common(~std::size_t{0}); }).kind,
             ErrorKind::OutOfMemory);
-  EXPECT_EQ(outcome_of([&] { ranks[0]->make_common(std::size_t{1} << 60); }).kind,
+  EXPECT_EQ(outcome_of([&] { common_memory_of(*ranks[0]).make_common(std::size_t{1} << 60); }).kind,
             ErrorKind::OutOfMemory);
 }
 

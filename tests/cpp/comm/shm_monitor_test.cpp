@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "comm/retry.hpp"
 #include "ranks.hpp"
 
 namespace ngd::comm {
@@ -227,11 +228,10 @@ TEST(Busy, IsAllThatASecondCallerGets) {
     });
     for (std::int64_t round = 0; round < 200; ++round) {
       std::int64_t value = round;
-      const Work work = world.in_turn(kSeconds, [&] {
-        return world.submit(all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1));
-      });
+      const Collective call = all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1);
+      const Work work = submit_retrying(world, call, kSeconds);
       last = work.sequence;
-      world.finish(work, kSeconds);
+      wait_retrying(world, work, kSeconds);
       require(value == 2 * round, "a wrong sum");
     }
     over = true;
@@ -252,7 +252,7 @@ TEST(InTurn, HasADeadlineThatClosesTheGroup) {
     });
     while (!waits) std::this_thread::yield();
     std::this_thread::sleep_for(Milliseconds(50));
-    const Outcome first = outcome_of([&] { world.finish(Work{1}, 0.3); });
+    const Outcome first = outcome_of([&] { wait_retrying(world, Work{1}, 0.3); });
     other.join();
     expect_says(first, ErrorKind::CollectiveTimeout,
                 "another thread of this process has used the group for 0.3 s");
@@ -275,7 +275,7 @@ TEST(InTurn, IsInterrupted) {
     });
     while (!waits) std::this_thread::yield();
     std::this_thread::sleep_for(Milliseconds(50));
-    const Outcome outcome = outcome_of([&] { world.finish(Work{1}, kSeconds); });
+    const Outcome outcome = outcome_of([&] { wait_retrying(world, Work{1}, kSeconds); });
     other.join();
     ASSERT_EQ(outcome.kind, ErrorKind::Interrupted) << outcome.message;
   }));

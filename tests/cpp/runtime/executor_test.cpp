@@ -124,26 +124,18 @@ class Crowded final : public comm::Communicator {
   int aborts = 0, submissions = 0, blocks = 0;  // blocks: of memory, lent now
   bool loses_a_rank = false;                    // in wait
 
-  std::string_view name() const noexcept override { return "crowded"; }
-  int rank() const noexcept override { return 0; }
-  int size() const noexcept override { return 1; }
-  int local_rank() const noexcept override { return 0; }
-  int local_size() const noexcept override { return 1; }
-  comm::Work submit(const comm::Collective& collective) override {
-    refuse();
+  Crowded() : Communicator({"crowded"}) {}
+  std::optional<comm::Work> try_submit(const comm::Collective& collective) override {
+    if (refuse()) return std::nullopt;
     ++submissions;
-    return inner_->submit(collective);
+    return inner_->try_submit(collective);
   }
-  void wait(comm::Work work, double timeout_seconds) override {
-    refuse();
+  comm::Progress try_wait(comm::Work work, const comm::WaitLimits& limits) override {
+    if (refuse()) return comm::Progress::Busy;
     if (loses_a_rank) fail(ErrorKind::RankLost, "rank 1 is gone");
-    inner_->wait(work, timeout_seconds);
+    return inner_->try_wait(work, limits);
   }
-  bool done(comm::Work work) override { return inner_->done(work); }
-  bool wait_for(comm::Work work, double seconds) override {
-    return inner_->wait_for(work, seconds);
-  }
-  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  std::optional<std::unique_ptr<Communicator>> try_split(int, int) override { return nullptr; }
   comm::SharedBlock allocate(std::size_t bytes) override {
     ++blocks;
     return inner_->allocate(bytes);
@@ -152,14 +144,15 @@ class Crowded final : public comm::Communicator {
     --blocks;
     inner_->release(block);
   }
-  void abort(std::string_view) noexcept override { ++aborts; }
+  void give_up(ErrorKind, std::string_view, std::span<const int>) noexcept override { ++aborts; }
   void close() noexcept override {}
 
  private:
-  void refuse() {
-    if (refusals.empty()) return;
-    if (refusals.front()-- > 0) fail(ErrorKind::Busy, "another thread");
+  bool refuse() {
+    if (refusals.empty()) return false;
+    if (refusals.front()-- > 0) return true;
     refusals.erase(refusals.begin());
+    return false;
   }
   std::unique_ptr<Communicator> inner_ = comm::make_self_communicator();
 };
@@ -420,36 +413,32 @@ TEST_P(OnDevice, GoesOnBehindACollectiveWhoseOperandIsNotThere) {
 // all_reduce doubles. It lies on the device, or on the host.
 class Made final : public comm::Communicator {
  public:
-  Made(device::Device& device, bool near) : device_(device), near_(near) {}
-  std::string_view name() const noexcept override { return "made"; }
-  int rank() const noexcept override { return 1; }
-  int size() const noexcept override { return 2; }
-  int local_rank() const noexcept override { return 1; }
-  int local_size() const noexcept override { return 2; }
+  Made(device::Device& device, bool near)
+      : Communicator({"made", 1, 2, 1, 2}), device_(device), near_(near) {}
   bool reaches(const device::Device& device) const noexcept override {
     return near_ ? &device == &device_ : Communicator::reaches(device);
   }
   bool lends_to(const device::Device& device) const noexcept override {
     return near_ ? &device == &device_ : Communicator::lends_to(device);
   }
-  comm::Work submit(const comm::Collective& collective) override {
-    if (collective.kind != comm::Kind::AllReduce) return {};
+  std::optional<comm::Work> try_submit(const comm::Collective& collective) override {
+    if (collective.kind != comm::Kind::AllReduce) return comm::Work{};
     const auto* from = static_cast<const float*>(real(collective.source));
     auto* to = static_cast<float*>(const_cast<void*>(real(collective.destination)));
     for (std::uint64_t i = 0; i < collective.count; ++i) to[i] = 2 * from[i];
-    return {};
+    return comm::Work{};
   }
-  void wait(comm::Work, double) override {}
-  bool done(comm::Work) override { return true; }
-  bool wait_for(comm::Work, double) override { return true; }
-  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  comm::Progress try_wait(comm::Work, const comm::WaitLimits&) override {
+    return comm::Progress::Done;
+  }
+  std::optional<std::unique_ptr<Communicator>> try_split(int, int) override { return nullptr; }
   comm::SharedBlock allocate(std::size_t bytes) override {
     return {(near_ ? device_ : device::cpu()).allocate(bytes), bytes};
   }
   void release(comm::SharedBlock block) noexcept override {
     (near_ ? device_ : device::cpu()).release(block.data);
   }
-  void abort(std::string_view) noexcept override {}
+  void give_up(ErrorKind, std::string_view, std::span<const int>) noexcept override {}
   void close() noexcept override {}
 
  private:

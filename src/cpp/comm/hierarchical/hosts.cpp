@@ -68,8 +68,8 @@ void Hosts::fail(const mpi::Failure& failure) noexcept {
   local_->give_up(failure.kind, failure.text, failure.ranks);
 }
 
-std::unique_ptr<Communicator> Hosts::split_local(int color, int key) {
-  return local_->split(color, key);
+std::optional<std::unique_ptr<Communicator>> Hosts::try_split_local(int color, int key) {
+  return local_->try_split(color, key);
 }
 
 std::unique_ptr<mpi::HostLayer> Hosts::for_split(const mpi::RankSet& group,
@@ -110,24 +110,6 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
       return make_all_gather(*this, tag, collective);
     default:
       return nullptr;
-  }
-}
-
-std::optional<Work> Hosts::try_submit(const Collective& collective) {
-  try {
-    return local_->submit(collective);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::Busy) throw;
-    return std::nullopt;
-  }
-}
-
-bool Hosts::done(Work work) {
-  try {
-    return local_->done(work);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::Busy) throw;
-    return false;
   }
 }
 

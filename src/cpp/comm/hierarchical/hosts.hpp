@@ -51,7 +51,7 @@ class Hosts final : public mpi::HostLayer {
   ~Hosts() override;
   void fail(const mpi::Failure& failure) noexcept override;
   std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective) override;
-  std::unique_ptr<Communicator> split_local(int color, int key) override;
+  std::optional<std::unique_ptr<Communicator>> try_split_local(int color, int key) override;
   std::unique_ptr<mpi::HostLayer> for_split(const mpi::RankSet& group,
                                             std::unique_ptr<Communicator> local) const override;
   std::unique_ptr<mpi::HostLayer> for_members(const mpi::RankSet& group,
@@ -79,11 +79,15 @@ class Hosts final : public mpi::HostLayer {
   void next_ticket() noexcept { ++serving_; }
 
   // Submit to the local communicator. Returns nothing, and nothing has happened, while another thread
-  // uses it: try again later. Errors name ranks of the world.
-  [[nodiscard]] std::optional<Work> try_submit(const Collective& collective);
+  // uses it: try again later. A step of a transfer therefore submits first and sends afterwards.
+  [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
+    return local_->try_submit(collective);
+  }
   // Return true if the work is known to be done; false also while another thread uses the local
   // communicator.
-  [[nodiscard]] bool done(Work work);
+  [[nodiscard]] bool is_done(Work work) {
+    return local_->try_wait(work, WaitLimits::patience(0)) == Progress::Done;
+  }
   std::vector<int> missing(Work work) const { return local_->missing(work); }  // world ranks
 
  private:

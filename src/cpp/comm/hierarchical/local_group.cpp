@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
-#include <new>
 #include <utility>
 
 #include "comm/hierarchical/hosts.hpp"
@@ -19,13 +17,14 @@ using Seconds = std::chrono::duration<double>;
 
 namespace {
 
-constexpr double kForEver = std::numeric_limits<double>::infinity();
 constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at the other groups
 
 }  // namespace
 
 LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner)
-    : family_(std::move(family)), inner_(std::move(inner)) {
+    : Communicator(inner->membership(), inner->computations()),
+      family_(std::move(family)),
+      inner_(std::move(inner)) {
   inner_->set_interrupt([this] { return ask(); });
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
@@ -66,11 +65,11 @@ void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
 bool LocalGroup::ask() {
   std::unique_lock<std::mutex>& lock = *held_;
   lock.unlock();
-  const bool is_over = interrupted();
+  const bool is_over = is_interrupted();
   lock.lock();
   if (is_over) return true;
   try {
-    if (watched()) family_->progress();
+    if (is_watched()) family_->progress();
     look_at_others();
   } catch (const Error&) {
     failure_elsewhere_ = std::current_exception();
@@ -81,53 +80,53 @@ bool LocalGroup::ask() {
 
 // In a forked child another thread of the parent may hold the lock, and never gives it back: the
 // calls below take no lock there, and the inner group raises the error.
-Work LocalGroup::submit(const Collective& collective) {
-  if (in_child()) return inner_->submit(collective);
+std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
+  if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
+  if (!entry) return std::nullopt;
   return locked(name_of(collective.kind).data(), [&] {
-    in_flight_.emplace_back().call.assign(collective, size());  // it may ask for memory
-    try {
-      in_flight_.back().work = inner_->submit(collective);
-    } catch (...) {
-      in_flight_.pop_back();
-      throw;
-    }
+    in_flight_.reserve(in_flight_.size() + 1);  // before the submission: it may ask for memory
+    const std::optional<Work> work = inner_->try_submit(collective);
+    if (!work) return work;
+    in_flight_.emplace_back().work = *work;
+    in_flight_.back().call.assign(collective, size());
     family_->submitted();
-    return in_flight_.back().work;
+    return work;
   });
 }
 
 bool LocalGroup::progress() noexcept {
   if (family_->failed()) return false;
   try {
-    move_works();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::Busy) return true;  // a thread waits in there, and moves them
-    if (error.kind() == ErrorKind::GroupClosed)
-      in_flight_.clear();  // another thread has closed the group
-    else
-      family_->fail(error.kind(), error.what(), error.ranks());
+    if (!move_works()) return true;
   } catch (const std::exception&) {
     const FailureView failure = failure_in_flight();
-    family_->fail(failure.kind, failure.text, failure.ranks);
+    if (failure.kind == ErrorKind::GroupClosed)
+      in_flight_.clear();  // another thread has closed the group
+    else
+      family_->fail(failure);
   }
   return !in_flight_.empty();
 }
 
-void LocalGroup::move_works() {
+// Return false if another thread waits in the inner group. That thread moves the works.
+bool LocalGroup::move_works() {
   for (std::size_t i = 0; i < in_flight_.size();) {
-    if (!inner_->done(in_flight_[i].work)) {
+    const Progress progress = inner_->try_wait(in_flight_[i].work, WaitLimits::patience(0));
+    if (progress == Progress::Busy) return false;
+    if (progress == Progress::NotYet) {
       ++i;
       continue;
     }
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
     ++done_;
   }
+  return true;
 }
 
-// True when the work is done. Returns early once nothing else in the family needs to be moved: then
-// shared memory's own way of waiting is the better one.
-bool LocalGroup::await(Work work, double seconds) {
+// Move the works of the whole family. Returns early with NotYet once nothing else in the family
+// needs to be moved: then shared memory's own way of waiting is the better one.
+Progress LocalGroup::await(Work work, double seconds) {
   waited_ = work;
   const mpi::Family::Waiting waiting(*family_);
   mpi::Backoff backoff(local_size());
@@ -135,22 +134,22 @@ bool LocalGroup::await(Work work, double seconds) {
   auto next_look = start + kBetweenLooks;
   bool alone = false;
   while (!alone) {
-    const bool done = locked("wait", [&] {
+    const Progress progress = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) return false;  // the next round throws it
+      if (family_->failed()) return Progress::NotYet;  // the next round throws it
       alone = !family_->in_flight_beside(*this);
-      return inner_->done(work);
+      return inner_->try_wait(work, WaitLimits::patience(0));
     });
-    if (done) return true;
+    if (progress != Progress::NotYet) return progress;
     if (Clock::now() >= next_look) {
       const std::lock_guard lock(family_->mutex());
       look_at_others();
       next_look += kBetweenLooks;
     }
-    if (Seconds(Clock::now() - start).count() >= seconds) return false;
+    if (Seconds(Clock::now() - start).count() >= seconds) break;
     backoff.pause();
   }
-  return false;
+  return Progress::NotYet;
 }
 
 // A wait of shared memory's own, which ask() may end.
@@ -165,32 +164,32 @@ auto LocalGroup::wait_inside(const char* name, Call&& call) {
   }
 }
 
-void LocalGroup::wait(Work work, double timeout_seconds) {
-  if (in_child()) return inner_->wait(work, timeout_seconds);
+Progress LocalGroup::try_wait(Work work, const WaitLimits& limits) {
+  if (in_child()) return inner_->try_wait(work, limits);
   const Entry entry(*this);
+  if (!entry) return Progress::Busy;
   const auto start = Clock::now();
-  if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
-  // The inner group reports the late rank, with the time that this one has waited in all.
-  const double waited = Seconds(Clock::now() - start).count();
-  wait_inside("wait", [&] { inner_->wait_on(work, timeout_seconds, waited); });
+  const bool has_timeout = !limits.has_patience() && limits.timeout_seconds > 0;
+  const Progress progress =
+      await(work, has_timeout ? limits.timeout_seconds : limits.patience_seconds);
+  if (progress != Progress::NotYet) return progress;
+  // The inner group reports a late rank, with the time that this call has waited in all.
+  WaitLimits rest = limits;
+  rest.waited_seconds += Seconds(Clock::now() - start).count();
+  if (limits.has_patience())
+    rest = WaitLimits::patience(std::max(0.0, limits.patience_seconds - rest.waited_seconds));
+  return wait_inside(limits.has_patience() ? "wait_for" : "wait",
+                     [&] { return inner_->try_wait(work, rest); });
 }
 
-bool LocalGroup::wait_for(Work work, double seconds) {
-  if (in_child()) return inner_->wait_for(work, seconds);
+std::optional<std::unique_ptr<Communicator>> LocalGroup::try_split(int color, int key) {
+  if (in_child()) return inner_->try_split(color, key);
   const Entry entry(*this);
-  const auto start = Clock::now();
-  if (await(work, seconds)) return true;
-  const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
-  return wait_inside("wait_for", [&] { return inner_->wait_for(work, left); });
-}
-
-std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
-  if (in_child()) return inner_->split(color, key);
-  const Entry entry(*this);
-  std::unique_ptr<Communicator> child =
-      wait_inside("split", [&] { return inner_->split(color, key); });
-  if (!child) return nullptr;
-  return std::make_unique<LocalGroup>(family_, std::move(child));
+  if (!entry) return std::nullopt;
+  std::optional<std::unique_ptr<Communicator>> child =
+      wait_inside("split", [&] { return inner_->try_split(color, key); });
+  if (child && *child) *child = std::make_unique<LocalGroup>(family_, std::move(*child));
+  return child;
 }
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
@@ -201,27 +200,28 @@ void LocalGroup::release(SharedBlock block) noexcept {
 }
 
 // First on this host, which ends the wait of a thread that holds the lock.
-void LocalGroup::abort(std::string_view traceback) noexcept {
-  inner_->abort(traceback);
+void LocalGroup::give_up(ErrorKind kind, std::string_view why,
+                         std::span<const int> ranks) noexcept {
+  inner_->give_up(kind, why, ranks);
   if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
-  family_->fail(ErrorKind::RemoteRank, without_end(traceback), {});
+  family_->fail(is_between_ranks(kind) ? kind : ErrorKind::RemoteRank, why, ranks);
   family_->mark_thrown();
 }
 
-void LocalGroup::watch(bool on) noexcept {
-  Communicator::watch(on);
-  inner_->watch(on);
+void LocalGroup::watch(bool is_on) noexcept {
+  Communicator::watch(is_on);
+  inner_->watch(is_on);
 }
 
 void LocalGroup::expect_no_failure(const CallRecord&) {
-  if (!watched()) return;
+  if (!is_watched()) return;
   inner_->check_peers();
 }
 
 // With the lock held. What a rank has said in another group, which the program needs, too.
 void LocalGroup::look_at_others() {
-  if (!watched()) return;
+  if (!is_watched()) return;
   const auto waited = std::find_if(
       in_flight_.begin(), in_flight_.end(),
       [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });

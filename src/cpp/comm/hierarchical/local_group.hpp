@@ -25,36 +25,17 @@ class LocalGroup final : public Communicator, private mpi::Member {
   LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner);
   ~LocalGroup() override;
 
-  std::string_view name() const noexcept override { return inner_->name(); }
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  int local_rank() const noexcept override { return inner_->local_rank(); }
-  int local_size() const noexcept override { return inner_->local_size(); }
-
-  Work submit(const Collective& collective) override;
-  void wait(Work work, double timeout_seconds) override;
-  bool done(Work work) override { return wait_for(work, 0); }
-  bool wait_for(Work work, double seconds) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::optional<Work> try_submit(const Collective& collective) override;
+  Progress try_wait(Work work, const WaitLimits& limits) override;
+  std::optional<std::unique_ptr<Communicator>> try_split(int color, int key) override;
   std::vector<CallStats> stats() const override;
-  const std::shared_ptr<Computations>& computations() const noexcept override {
-    return inner_->computations();
-  }
   SharedBlock allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void release(SharedBlock block) noexcept override;
-  bool has_common_memory() const noexcept override { return inner_->has_common_memory(); }
+  CommonMemory* common_memory() noexcept override { return inner_->common_memory(); }
   bool is_over() const noexcept override { return inner_->is_over() || family_->failed(); }
   bool in_child() const noexcept override { return mpi::in_forked_child(); }
-  std::uint64_t make_common(std::size_t bytes) override { return inner_->make_common(bytes); }
-  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override {
-    return inner_->open_common(maker, number);
-  }
-  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
-                                                 std::size_t bytes) override {
-    return inner_->map_common(maker, number, bytes);
-  }
-  void watch(bool on) noexcept override;
-  void abort(std::string_view traceback) noexcept override;
+  void watch(bool is_on) noexcept override;
+  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
 
  private:
@@ -64,13 +45,13 @@ class LocalGroup final : public Communicator, private mpi::Member {
   };
 
   bool progress() noexcept override;
-  void move_works();
+  bool move_works();
   void send_failure(const mpi::Failure& failure) noexcept override;
   void drop_works() noexcept override { in_flight_.clear(); }
   void expect_no_failure(const CallRecord& mine) override;
   void look_at_others();
   std::uint64_t moves() const noexcept override { return done_; }
-  bool await(Work work, double seconds);
+  Progress await(Work work, double seconds);
   template <class Call>
   auto locked(const char* name, Call&& call);
   template <class Call>

@@ -96,7 +96,7 @@ class HostWindows : public WindowedTransfer {
  private:
   bool is_ready(Window& window) final {
     std::optional<Work>& work = works_[static_cast<std::size_t>(window.number)];
-    if (work && hosts_.done(*work)) work.reset();
+    if (work && hosts_.is_done(*work)) work.reset();
     if (!window.requests.test() || work) return false;
     if (!submits(window.active ? window.step : 0)) return true;
     return hosts_.serves(ticket_) &&
@@ -366,7 +366,7 @@ class HostBlocks : public Transfer {
   // Return true if the local step of host h has ended.
   bool ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
-    return work && hosts_.done(*work);
+    return work && hosts_.is_done(*work);
   }
   void send(int h, const void* data, std::size_t elements) {
     outgoing_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, data, nullptr,

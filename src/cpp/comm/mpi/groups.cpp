@@ -10,6 +10,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "comm/retry.hpp"
 
 namespace ngd::comm {
 namespace mpi {
@@ -77,36 +78,38 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
                                                Work last) {
   const double timeout = config::timeout_seconds();
   for (Work each{parent.first_incomplete()}; each.sequence < last.sequence; ++each.sequence)
-    parent.finish(each, timeout);
+    wait_retrying(parent, each, timeout);
   Collective barrier;
   barrier.site = "split()";
-  parent.finish(parent.submit_next(barrier, timeout), timeout);
+  wait_retrying(parent, submit_retrying(parent, barrier, timeout), timeout);
   // Another thread may use shared memory, and must not change the sequence of the ranks.
-  return parent.in_turn(timeout, [&] {
-    const GroupContext& group = parent.context();
+  const GroupContext& group = parent.context();
+  const auto split_host = [&] { return group.hosts->try_split_local(color, key); };
+  const auto fail_family = [&](const FailureView& failure) {
+    if (!group.hosts->local().is_over()) return;
+    group.family->fail(failure);
+    group.family->mark_thrown();
+  };
+  return std::move(*retry_while_busy(parent, timeout, [&] {
     const std::lock_guard lock(group.family->mutex());  // against the progress thread
     group.require_open("split");
-    return notify_on_failure([&] { return group.hosts->split_local(color, key); },
-                             [&](const FailureView& failure) {
-                               if (failure.kind == ErrorKind::Busy) return;
-                               if (!group.hosts->local().is_over()) return;
-                               group.family->fail(failure);
-                               group.family->mark_thrown();
-                             });
-  });
+    return notify_on_failure(split_host, fail_family);
+  }));
 }
 
 }  // namespace
 
-std::unique_ptr<Communicator> split_group(MpiCommunicator& parent, int color, int key) {
+std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& parent, int color,
+                                                             int key) {
   const GroupContext& group = parent.context();
   const Choice mine{color, key, next_group(parent)};
   std::vector<Choice> choices(static_cast<std::size_t>(group.size()));
-  const Work gathered = parent.submit(gather_of(mine, choices));
-  parent.finish(gathered, config::timeout_seconds());
+  const std::optional<Work> gathered = parent.try_submit(gather_of(mine, choices));
+  if (!gathered) return std::nullopt;
+  wait_retrying(parent, *gathered, config::timeout_seconds());
   const int number = take_group_number(*group.family, choices);
   std::unique_ptr<Communicator> local;
-  if (group.hosts) local = split_host_group(parent, color, key, gathered);
+  if (group.hosts) local = split_host_group(parent, color, key, *gathered);
   if (color < 0) return nullptr;
   RankSet ranks = child_ranks(group.ranks, color, choices);
   ranks.first_tag = first_tag(*group.family, number);

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ namespace ngd::comm::mpi {
 // Return a group of all ranks of an MPI communicator; -1 = MPI_COMM_WORLD.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
 
-// Communicator::split over MPI.
-std::unique_ptr<Communicator> split_group(MpiCommunicator& parent, int color, int key);
+// Communicator::try_split over MPI.
+std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& parent, int color,
+                                                             int key);
 
 // The first number that no group of this rank has.
 int next_group(const MpiCommunicator& world);

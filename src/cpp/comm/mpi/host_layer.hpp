@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,8 +31,9 @@ class HostLayer {
   // Fail the host group, so collectives that a failed transfer has submitted there end.
   virtual void fail(const Failure& failure) noexcept = 0;
 
-  // Split the host group.
-  virtual std::unique_ptr<Communicator> split_local(int color, int key) = 0;
+  // Split the host group. Returns nothing while another thread uses it.
+  [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split_local(int color,
+                                                                                     int key) = 0;
   // Return the layer of a group that was split from this one; `local` is its host group.
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;

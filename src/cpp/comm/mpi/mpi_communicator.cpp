@@ -2,7 +2,6 @@
 #include "comm/mpi/mpi_communicator.hpp"
 
 #include <chrono>
-#include <limits>
 #include <mutex>
 #include <new>
 #include <numeric>
@@ -22,7 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kAlignment = 64;
-constexpr double kForEver = std::numeric_limits<double>::infinity();
 constexpr auto kBetweenLooks =
     std::chrono::milliseconds(100);  // at the other groups, and the caller
 
@@ -43,7 +41,9 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family)
     : MpiCommunicator(family, all_ranks(family->endpoint())) {}
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks)
-    : group_{std::move(family), std::move(ranks), nullptr},
+    : Communicator({"mpi", ranks.rank, ranks.size(), family->endpoint().local_rank,
+                    family->endpoint().local_size}),
+      group_{std::move(family), std::move(ranks), nullptr},
       headers_(group_, *computations()),
       reports_(group_, headers_.mailbox()),
       works_(group_, headers_, reports_),
@@ -55,18 +55,9 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks)
 void MpiCommunicator::use(std::unique_ptr<HostLayer> hosts) {
   const std::lock_guard lock(group_.family->mutex());
   group_.hosts = std::move(hosts);
-}
-
-std::string_view MpiCommunicator::name() const noexcept {
-  return group_.hosts ? group_.hosts->name() : "mpi";
-}
-
-int MpiCommunicator::local_rank() const noexcept {
-  return group_.hosts ? group_.hosts->local().rank() : group_.family->endpoint().local_rank;
-}
-
-int MpiCommunicator::local_size() const noexcept {
-  return group_.hosts ? group_.hosts->local().size() : group_.family->endpoint().local_size;
+  if (!group_.hosts) return;
+  const Communicator& local = group_.hosts->local();
+  set_membership({group_.hosts->name(), rank(), size(), local.rank(), local.size()});
 }
 
 void MpiCommunicator::check_not_child(const char* call) const {
@@ -84,15 +75,16 @@ std::vector<CallStats> MpiCommunicator::stats() const {
   return works_.statistics().report();
 }
 
-std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
-  return split_group(*this, color, key);
+std::optional<std::unique_ptr<Communicator>> MpiCommunicator::try_split(int color, int key) {
+  return try_split_group(*this, color, key);
 }
 
 // ---- works
 
-Work MpiCommunicator::submit(const Collective& collective) {
+std::optional<Work> MpiCommunicator::try_submit(const Collective& collective) {
   check_not_child(name_of(collective.kind).data());
   const Entry entry(*this);
+  if (!entry) return std::nullopt;
   const std::lock_guard lock(group_.family->mutex());
   if (group_.state != State::Open || group_.family->failed())
     group_.require_open(describe(collective).c_str());
@@ -111,18 +103,12 @@ Work MpiCommunicator::submit(const Collective& collective) {
   }
 }
 
-void MpiCommunicator::wait(Work work, double timeout_seconds) {
-  await(work, {timeout_seconds, kForEver}, "wait");
-}
-
-bool MpiCommunicator::wait_for(Work work, double seconds) {
-  return await(work, {0, seconds}, "wait_for");
-}
-
 // The deadline is for a rank that makes no progress, not for a long transfer.
-bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
+Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
+  const char* call = limits.has_patience() ? "wait_for" : "wait";
   check_not_child(call);
   const Entry entry(*this);
+  if (!entry) return Progress::Busy;
   const Family::Waiting waiting(*group_.family);
   LongWait long_wait(group_, headers_, reports_, works_, work);
   const std::chrono::duration<double> limit(limits.timeout_seconds);
@@ -139,7 +125,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
       if (group_.state == State::Open) group_.family->progress();
       if (works_.is_complete(work)) {
         if (counted) works_.statistics().add_waited(*counted, nanoseconds(Clock::now() - start));
-        return true;
+        return Progress::Done;
       }
       group_.require_open(call);
       counted = works_.stats_of(work);
@@ -151,14 +137,15 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
       }
       if (limits.timeout_seconds > 0 && now - last_move > limit)
         long_wait.throw_timeout(limits.timeout_seconds);
-      if (now >= next_look && watched()) check_other_groups(work);
+      if (now >= next_look && is_watched()) check_other_groups(work);
       if (now >= next_look) long_wait.publish();
     }
-    if (std::chrono::duration<double>(now - start).count() >= limits.patience_seconds) return false;
+    if (std::chrono::duration<double>(now - start).count() >= limits.patience_seconds)
+      return Progress::NotYet;
     backoff.pause();
     if (now < next_look) continue;
     next_look = now + kBetweenLooks;
-    if (interrupted()) throw_interrupted(work);
+    if (is_interrupted()) throw_interrupted(work);
   }
 }
 
@@ -219,16 +206,12 @@ bool MpiCommunicator::has_sent_failure() {
 }
 
 void MpiCommunicator::expect_no_failure(const CallRecord& mine) {
-  if (!watched()) return;
+  if (!is_watched()) return;
   if (group_.family->failed()) group_.family->throw_failure(describe(mine));
   reports_.check_all(mine);
 }
 
 // ---- the end
-
-void MpiCommunicator::abort(std::string_view traceback) noexcept {
-  give_up(ErrorKind::RemoteRank, without_end(traceback), {});
-}
 
 void MpiCommunicator::give_up(ErrorKind kind, std::string_view why,
                               std::span<const int> ranks) noexcept {

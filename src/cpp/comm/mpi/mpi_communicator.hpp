@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -40,17 +41,9 @@ class MpiCommunicator final : public Communicator, private Member {
   void check_not_child(const char* call) const;
   std::uint64_t first_incomplete() const;
 
-  std::string_view name() const noexcept override;
-  int rank() const noexcept override { return group_.rank(); }
-  int size() const noexcept override { return group_.size(); }
-  int local_rank() const noexcept override;
-  int local_size() const noexcept override;
-
-  Work submit(const Collective& collective) override;
-  void wait(Work work, double timeout_seconds) override;
-  bool done(Work work) override { return wait_for(work, 0); }
-  bool wait_for(Work work, double seconds) override;
-  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::optional<Work> try_submit(const Collective& collective) override;
+  Progress try_wait(Work work, const WaitLimits& limits) override;
+  std::optional<std::unique_ptr<Communicator>> try_split(int color, int key) override;
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
@@ -58,18 +51,12 @@ class MpiCommunicator final : public Communicator, private Member {
     return in_child() || group_.state != GroupContext::State::Open;
   }
   bool in_child() const noexcept override { return in_forked_child(); }
-  void abort(std::string_view traceback) noexcept override;
   void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
 
  private:
   using State = GroupContext::State;
 
-  struct Limits {
-    double timeout_seconds;   // without progress; then the wait fails. 0 = none
-    double patience_seconds;  // then the wait returns false. infinity = none
-  };
-  bool await(Work work, Limits limits, const char* call);
   void throw_interrupted(Work work);
   void check_other_groups(Work work);
 

@@ -34,14 +34,13 @@ class Nap {
 
 }  // namespace
 
-void Monitor::enter_slowly() {
+bool Monitor::enter_slowly() noexcept {
   for (Nap nap;; nap.take()) {
     std::uint32_t word = 0;
     if (word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
                                       std::memory_order_relaxed))
-      return;
-    if ((word & kInside) != 0)
-      fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
+      return true;
+    if ((word & kInside) != 0) return false;
   }
 }
 

@@ -15,21 +15,21 @@
 #include <atomic>
 #include <cstdint>
 
-#include "base/error.hpp"
 #include "comm/shm/wait.hpp"
 
 namespace ngd::comm::shm {
 
 class Monitor {
  public:
-  // Throws Busy where another thread is inside.
-  void enter() {
+  // Return false, and change nothing, if another thread is inside.
+  [[nodiscard]] bool enter() noexcept {
     std::uint32_t word = 0;
     if (!word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
                                        std::memory_order_relaxed)) [[unlikely]]
-      enter_slowly();
-    else if (wanted()) [[unlikely]]
+      return enter_slowly();
+    if (wanted()) [[unlikely]]
       give_way();
+    return true;
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
@@ -49,22 +49,26 @@ class Monitor {
  private:
   static constexpr std::uint32_t kInside = 1, kLocked = 2;
 
-  void enter_slowly();
+  bool enter_slowly() noexcept;
 
   alignas(kLine) std::atomic<std::uint32_t> word_{0};
   std::atomic<std::uint32_t> wanted_{0};
 };
 
-// An engine call.
-class Inside {
+// An engine call. False if another thread is in one.
+class [[nodiscard]] Inside {
  public:
-  explicit Inside(Monitor& monitor) : monitor_(monitor) { monitor.enter(); }
-  ~Inside() { monitor_.leave(); }
+  explicit Inside(Monitor& monitor) noexcept : monitor_(monitor), has_entered_(monitor.enter()) {}
+  ~Inside() {
+    if (has_entered_) monitor_.leave();
+  }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
+  explicit operator bool() const noexcept { return has_entered_; }
 
  private:
   Monitor& monitor_;
+  const bool has_entered_;
 };
 
 // While an engine call asks its caller.

@@ -16,11 +16,26 @@ namespace {
 
 constexpr std::uint64_t kOldNs = 1'000'000'000;  // the age from which note_awaited() is ignored
 
+Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
+  const auto size = static_cast<int>(ranks.size());
+  return {"shm", rank, size, rank, size};
+}
+
+Deadline deadline_of(const WaitLimits& limits) {
+  if (limits.has_patience())
+    return {limits.patience_seconds, false, now_ns() + ns_of(limits.patience_seconds)};
+  Deadline deadline{limits.timeout_seconds};
+  if (limits.timeout_seconds > 0 && limits.waited_seconds > 0)
+    deadline.at_ns = now_ns() + ns_of(limits.timeout_seconds - limits.waited_seconds);
+  return deadline;
+}
+
 }  // namespace
 
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks,
                                  int rank, std::uint64_t id)
-    : family_(std::move(family)),
+    : Communicator(membership_of(ranks, rank)),
+      family_(std::move(family)),
       group_(std::move(ranks), rank, id, family_->moves(), family_->checked(), *computations()),
       statistics_(group_.size()),
       letters_(*family_, group_, statistics_),
@@ -28,7 +43,7 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
       queue_(group_, texts_, family_->checked()),
       scheduler_(group_, queue_, statistics_),
       works_(group_, queue_, letters_),
-      waiter_(*this, *family_, group_, works_, statistics_, [this] { return interrupted(); }),
+      waiter_(*this, *family_, group_, works_, statistics_, [this] { return is_interrupted(); }),
       split_timeout_(config::timeout_seconds()) {
   family_->join(*this);
 }
@@ -43,9 +58,11 @@ void ShmCommunicator::check_not_child() const {
 
 // ---- works
 
-Work ShmCommunicator::submit(const Collective& collective) {
+std::optional<Work> ShmCommunicator::try_submit(const Collective& collective) {
   check_not_child();
   const Inside inside(family_->monitor());
+  if (!inside) [[unlikely]]
+    return std::nullopt;
   check_usable([&] { return describe_call(collective); });
   validate(collective, group_.rank(), group_.size());
   return submit_inside(collective);
@@ -83,34 +100,24 @@ bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
   return guarded(*family_, [&] { return waiter_.wait(work, deadline); });
 }
 
-void ShmCommunicator::wait(Work work, double timeout_seconds) {
+Progress ShmCommunicator::try_wait(Work work, const WaitLimits& limits) {
   check_not_child();
   const Inside inside(family_->monitor());
+  if (!inside) [[unlikely]]
+    return Progress::Busy;
   check_usable([&] { return works_.describe(work); });
-  wait_inside(work, {timeout_seconds});
+  const bool is_done = limits.patience_seconds <= 0
+                           ? guarded(*family_, [&] { return waiter_.poll(work); })
+                           : wait_inside(work, deadline_of(limits));
+  return is_done ? Progress::Done : Progress::NotYet;
 }
 
-void ShmCommunicator::wait_on(Work work, double timeout_seconds, double waited_seconds) {
+std::optional<std::unique_ptr<Communicator>> ShmCommunicator::try_split(int color, int key) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable([&] { return works_.describe(work); });
-  Deadline deadline{timeout_seconds};
-  if (timeout_seconds > 0) deadline.at_ns = now_ns() + ns_of(timeout_seconds - waited_seconds);
-  wait_inside(work, deadline);
-}
-
-bool ShmCommunicator::wait_for(Work work, double seconds) {
-  check_not_child();
-  const Inside inside(family_->monitor());
-  check_usable([&] { return works_.describe(work); });
-  return wait_inside(work, {seconds, false, now_ns() + ns_of(seconds)});
-}
-
-bool ShmCommunicator::done(Work work) {
-  check_not_child();
-  const Inside inside(family_->monitor());
-  check_usable([&] { return works_.describe(work); });
-  return guarded(*family_, [&] { return waiter_.poll(work); });
+  if (!inside) return std::nullopt;
+  check_usable([] { return std::string("split"); });
+  return split_inside(color, key);
 }
 
 std::vector<int> ShmCommunicator::missing(Work work) const {
@@ -147,26 +154,26 @@ void ShmCommunicator::check_peers() const {
   for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
 }
 
-void ShmCommunicator::abort(std::string_view traceback) noexcept {
+void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
+                              std::span<const int> ranks) noexcept {
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
+  if (group_.is_closed()) return;
+  // The text of another rank's failure names that rank already.
+  const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
+  if (is_between_ranks(kind) || is_remote)
+    family_->fail_with(kind, why, ranks);
+  else
+    report_failure(why);
+}
+
+void ShmCommunicator::report_failure(std::string_view why) noexcept {
   char text[kErrorBytes];
-  const std::string_view kept = tail_of(without_end(traceback), sizeof text - 64);
+  const std::string_view kept = tail_of(without_end(why), sizeof text - 64);
   const int length =
       std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->job_rank(family_->rank()),
                     static_cast<int>(kept.size()), kept.data());
-  if (!group_.is_closed())
-    family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
-}
-
-void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
-                              std::span<const int> ranks) noexcept {
-  // The text of another rank's failure names that rank already.
-  const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
-  if (!is_between_ranks(kind) && !is_remote) return abort(why);
-  if (family_->in_child()) return;
-  const Locked locked(family_->monitor(), family_->record());
-  if (!group_.is_closed()) family_->fail_with(kind, why, ranks);
+  family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
 
 void ShmCommunicator::close() noexcept {

@@ -9,6 +9,7 @@
 
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,41 +28,26 @@
 
 namespace ngd::comm::shm {
 
-class ShmCommunicator final : public Communicator, private Member {
+class ShmCommunicator final : public Communicator, private Member, private CommonMemory {
  public:
   // A group of the family. When it closes, it gives back its control block in this rank's heap.
   ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks, int rank,
                   std::uint64_t id);
   ~ShmCommunicator() override;
 
-  std::string_view name() const noexcept override { return "shm"; }
-  int rank() const noexcept override { return group_.rank(); }
-  int size() const noexcept override { return group_.size(); }
-  int local_rank() const noexcept override { return group_.rank(); }
-  int local_size() const noexcept override { return group_.size(); }
-
-  Work submit(const Collective& collective) override;
-  void wait(Work work, double timeout_seconds) override;
-  void wait_on(Work work, double timeout_seconds, double waited_seconds) override;
-  bool done(Work work) override;
-  bool wait_for(Work work, double seconds) override;
+  std::optional<Work> try_submit(const Collective& collective) override;
+  Progress try_wait(Work work, const WaitLimits& limits) override;
+  std::optional<std::unique_ptr<Communicator>> try_split(int color, int key) override;
   std::vector<int> missing(Work work) const override;
-  void note_awaited(int awaited) noexcept override;
-  int awaited_by(int rank) const noexcept override;
   std::vector<CallStats> stats() const override;
-
-  std::unique_ptr<Communicator> split(int color, int key) override;
 
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
-  bool has_common_memory() const noexcept override { return true; }
-  std::uint64_t make_common(std::size_t bytes) override;
-  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
-  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
-                                                 std::size_t bytes) override;
+  CommonMemory* common_memory() noexcept override { return this; }
 
+  void note_awaited(int awaited) noexcept override;
+  int awaited_by(int rank) const noexcept override;
   void check_peers() const override;
-  void abort(std::string_view traceback) noexcept override;
   void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
   bool is_over() const noexcept override;
@@ -71,7 +57,7 @@ class ShmCommunicator final : public Communicator, private Member {
   void progress() override;
   std::uint64_t in_flight() const noexcept override { return works_.in_flight(); }
   void check() const override { works_.check_calls(); }
-  bool is_watched() const noexcept override { return watched(); }
+  bool is_watched() const noexcept override { return Communicator::is_watched(); }
 
   void check_not_child() const;
   // Throws GroupClosed if the group cannot be used; call() describes the refused call.
@@ -81,9 +67,16 @@ class ShmCommunicator final : public Communicator, private Member {
       family_->refuse(call(), group_.is_closed());
   }
   std::string describe_call(Collective collective) const;
+  void report_failure(std::string_view why) noexcept;
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, Deadline deadline);
 
+  std::uint64_t make_common(std::size_t bytes) override;
+  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
+  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
+                                                 std::size_t bytes) override;
+
+  std::unique_ptr<Communicator> split_inside(int color, int key);
   // What a rank sends its peers in a split().
   struct Ticket {
     std::int64_t color;

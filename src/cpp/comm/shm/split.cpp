@@ -33,10 +33,7 @@ void ShmCommunicator::exchange_tickets(const Ticket& mine, std::vector<Ticket>& 
   }
 }
 
-std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
-  check_not_child();
-  const Inside inside(family_->monitor());
-  check_usable([] { return std::string("split"); });
+std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) {
   std::vector<Ticket> tickets(static_cast<std::size_t>(group_.size()));
   const std::uint64_t id =
       mix(mix(group_.id(), ++splits_), static_cast<std::uint64_t>(color) + 1) | 1;

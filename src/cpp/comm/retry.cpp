@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/retry.hpp"
+
+#include <algorithm>
+#include <thread>
+
+namespace ngd::comm {
+
+namespace {
+// Between two tries. The first is about what a small collective takes, the longest what the eye
+// does not see.
+constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
+constexpr int kDoublings = 5;
+constexpr std::chrono::milliseconds kAsk{50};  // between two questions to the caller
+}  // namespace
+
+void Retries::wait() {
+  std::this_thread::sleep_for(std::min(kShortestNap * (1 << naps_), kLongestNap));
+  naps_ = std::min(naps_ + 1, kDoublings);
+  const Clock::time_point now = Clock::now();
+  if (begin_ == Clock::time_point{}) begin_ = asked_ = now;
+  if (timeout_seconds_ > 0 &&
+      std::chrono::duration<double>(now - begin_).count() >= timeout_seconds_)
+    give_up(ErrorKind::CollectiveTimeout,
+            concat("another thread of this process has used the group for ", timeout_seconds_,
+                   " s; this one has a collective under way and could not go on with it"));
+  if (now - asked_ < kAsk) return;
+  asked_ = now;
+  if (group_.is_interrupted())
+    give_up(ErrorKind::Interrupted,
+            "interrupted while another thread of this process used the group");
+}
+
+void Retries::give_up(ErrorKind kind, const std::string& why) {
+  group_.abort(why);
+  fail(kind, why);
+}
+
+}  // namespace ngd::comm
