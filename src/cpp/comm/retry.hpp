@@ -38,8 +38,8 @@ bool is_busy(const std::optional<Value>& result) noexcept {
 }
 
 // Repeat call() while it returns Busy or nullopt, and return its last result. If that takes longer
-// than timeout_seconds (0 = no limit), or the interrupt callback returns true, close the group as abort()
-// does, and throw CollectiveTimeout or Interrupted.
+// than timeout_seconds (0 = no limit), or the interrupt callback returns true, close the group as
+// abort() does, and throw CollectiveTimeout or Interrupted.
 template <class Call>
 auto retry_while_busy(Communicator& group, double timeout_seconds, Call&& call) {
   auto result = call();

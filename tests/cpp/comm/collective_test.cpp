@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/identity.hpp"
 #include "ranks.hpp"
 
 namespace ngd::comm {
@@ -57,6 +58,76 @@ TEST(SelfCommunicator, IsTheIdentity) {
   self->release(block);
   self->close();
   EXPECT_EQ(outcome_of([&] { self->submit(barrier()); }).kind, ErrorKind::GroupClosed);
+}
+
+CallRecord record_of(const Collective& collective, int size = 2) {
+  CallRecord record;
+  record.assign(collective, size);
+  return record;
+}
+
+Collective sum_of_floats() {
+  Collective call;
+  call.kind = Kind::AllReduce;
+  call.op = ReduceOp::Sum;
+  call.dtype = DType::F32;
+  call.count = 3;
+  call.algorithm = Algorithm::Flat;
+  call.site = "a.py:1";
+  return call;
+}
+
+TEST(Identity, EveryPropertyThatMustBeEqualChangesIt) {
+  const std::uint64_t counts[] = {1, 2}, others[] = {2, 1};
+  const Layout layout{Layout::Of::Shape, 7, 0, 0, nullptr};
+  const ProgramIdentity program{5, "", 0};
+  std::vector<Collective> calls(10, sum_of_floats());
+  calls[1].kind = Kind::ReduceScatter;
+  calls[2].op = ReduceOp::Max;
+  calls[3].dtype = DType::I32;
+  calls[4].count = 4;
+  calls[5].algorithm = Algorithm::Ring;
+  calls[6].layout = &layout;
+  calls[7].program = &program;
+  for (const std::size_t i : {8u, 9u}) calls[i].kind = Kind::ReduceScatter;
+  calls[8].counts = counts;
+  calls[9].counts = others;
+  const Computations none;
+  for (std::size_t a = 0; a < calls.size(); ++a)
+    for (std::size_t b = 0; b < calls.size(); ++b) {
+      const CallRecord mine = record_of(calls[a]), theirs = record_of(calls[b]);
+      EXPECT_EQ(agree(mine, theirs, none), a == b) << a << " and " << b;
+      EXPECT_EQ(mine.fingerprint(1) == theirs.fingerprint(1), a == b) << a << " and " << b;
+    }
+  EXPECT_NE(record_of(calls[0]).fingerprint(1), record_of(calls[0]).fingerprint(2));
+}
+
+TEST(Identity, PropertiesWithoutAMeaningAreNotCompared) {
+  Collective a = sum_of_floats(), b = a;
+  b.site = "b.py:2";
+  b.root = 1;
+  b.tag = 7;
+  EXPECT_EQ(record_of(a).identity, record_of(b).identity);
+  a.kind = b.kind = Kind::Broadcast;
+  EXPECT_NE(record_of(a).identity, record_of(b).identity);  // a root has a meaning there
+  b.root = a.root;
+  b.op = ReduceOp::Max;
+  EXPECT_EQ(record_of(a).identity, record_of(b).identity);
+  a.kind = b.kind = Kind::Barrier;
+  b.count = 9;
+  EXPECT_EQ(record_of(a).identity, record_of(b).identity);
+}
+
+TEST(Identity, AnotherComputationIsAMismatchOnlyForARankThatHoldsIt) {
+  const ProgramIdentity first{5, "", 1}, second{5, "", 2};
+  Collective a = sum_of_floats(), b = a;
+  a.program = &first;
+  b.program = &second;
+  Computations held;
+  EXPECT_TRUE(agree(record_of(a), record_of(b), held));
+  EXPECT_NE(record_of(a).fingerprint(0), record_of(b).fingerprint(0));
+  held.add(2);
+  EXPECT_FALSE(agree(record_of(a), record_of(b), held));
 }
 
 }  // namespace
