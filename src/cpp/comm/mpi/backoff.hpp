@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How to wait for MPI, which only moves while it is asked: spin, then yield, then short naps.
+// The pauses of a thread that polls MPI: it spins, then yields, then sleeps for short times.
 #pragma once
 
 #include <sched.h>
@@ -12,7 +12,7 @@ namespace ngd::comm::mpi {
 
 class Backoff {
  public:
-  // Where ranks outnumber cores, spinning takes the core from whoever is waited for.
+  // If there are more ranks than cores, spinning would take the core of the awaited rank.
   explicit Backoff(int local_size)
       : spins_(local_size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0) {}
 
@@ -29,7 +29,7 @@ class Backoff {
   }
 
  private:
-  static constexpr int kSpins = 200;     // each asks MPI once: about 20 us
+  static constexpr int kSpins = 200;     // each polls MPI once: about 20 us
   static constexpr int kYields = 20000;  // some 10 ms: longer than any step of a transfer
   int spins_;
   int pauses_ = 0;

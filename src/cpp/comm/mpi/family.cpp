@@ -22,17 +22,17 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// Between two looks: short while data move, and longer and longer when they do not. At 10 Gbit/s
-// 64 KB arrive in the short one, which the sockets hold.
+// The time between two calls of the progress thread: short while data move, and doubled while they do
+// not. At 10 Gbit/s 64 KB arrive in the short one, which the sockets can buffer.
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
-// Open MPI looks at its sockets in every eighth call that finds nothing (opal_progress).
+// Open MPI polls its sockets in every eighth call that finds nothing (opal_progress).
 constexpr int kCallsForSockets = 8;
-constexpr std::size_t kAtOnceBytes = 2048;  // that MPI sends without an answer of the receiver
+constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends these without an answer of the receiver
 
-// A thread that mostly sleeps and shall run at once when it wakes, also where kernels keep every
-// core busy: short slices, which Linux 6.12 and later grant to anyone (sched_setattr(2)).
+// Ask for short time slices, with which a thread runs at once when it wakes, even if kernels keep all
+// cores busy. Linux 6.12 and later give them to every thread (sched_setattr(2)).
 void ask_for_short_slices() noexcept {
   struct {
     std::uint32_t size, policy;
@@ -159,9 +159,9 @@ std::uint64_t Family::moves() const noexcept {
   return sum;
 }
 
-// The C library ends the process where it has no memory for the thread-local variables of a shared
-// library, which it makes when a thread first uses one of them: those of the C++ runtime (for
-// exceptions) and of MPI are made here, before a program runs out of memory.
+// The C library allocates the thread-local variables of a shared library when a thread first uses one
+// of them. If it has no memory for them, it ends the process. So use those of the C++ runtime (for
+// exceptions) and of MPI here, before a program runs out of memory.
 void Family::touch_thread_locals() const noexcept {
   static_cast<void>(std::uncaught_exceptions());
   pump();

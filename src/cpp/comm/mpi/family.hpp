@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group and all that were split from it: one MPI communicator, one lock, one progress thread.
+// A family: the group of all ranks and the groups made from it. It has one MPI communicator, one lock
+// and one progress thread.
 //
-// MPI moves data only while it is called. Whoever waits in one group of the family moves the works
-// of all. While nobody waits and works are in flight, the progress thread does; it naps whenever
-// nothing moves, rests while a caller waits, and stays off the cores of the kernels' threads where
-// these are known (docs/adr/0015).
+// MPI moves data only while it is called. A wait in one group makes progress in all groups of the
+// family. While no thread waits and works are in flight, the progress thread calls MPI. It sleeps
+// longer when nothing moves, stops while a caller waits, and avoids the cores of the kernels' threads
+// if these are known (docs/adr/0015).
 #pragma once
 
 #include <atomic>
@@ -88,18 +89,18 @@ class Family {
   // The seconds that a group may still spend to leave after a failure; all groups share them.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // A work has begun that must be moved again and again.
+  // A work is in flight that needs progress.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
   }
-  void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator stays
-  int next_group = 1;                          // the first number that no group of mine has
+  void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator is kept
+  int next_group = 1;                          // the first number that no group of this rank has
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // also without the lock
 
-  // Without the lock, around a wait: the progress thread rests.
+  // Make one without the lock, for the time of a wait: the progress thread stops.
   class Waiting {
    public:
     explicit Waiting(Family& family) : gate_(*family.gate_) { gate_.begin_wait(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI of this process, as a table of what ngd asks of it. Which MPI that is, is settled when the
-// first group over MPI is made (ADR 34): no other file includes mpi.h than library_of.cpp, which is
-// compiled once for each MPI, as a module that is loaded after the MPI itself.
+// The MPI of this process, as a table of the calls that ngd makes. It is chosen when the first group
+// over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each MPI, as
+// a module that is loaded after the MPI itself.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@ inline constexpr int kSuccess = 0;
 
 enum class Threads { Few, OneAtATime, Any };
 
-// A message that has completed: of which request, and with which error.
+// A message that has completed: the index of its request, and its error.
 struct Completed {
   int index = 0;
   int error = kSuccess;
   int bytes = 0;  // of a message that was received
 };
 
-// Each call gives MPI's error code, where it can fail. Plain types alone cross this table, and no
-// exception: the module may have a C++ library of its own.
+// A call that can fail returns the error code of MPI. Only plain types cross this table, and no
+// exceptions, because the module may have another C++ library.
 class Library {
  public:
   Comm world = 0;
@@ -35,7 +35,7 @@ class Library {
 
   virtual bool initialised() const noexcept = 0;
   virtual bool finalized() const noexcept = 0;
-  virtual int initialise() const noexcept = 0;  // for calls by any thread, where it has that
+  virtual int initialise() const noexcept = 0;  // for calls by any thread, if MPI allows that
   virtual Threads threads() const noexcept = 0;
   virtual void finalize() const noexcept = 0;
   virtual void abort() const noexcept = 0;
@@ -54,8 +54,8 @@ class Library {
                    Request& request) const noexcept = 0;
   virtual int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
                       Request& request) const noexcept = 0;
-  // `completed` has room for n; count is how many of it were filled. What completed in error says so
-  // there, and the call succeeds.
+  // Fills the first `count` of n entries of `completed`. An entry has the error of its request; the
+  // call itself then succeeds.
   virtual int test_some(Request* requests, std::size_t n, Completed* completed,
                         std::size_t& count) const noexcept = 0;
   virtual int test(Request& request, bool& complete) const noexcept = 0;
@@ -70,7 +70,7 @@ class Library {
   ~Library() = default;
 };
 
-// The one that was loaded, or the first that can be.
+// Return the MPI that was loaded, or load the first that is found.
 const Library& library();
 
 }  // namespace ngd::comm::mpi

@@ -26,7 +26,7 @@ Mailbox::Mailbox(const RankSet& group)
 Mailbox::~Mailbox() { close(); }
 
 void Mailbox::listen(int peer) {
-  owns_all_memory();
+  throw_if_left_to_mpi();
   Buffer& buffer = peers_[index(peer)].buffer;
   if (!buffer) buffer = std::make_unique_for_overwrite<std::byte[]>(kMailBytes);
   const int code =
@@ -36,7 +36,7 @@ void Mailbox::listen(int peer) {
 }
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
-  owns_all_memory();
+  throw_if_left_to_mpi();
   reap();
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
   const std::size_t bytes = sizeof(Header) + payload_bytes;
@@ -61,7 +61,7 @@ void Mailbox::post_to(int peer, const Header& header, const void* payload,
 }
 
 void Mailbox::progress() {
-  owns_all_memory();
+  throw_if_left_to_mpi();
   reap();
   std::size_t count = 0;
   const int code =

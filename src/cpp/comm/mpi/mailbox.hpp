@@ -40,6 +40,7 @@ class Mailbox {
     return peers_[index(peer)].ended_at;
   }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
+  // True once a peer has sent Left, in order or after Failed.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return reap(); }
 

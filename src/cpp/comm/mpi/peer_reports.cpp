@@ -30,17 +30,17 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
 
 // Return true if a peer has failed, and a work that began at `start` has waited since.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
-  if (!mailbox_.ended(peer) || has_left(peer)) return false;
+  if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
 }
 
-bool PeerReports::has_left(int peer) const {
+bool PeerReports::has_left_in_order(int peer) const {
   return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
 }
 
 void PeerReports::throw_end(int peer, const CallRecord& mine) const {
   const int world = group_.world(peer);
-  if (has_left(peer))
+  if (has_left_in_order(peer))
     fail_of({world}, ErrorKind::RankLost, rank_left(describe(mine), world, group_.is_world()));
   const Failure failure = Failure::unpack(*mailbox_.ended(peer));
   if (is_between_ranks(failure.kind))
@@ -55,14 +55,15 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 // no match yet.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
-  if (mailbox_.ended(peer) && !(is_matched && has_left(peer))) throw_end(peer, mine);
+  if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);
   for (int other = 0; other < group_.size() && !is_matched; ++other)
     if (other != group_.rank() && has_failed(other, start)) throw_end(other, mine);
 }
 
 void PeerReports::check_all(const CallRecord& mine) const {
   for (int peer = 0; peer < group_.size(); ++peer)
-    if (peer != group_.rank() && mailbox_.ended(peer) && !has_left(peer)) throw_end(peer, mine);
+    if (peer != group_.rank() && mailbox_.ended(peer) && !has_left_in_order(peer))
+      throw_end(peer, mine);
 }
 
 void PeerReports::await(const PendingCollective& work) const {

@@ -28,7 +28,7 @@ class PeerReports {
   void await(const PendingCollective& work) const;
 
  private:
-  bool has_left(int peer) const;
+  bool has_left_in_order(int peer) const;
   bool has_failed(int peer, Clock::time_point start) const;
   [[noreturn]] void throw_end(int peer, const CallRecord& mine) const;
 

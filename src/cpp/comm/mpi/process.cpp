@@ -19,7 +19,7 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-// MPI exists once a process, whatever number of communicators: so do these.
+// One per process, as MPI itself.
 struct Process {
   std::atomic<bool> is_initialised{false};  // by ngd, on the MPI thread
   std::atomic<int> failures{0};
@@ -78,9 +78,8 @@ bool other_threads_may_call() {
 
 }  // namespace
 
-// Making a communicator blocks inside MPI until every rank has come, and MPI has no form of it that
-// does not. It runs on a thread of its own, which is abandoned at the deadline. MPI is initialised
-// on that thread in any case: see finalize_mpi.
+// Making a communicator blocks inside MPI until every rank does the same. It runs on its own thread,
+// which is abandoned at the deadline. MPI is always initialised on that thread: see finalize_mpi.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
   if (fork_guard().in_child())
     fail(ErrorKind::Init,
@@ -121,7 +120,7 @@ void unmark_failed() noexcept {
 void leave_to_mpi() noexcept { process.left_to_mpi = true; }
 bool left_to_mpi() noexcept { return process.left_to_mpi; }
 
-void owns_all_memory() {
+void throw_if_left_to_mpi() {
   if (left_to_mpi())
     fail(ErrorKind::GroupClosed,
          "MPI still holds memory of a collective that failed: this process ", "can only exit");
@@ -134,7 +133,7 @@ void keep_for_good(const void* memory) noexcept {
   try {
     kept.push_back(memory);  // a leak checker finds it here
   } catch (const std::bad_alloc&) {
-    // Kept all the same; only a leak checker would complain.
+    // The memory is kept, but a leak checker reports it.
   }
 }
 

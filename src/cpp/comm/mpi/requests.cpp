@@ -21,7 +21,7 @@ Unreachable::Unreachable(const std::vector<int>& who, int code)
 // MPI may use the memory as soon as the message is posted, so the request is recorded first.
 Request& Requests::prepare(std::size_t bytes, int peer) {
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
-  owns_all_memory();
+  throw_if_left_to_mpi();
   requests_.push_back(library().no_request);
   peers_.push_back(group_->world(peer));
   return requests_.back();
@@ -49,7 +49,7 @@ void Requests::check_posted(int code) {
 
 bool Requests::test() {
   if (requests_.empty()) return true;
-  owns_all_memory();
+  throw_if_left_to_mpi();
   completed_.resize(requests_.size());
   std::size_t count = 0;
   const Library& mpi = library();
@@ -91,7 +91,7 @@ bool give_up(Request& request) noexcept {
 bool Requests::cancel() noexcept {
   bool clean = true;
   for (Request& request : requests_) clean = clean && give_up(request);
-  if (!clean) leave_to_mpi();  // from here on nothing calls MPI, so the others need no answer
+  if (!clean) leave_to_mpi();  // from here on nothing calls MPI, so the other requests end here
   requests_.clear();
   peers_.clear();
   return clean;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of nonblocking messages, each with its peer, that is polled as one.
+// A set of nonblocking messages that is polled as one.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,10 @@ class Requests {
 
   // True when every message posted has completed. Throws Unreachable.
   bool test();
-  // The world ranks whose messages have not completed, ascending, each once.
+  // The ranks of the world whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
-  // Gives up what has not completed. False when MPI still holds a buffer, which must then outlive
-  // it.
+  // Give up what has not completed. Returns false if MPI still holds a buffer, which must then be
+  // kept.
   bool cancel() noexcept;
 
  private:
@@ -42,10 +42,10 @@ class Requests {
 
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 
-// Cancels a message and waits for MPI to agree, 50 ms at the most; false when it has not.
+// Cancel a message, and wait at most 50 ms until MPI has done so. Returns false if it has not.
 bool give_up(Request& request) noexcept;
 
-// MPI has given up messages to or from some ranks; of none: it does not say from which.
+// MPI has given up messages to or from some ranks. Without ranks, MPI did not report which.
 class Unreachable final : public Error {
  public:
   Unreachable(const std::vector<int>& who, int code);
