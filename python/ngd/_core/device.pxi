@@ -25,11 +25,10 @@ cdef class Device:
         ]
 
     def query_kernel(self, str op, list inputs, list outputs, dict attrs) -> tuple:
-        """(implementation or None, reasons, scratch bytes, [(output, input) in place])."""
+        """Return (implementation or None, refusals, scratch bytes, [(output, input) in place])."""
         cdef KernelQuery query
         cdef TensorType type
-        cdef Verdict verdict
-        cdef string reasons, op_bytes = _bytes(op)
+        cdef string op_bytes = _bytes(op)
         query.op = string_view(op_bytes.data(), op_bytes.size())
         for dtype, shape in inputs:
             _set_type(type, dtype, shape)
@@ -39,13 +38,14 @@ cdef class Device:
             query.outputs.push_back(type)
         _set_attrs(query.attrs, attrs)
         cdef KernelTable table = self.table
-        cdef const KernelRow* row
+        cdef Found found
         with nogil:
-            row = find(table, query, &verdict, &reasons)
-        if row == NULL:
-            return None, _str(reasons), 0, []
-        in_place = [(pair.output, pair.input) for pair in verdict.in_place]
-        return _text(row.implementation), "", verdict.scratch_bytes, in_place
+            found = find(table, query, this_machine())
+        if found.row == NULL:
+            return None, _str(found.offer.refusal), 0, []
+        cdef const Kernel* kernel = found.offer.kernel.get()
+        in_place = [(pair.output, pair.input) for pair in kernel.in_place()]
+        return _text(found.row.implementation), "", kernel.scratch_bytes(), in_place
 
 
 cdef class CommonMemory:

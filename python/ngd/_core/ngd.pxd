@@ -106,18 +106,26 @@ cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
     cppclass InPlace:
         int output
         int input
-    cppclass Verdict:
-        cbool accepted
-        size_t scratch_bytes
-        vector[InPlace] in_place
+    cppclass Machine:
+        pass
+    Machine this_machine() except +ngd_raise_python_error
+    cppclass Kernel:
+        size_t scratch_bytes()
+        vector[InPlace] in_place() except +ngd_raise_python_error
+    cppclass Offer:
+        unique_ptr[Kernel] kernel
+        string refusal
     cppclass KernelRow:
         string_view op
         string_view implementation
     cppclass KernelTable:
         size_t size()
         const KernelRow& operator[](size_t i)
-    const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
-                          string* reasons) except +ngd_raise_python_error
+    cppclass Found:
+        const KernelRow* row
+        Offer offer
+    Found find(KernelTable table, const KernelQuery& query, const Machine& machine) \
+        except +ngd_raise_python_error
     string onednn_version() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:

@@ -55,22 +55,18 @@ std::string KernelQuery::key() const {
   return key;
 }
 
-const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
-                      std::string* reasons) {
+Found find(KernelTable table, const KernelQuery& query, const Machine& machine) {
   std::string refusals;
   for (const KernelRow& row : table) {
     if (row.op != query.op) continue;
-    Verdict answer = row.accept(query);
-    if (answer.accepted) {
-      if (verdict != nullptr) *verdict = std::move(answer);
-      return &row;
-    }
+    Offer offer = row.offer(query, machine);
+    if (offer.kernel != nullptr) return {&row, std::move(offer)};
+    if (offer.refusal.empty()) continue;
     if (!refusals.empty()) refusals += "; ";
-    refusals += std::string(row.implementation) + ": " + answer.reason;
+    refusals += std::string(row.implementation) + ": " + offer.refusal;
   }
-  if (reasons != nullptr)
-    *reasons = refusals.empty() ? "no kernel is called " + std::string(query.op) : refusals;
-  return nullptr;
+  if (refusals.empty()) refusals = "no kernel is called " + std::string(query.op);
+  return {nullptr, Offer::refuse(std::move(refusals))};
 }
 
 }  // namespace ngd::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel is: accept decides, the constructor prepares, run computes and decides nothing.
+// Kernels, and the tables that choose them: a row offers a kernel for a query, or says why not.
 #pragma once
 
 #include <compare>
@@ -13,6 +13,7 @@
 #include "base/attrs.hpp"
 #include "base/shape.hpp"
 #include "device/device.hpp"
+#include "kernels/machine.hpp"
 
 namespace ngd::kernels {
 
@@ -26,30 +27,16 @@ struct KernelQuery {
   std::string key() const;  // of equal queries, and of no others, equal
 };
 
-// A result that may be computed over an operand: its output may be the very buffer of the input.
+// An output that may be computed in the memory of an input.
 struct InPlace {
   int output, input;
   auto operator<=>(const InPlace&) const = default;
 };
 
-// Any of the pairs in_place hold together, but two outputs never share bytes; where one buffer
-// serves several inputs, an output over it needs its pair with each of them.
-struct Verdict {
-  bool accepted = false;
-  std::string reason;             // why not
-  std::size_t scratch_bytes = 0;  // handed to run()
-  std::vector<InPlace> in_place;
-
-  static Verdict accept(std::size_t scratch_bytes = 0, std::vector<InPlace> in_place = {}) {
-    return {true, {}, scratch_bytes, std::move(in_place)};
-  }
-  static Verdict reject(std::string reason) { return {false, std::move(reason), 0, {}}; }
-};
-
-// An output of which nobody reads anything is null: a kernel of several results leaves it out. (Of
-// several alone: an instruction whose only result is not read does not exist.) The lists of
-// pointers are the caller's again when run() returns, the memory that they point to when the queue
-// has come so far.
+// An output that no instruction reads is null, and a kernel of several results skips it. (Only a
+// kernel of several: an instruction whose only result is not read does not exist.) The lists of
+// pointers belong to the caller again when run() returns, and the memory that they point to when
+// the queue has done the work.
 struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;
@@ -57,29 +44,51 @@ struct KernelArgs {
   device::Queue* queue;  // the kernel's work goes there; the CPU's is the calling thread
 };
 
-// One kernel may serve all instructions of a program that ask for the same. It outlives its work.
+// One kernel may serve all instructions of a program with the same query. It outlives its work.
 class Kernel {
  public:
   virtual ~Kernel() = default;
+  // Called once, before the first run(). Does what takes long and is not needed to answer a query,
+  // for example generates code.
+  virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
+  virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
+  // All pairs may be used together, but two outputs never share bytes. If one buffer serves several
+  // inputs, an output in this buffer needs a pair with each of them.
+  virtual std::vector<InPlace> in_place() const { return {}; }
 };
 
-// A row of a device's table. The first row of an op whose accept() says yes serves it.
+// The answer of a row to a query.
+struct Offer {
+  std::unique_ptr<Kernel> kernel;  // null: refused
+  // The reason, if refused. Empty if a later row offers the same kernel and gives the reason.
+  std::string refusal = {};
+  // False if 16-bit operands are widened in memory or their products are emulated: the kernel is
+  // then slower than one of float32.
+  bool is_native = true;
+
+  static Offer refuse(std::string reason) { return {nullptr, std::move(reason)}; }
+};
+
+// A row of a device's table.
 struct KernelRow {
   std::string_view op;
   std::string_view implementation;  // "onednn", "fused", ...: its folder
-  Verdict (*accept)(const KernelQuery& query);
-  std::unique_ptr<Kernel> (*construct)(const KernelQuery& query);
+  Offer (*offer)(const KernelQuery& query, const Machine& machine);
 };
 
 using KernelTable = std::span<const KernelRow>;
 
 KernelTable cpu_table();
 
-std::string onednn_version();  // "" where oneDNN is not built in
+std::string onednn_version();  // "" in a build without oneDNN
 
-// The first row that accepts; or nullptr, with every refusal in *reasons.
-const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
-                      std::string* reasons);
+struct Found {
+  const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
+  Offer offer;
+};
+
+// Return the first offer of a kernel, and its row.
+Found find(KernelTable table, const KernelQuery& query, const Machine& machine);
 
 }  // namespace ngd::kernels

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two functions of every kernel that a row of table.inc names.
+// The functions of the rows of table.inc.
 #pragma once
 
 #include "kernels/kernel.hpp"
 
 namespace ngd::kernels {
 
-#define NGD_ROW(op, implementation, kernel)                       \
-  namespace implementation {                                      \
-  Verdict accept_##kernel(const KernelQuery&);                    \
-  std::unique_ptr<Kernel> construct_##kernel(const KernelQuery&); \
+#define NGD_ROW(op, implementation, kernel)                 \
+  namespace implementation {                                \
+  Offer offer_##kernel(const KernelQuery&, const Machine&); \
   }
 #include "kernels/table.inc"
 #undef NGD_ROW

@@ -5,8 +5,7 @@ namespace ngd::kernels {
 
 namespace {
 
-#define NGD_ROW(op, implementation, kernel) \
-  {op, #implementation, implementation::accept_##kernel, implementation::construct_##kernel},
+#define NGD_ROW(op, implementation, kernel) {op, #implementation, implementation::offer_##kernel},
 
 constexpr KernelRow kCpuTable[] = {
 #include "kernels/table.inc"

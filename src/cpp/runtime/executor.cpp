@@ -250,15 +250,14 @@ void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query) {
 
 std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
                                                        const kernels::KernelQuery& query) {
-  kernels::Verdict verdict;
-  std::string reasons;
-  const kernels::KernelRow* row = kernels::find(table_, query, &verdict, &reasons);
-  if (row == nullptr)
+  kernels::Offer offer = kernels::find(table_, query, kernels::this_machine()).offer;
+  if (offer.kernel == nullptr)
     fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", query.op, " (made at ",
-         step.instruction->site, "): ", reasons);
-  if (verdict.scratch_bytes > scratch_.bytes())
-    scratch_ = device::Buffer(device_, verdict.scratch_bytes);
-  return row->construct(query);
+         step.instruction->site, "): ", offer.refusal);
+  const std::size_t scratch_bytes = offer.kernel->scratch_bytes();
+  if (scratch_bytes > scratch_.bytes()) scratch_ = device::Buffer(device_, scratch_bytes);
+  offer.kernel->prepare();
+  return std::move(offer.kernel);
 }
 
 void Executor::run(const void* const* inputs, void* const* outputs) {

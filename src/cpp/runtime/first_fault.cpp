@@ -86,12 +86,11 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
     of_inputs.push_back(look(query.inputs[i], inputs[i]));
   for (std::size_t i = 0; i < program.size(); ++i) {
     const kernels::KernelQuery one = only(query, i, program[i].result);
-    kernels::Verdict verdict;
-    std::string reasons;
-    const kernels::KernelRow* row = kernels::find(table, one, &verdict, &reasons);
-    if (row == nullptr) return std::nullopt;
-    const std::unique_ptr<kernels::Kernel> kernel = row->construct(one);
-    const device::Buffer scratch(device, verdict.scratch_bytes);
+    const std::unique_ptr<kernels::Kernel> kernel =
+        kernels::find(table, one, kernels::this_machine()).offer.kernel;
+    if (kernel == nullptr) return std::nullopt;
+    kernel->prepare();
+    const device::Buffer scratch(device, kernel->scratch_bytes());
     const device::Buffer result(device, one.outputs[0].bytes());
     void* const outputs[] = {result.data()};
     kernel->run({inputs.data(), outputs, scratch.data(), &queue});

@@ -123,7 +123,7 @@ TEST_P(Conv, AllThreeOps) {
       });
       for (int op = 0; op < 3; ++op) {
         const KernelQuery query = query_of(names[op], operands[op], {types[op]}, attrs_for(c));
-        if (!row_of(names[op], GetParam()).accept(query).accepted) {
+        if (offer_of(query, GetParam()).kernel == nullptr) {
           ASSERT_STRNE(GetParam(), "fallback");
           ASSERT_NE(dtype, DType::F32);
           continue;
@@ -151,7 +151,7 @@ TEST_P(Conv, Refusals) {
                             {{DType::F32, with.data}, {DType::F32, with.weights}},
                             {{DType::F32, std::move(result)}},
                             attrs_for(with)};
-    return row_of(op, GetParam()).accept(query).reason;
+    return offer_of(query, GetParam()).refusal;
   };
   EXPECT_EQ(refused(c, result_shape(c)), "");
   Shape larger = result_shape(c);
@@ -172,7 +172,7 @@ TEST_P(Conv, RunsInAForkedChild) {
                w = random_floats(DType::F32, c.weights, 8);
   const TensorType type{DType::F32, result_shape(c)};
   const KernelQuery query = query_of("conv", {x, w}, {type}, attrs_for(c));
-  expect_same_in_a_forked_child(row_of("conv", GetParam()), query, {x, w});
+  expect_same_in_a_forked_child(GetParam(), query, {x, w});
 }
 
 // Those of any shape.
@@ -312,12 +312,11 @@ TEST(Winograd, Bias) {
 TEST(Winograd, RunsInAForkedChild) {
   const Last c({2, 14, 15}, 32, 48, {1, 1, 1, 1});
   const KernelQuery query = query_of("conv", {c.data, c.weights}, {{DType::F32, c.y}}, c.attrs());
-  expect_same_in_a_forked_child(row_of("conv", "winograd"), query, {c.data, c.weights});
+  expect_same_in_a_forked_child("winograd", query, {c.data, c.weights});
   const Last many({many_images(), 16, 17}, 16, 32, {1, 1, 1, 1});
   const KernelQuery gradient =
       query_of("conv_weight_grad", {many.data, many.dy}, {{DType::F32, many.w}}, many.attrs());
-  expect_same_in_a_forked_child(row_of("conv_weight_grad", "winograd"), gradient,
-                                {many.data, many.dy});
+  expect_same_in_a_forked_child("winograd", gradient, {many.data, many.dy});
 }
 
 // It reaches all windows that see it, and of the others those of its tile alone.
@@ -354,15 +353,14 @@ TEST(Placewise, RunsInAForkedChild) {
   const Last c({2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1});
   const KernelQuery query =
       query_of("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs());
-  expect_same_in_a_forked_child(row_of("conv_weight_grad", "weight_grad"), query, {c.data, c.dy});
+  expect_same_in_a_forked_child("weight_grad", query, {c.data, c.dy});
 }
 
 TEST(Placewise, RefusesWhatOneDnnDoesBetter) {
   const Last small({1, 9, 11}, 64, 32, {0, 0, 0, 0}, {1, 1, 1});
   const KernelQuery query =
       query_of("conv_weight_grad", {small.data, small.dy}, {{DType::F32, small.w}}, small.attrs());
-  EXPECT_EQ(row_of("conv_weight_grad", "weight_grad").accept(query).reason,
-            "oneDNN is faster, or nearly so");
+  EXPECT_EQ(offer_of(query, "weight_grad").refusal, "oneDNN is faster, or nearly so");
 }
 
 TEST(Winograd, Refusals) {
@@ -375,7 +373,7 @@ TEST(Winograd, Refusals) {
                             {"channels_last", 1}});
     change(attrs);
     const KernelQuery query{"conv", {{dtype, x}, {dtype, w}}, {{dtype, y}}, attrs};
-    return row_of("conv", "winograd").accept(query).reason;
+    return offer_of(query, "winograd").refusal;
   };
   const auto as_it_is = [](Attrs&) {};
   const Shape x{2, 16, 16, 32}, w{64, 32, 3, 3}, y{2, 16, 16, 64};

@@ -13,7 +13,7 @@ namespace {
 
 std::string name(DType dtype) { return std::string(short_name_of(dtype)); }
 
-// Runs a program of dense inputs of one shape.
+// Run a program of dense inputs of one shape.
 std::vector<Tensor> run_dense(const std::string& program, const std::vector<Tensor>& inputs,
                               const std::vector<DType>& outputs, const Integers& results,
                               const std::vector<InPlace>& in_place = {}) {
@@ -513,14 +513,13 @@ TEST(Elementwise, RandomProgramsHaveTheBitsOfTheirInstructions) {
     const TensorType type = inputs[0].type();
     std::vector<TensorType> types;
     for (const DType each : stored) types.push_back({each, {n}});
-    const Verdict verdict = row_of("elementwise", "fused")
-                                .accept({"elementwise",
-                                         {type, type, type},
-                                         types,
-                                         attrs_of({{"program", text},
-                                                   {"results", program.results},
-                                                   {"input_strides", Integers{1, 1, 1}}})});
-    for (const InPlace& pair : verdict.in_place) {
+    const Offer offer = offer_of({"elementwise",
+                                  {type, type, type},
+                                  types,
+                                  attrs_of({{"program", text},
+                                            {"results", program.results},
+                                            {"input_strides", Integers{1, 1, 1}}})});
+    for (const InPlace& pair : offer.kernel->in_place()) {
       const std::vector<Tensor> over = run_dense(text, inputs, stored, program.results, {pair});
       for (std::size_t k = 0; k <= last; ++k) EXPECT_EQ(out[k], over[k]) << text;
     }
@@ -617,7 +616,6 @@ TEST(Elementwise, WritesOverItsInputs) {
 }
 
 TEST(Elementwise, RefusesToWriteOverWhatItStillReads) {
-  const KernelRow& row = row_of("elementwise", "fused");
   const auto in_place = [&](const char* program, Integers results, Integers strides) {
     const TensorType type{DType::F32, {4, 4}};
     const KernelQuery query{
@@ -626,9 +624,9 @@ TEST(Elementwise, RefusesToWriteOverWhatItStillReads) {
         std::vector<TensorType>(results.size(), type),
         attrs_of(
             {{"program", std::string(program)}, {"results", results}, {"input_strides", strides}})};
-    const Verdict verdict = row.accept(query);
-    EXPECT_TRUE(verdict.accepted) << verdict.reason;
-    return verdict.in_place;
+    const Offer offer = offer_of(query);
+    if (offer.kernel == nullptr) throw std::runtime_error(offer.refusal);
+    return offer.kernel->in_place();
   };
   using Pairs = std::vector<InPlace>;
   const Integers dense = {4, 1, 4, 1};
@@ -669,9 +667,7 @@ TEST(Elementwise, RefusesWithAReason) {
                             attrs_of({{"program", program},
                                       {"results", std::move(results)},
                                       {"input_strides", std::move(strides)}})};
-    std::string reasons;
-    EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr) << program;
-    return reasons;
+    return refusal_of(query);
   };
   EXPECT_NE(reason("frobnicate:f32 i0").find("no elementwise opcode is called frobnicate"),
             std::string::npos);

@@ -49,22 +49,19 @@ double tolerance(DType dtype, double sum, double magnitude) {
   return least + unit * 1.1 * std::fabs(sum) + std::min(unit, 0x1p-20) * magnitude;
 }
 
-bool accepts(const KernelRow& row, DType dtype) {
+bool accepts(std::string_view op, const char* implementation, DType dtype) {
   const TensorType rows{dtype, {2, 2}}, weights{dtype, {1, 2, 2}}, offsets{DType::I64, {1}};
-  const bool is_gradient = row.op == "grouped_weight_grad";
-  return row
-      .accept({row.op,
-               {rows, is_gradient ? rows : weights, offsets},
-               {is_gradient ? weights : rows},
-               {}})
-      .accepted;
+  const bool is_gradient = op == "grouped_weight_grad";
+  const KernelQuery query{
+      op, {rows, is_gradient ? rows : weights, offsets}, {is_gradient ? weights : rows}, {}};
+  return offer_of(query, implementation).kernel != nullptr;
 }
 
 class GroupedMatmul : public testing::TestWithParam<const char*> {};
 
 TEST_P(GroupedMatmul, RowsTimesTheWeightOfTheirGroup) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
-    if (!accepts(row_of("grouped_matmul", GetParam()), dtype)) continue;
+    if (!accepts("grouped_matmul", GetParam(), dtype)) continue;
     for (const Case& c : cases())
       for (const bool transpose : {false, true}) {
         const auto groups = static_cast<std::int64_t>(c.offsets.size());
@@ -95,7 +92,7 @@ TEST_P(GroupedMatmul, RowsTimesTheWeightOfTheirGroup) {
 
 TEST_P(GroupedMatmul, GradientsOfWeights) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
-    if (!accepts(row_of("grouped_weight_grad", GetParam()), dtype)) continue;
+    if (!accepts("grouped_weight_grad", GetParam(), dtype)) continue;
     for (const Case& c : cases()) {
       const auto groups = static_cast<std::int64_t>(c.offsets.size());
       const Tensor a = random_floats(dtype, {c.rows, c.k}, 1),
@@ -146,7 +143,7 @@ TEST_P(GroupedMatmul, RunsInAForkedChild) {
                offsets(DType::I64, {2}, Integers{100, 300});
   const TensorType out{DType::F32, {300, 192}};
   const KernelQuery query = query_of("grouped_matmul", {x, weight, offsets}, {out}, {});
-  expect_same_in_a_forked_child(row_of("grouped_matmul", GetParam()), query, {x, weight, offsets});
+  expect_same_in_a_forked_child(GetParam(), query, {x, weight, offsets});
 }
 
 INSTANTIATE_TEST_SUITE_P(Implementations, GroupedMatmul,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel of the CPU's table on vectors, with guarded memory around outputs and scratch.
+// Run kernels of the CPU's table on vectors, with guarded memory around outputs and scratch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -114,42 +114,51 @@ inline KernelQuery query_of(std::string_view op, const std::vector<Tensor>& inpu
   return query;
 }
 
-inline const KernelRow& row_of(std::string_view op, std::string_view implementation) {
-  for (const KernelRow& row : cpu_table())
-    if (row.op == op && (implementation.empty() || row.implementation == implementation))
-      return row;
-  throw std::runtime_error("no such row: " + std::string(op));
+// Return the first kernel that a row of an implementation ("": of any) offers on this machine, or
+// the refusal of the last one.
+inline Offer offer_of(const KernelQuery& query, std::string_view implementation = "") {
+  Offer offer = Offer::refuse("no such row");
+  for (const KernelRow& row : cpu_table()) {
+    if (row.op != query.op) continue;
+    if (!implementation.empty() && row.implementation != implementation) continue;
+    offer = row.offer(query, this_machine());
+    if (offer.kernel != nullptr) break;
+  }
+  return offer;
 }
 
-// Of every row that computes an op: what INSTANTIATE_TEST_SUITE_P takes.
+// Return the reason why no kernel computes a query; the test fails if one does.
+inline std::string refusal_of(const KernelQuery& query) {
+  const Offer offer = offer_of(query);
+  EXPECT_EQ(offer.kernel, nullptr);
+  return offer.refusal;
+}
+
+// Return the implementations of an op, for INSTANTIATE_TEST_SUITE_P.
 inline std::vector<const char*> implementations_of(std::string_view op) {
   std::vector<const char*> names;
   for (const KernelRow& row : cpu_table())
-    if (row.op == op) names.push_back(row.implementation.data());
+    if (row.op == op && std::find(names.begin(), names.end(), row.implementation) == names.end())
+      names.push_back(row.implementation.data());
   return names;
 }
 
-// Constructs the row's kernel, or of any row that accepts, and runs it into fresh outputs, or into
-// the very memory of inputs; outputs that are `unread` are null, and come back as zeros.
+// Run the kernel of an implementation ("": of any) into fresh outputs, or into the memory of inputs.
+// Outputs that are `unread` are null, and are returned as zeros.
 inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
                                const std::vector<TensorType>& outputs, Attrs attrs,
                                std::string_view implementation = "",
                                const std::vector<InPlace>& in_place = {},
                                const std::vector<std::size_t>& unread = {}) {
   const KernelQuery query = query_of(op, inputs, outputs, std::move(attrs));
-  Verdict verdict;
-  std::string reasons;
-  const KernelRow* row = nullptr;
-  if (implementation.empty()) {
-    row = find(cpu_table(), query, &verdict, &reasons);
-  } else {
-    row = &row_of(op, implementation);
-    verdict = row->accept(query);
-    reasons = verdict.reason;
-    if (!verdict.accepted) row = nullptr;
-  }
-  if (row == nullptr) throw std::runtime_error(reasons);
-  const std::unique_ptr<Kernel> kernel = row->construct(query);
+  const std::unique_ptr<Kernel> kernel = [&] {
+    Offer offer = offer_of(query, implementation);
+    if (offer.kernel == nullptr) throw std::runtime_error(offer.refusal);
+    offer.kernel->prepare();
+    return std::move(offer.kernel);
+  }();
+  const std::size_t scratch_bytes = kernel->scratch_bytes();
+  const std::vector<InPlace> allowed = kernel->in_place();
   constexpr std::byte kGuard{0x5a};
   std::vector<Tensor> results(outputs.begin(), outputs.end());
   std::vector<const void*> in;
@@ -163,8 +172,7 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
     return inputs[static_cast<std::size_t>(pair.input)];
   };
   for (const InPlace& pair : in_place) {
-    EXPECT_NE(std::find(verdict.in_place.begin(), verdict.in_place.end(), pair),
-              verdict.in_place.end())
+    EXPECT_NE(std::find(allowed.begin(), allowed.end(), pair), allowed.end())
         << op << ": output " << pair.output << " in place of input " << pair.input;
     out[static_cast<std::size_t>(pair.output)] = input_under(pair).data();
   }
@@ -172,7 +180,7 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
     out[k] = nullptr;
     results[k] = Tensor(outputs[k]);
   }
-  std::vector<std::byte> scratch(verdict.scratch_bytes + 192, kGuard);
+  std::vector<std::byte> scratch(scratch_bytes + 192, kGuard);
   auto* aligned = reinterpret_cast<std::byte*>(
       (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
   const std::unique_ptr<device::Queue> queue = device::cpu().make_queue();
@@ -183,7 +191,7 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
     kernel->run(args);
     EXPECT_EQ(first, results) << op << " is not the same when run again";
   }
-  for (std::byte* b = aligned + verdict.scratch_bytes; b < scratch.data() + scratch.size(); ++b)
+  for (std::byte* b = aligned + scratch_bytes; b < scratch.data() + scratch.size(); ++b)
     EXPECT_EQ(*b, kGuard) << op << " wrote beyond its scratch";
   for (const InPlace& pair : in_place) {
     Tensor& result = results[static_cast<std::size_t>(pair.output)];

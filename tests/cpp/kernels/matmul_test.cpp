@@ -131,11 +131,8 @@ Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
 
 bool accepts(const char* implementation, DType dtype) {
   const TensorType square{dtype, {2, 2}};
-  for (const KernelRow& row : cpu_table())
-    if (row.op == "matmul" && row.implementation == implementation)
-      return row.accept({"matmul", {square, square}, {square}, attrs_for(false, false, "")})
-          .accepted;
-  return false;
+  const KernelQuery query{"matmul", {square, square}, {square}, attrs_for(false, false, "")};
+  return offer_of(query, implementation).kernel != nullptr;
 }
 
 class Matmul : public testing::TestWithParam<const char*> {};
@@ -158,9 +155,6 @@ TEST_P(Matmul, Floats) {
         std::vector<Tensor> inputs{stored(a, transpose_a), stored(b, transpose_b)};
         if (with_bias) inputs.push_back(bias);
         const Attrs attrs = attrs_for(transpose_a, transpose_b, post);
-        const KernelQuery query = query_of("matmul", inputs, {{dtype, out}}, attrs);
-        if (row_of("matmul", GetParam()).accept(query).reason == "the own product is for this")
-          continue;  // "fallback" is asked for it, too
         const Tensor product = run("matmul", inputs, {{dtype, out}}, attrs, GetParam())[0];
         exact_product(a, b, with_bias ? &bias : nullptr, out,
                       [&](std::int64_t i, double sum, double magnitude) {
@@ -241,7 +235,7 @@ TEST_P(Matmul, Refusals) {
                             {{DType::F32, a}, {DType::F32, b}},
                             {{DType::F32, out}},
                             attrs_for(false, false, post)};
-    return row_of("matmul", GetParam()).accept(query).reason;
+    return offer_of(query, GetParam()).refusal;
   };
   EXPECT_NE(refused({2, 3}, {4, 2}, {2, 2}), "");
   EXPECT_NE(refused({2, 3}, {3, 2}, {2, 3}), "");
@@ -260,7 +254,7 @@ TEST_P(Matmul, NanAndInfinityPropagateThroughPostOperations) {
       for (const char* post : {"", "relu", "gelu", "gelu_tanh", "silu"}) {
         const KernelQuery query =
             query_of("matmul", {a, b}, {{dtype, {shape[0], 50}}}, attrs_for(false, false, post));
-        if (!row_of("matmul", GetParam()).accept(query).accepted) continue;
+        if (offer_of(query, GetParam()).kernel == nullptr) continue;
         const Tensor out = run("matmul", {a, b}, {{dtype, {shape[0], 50}}},
                                attrs_for(false, false, post), GetParam())[0];
         for (std::int64_t i = 0; i < out.count(); ++i)
@@ -283,9 +277,7 @@ TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
                             {{DType::F32, a}, {DType::F32, b}},
                             {{DType::F32, {rows, columns}}},
                             attrs_for(transpose_a, transpose_b, posts)};
-    Verdict verdict;
-    std::string reasons;
-    return std::string(find(cpu_table(), query, &verdict, &reasons)->implementation);
+    return std::string(find(cpu_table(), query, this_machine()).row->implementation);
   };
   EXPECT_EQ(served_by(1024, 128, 1024, {}, false, true), "fallback");
   EXPECT_EQ(served_by(16, 4, 1000, {}, false, true), "fallback");
@@ -317,7 +309,7 @@ TEST_P(Matmul, RunsInAForkedChild) {
                b = random_floats(DType::F32, {784, 96}, 8);
   const TensorType out{DType::F32, {128, 96}};
   const KernelQuery query = query_of("matmul", {a, b}, {out}, attrs_for(false, false, ""));
-  expect_same_in_a_forked_child(row_of("matmul", GetParam()), query, {a, b});
+  expect_same_in_a_forked_child(GetParam(), query, {a, b});
 }
 
 INSTANTIATE_TEST_SUITE_P(Implementations, Matmul, testing::ValuesIn(implementations_of("matmul")),

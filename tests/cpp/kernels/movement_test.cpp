@@ -102,8 +102,8 @@ TEST(Slice, RefusesToLeaveTheTensor) {
            {0, 1, 11}, {10, 1, 1}, {9, 2, 2}, {0, -1, 2}, {-1, 1, 2}}) {
     const Attrs attrs = attrs_of({{"starts", Integers{start}}, {"steps", Integers{step}}});
     const TensorType whole{DType::F32, {10}}, part{DType::F32, {count}};
-    EXPECT_EQ(find(cpu_table(), {"slice", {whole}, {part}, attrs}, nullptr, nullptr), nullptr);
-    EXPECT_EQ(find(cpu_table(), {"pad_slice", {part}, {whole}, attrs}, nullptr, nullptr), nullptr);
+    EXPECT_NE(refusal_of({"slice", {whole}, {part}, attrs}), "");
+    EXPECT_NE(refusal_of({"pad_slice", {part}, {whole}, attrs}), "");
   }
 }
 

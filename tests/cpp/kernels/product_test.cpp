@@ -173,7 +173,7 @@ TEST(ElementwiseProduct, Refusals) {
     KernelQuery query = query_of("elementwise_product", inputs, {{DType::F32, {12, 10}}},
                                  attrs_for(c, DType::F32, {10, 1}));
     change(query);
-    return row_of("elementwise_product", "").accept(query).reason;
+    return offer_of(query, "").refusal;
   };
   const auto set = [](const char* name, Attr value) {
     return [=](KernelQuery& query) { query.attrs.set(name, value); };
@@ -200,7 +200,7 @@ TEST(ElementwiseProduct, RunsInAForkedChild) {
   const KernelQuery query =
       query_of("elementwise_product", operands.inputs, {{DType::F32, {c.m, c.n}}},
                attrs_for(c, DType::F32, {c.n, 1}));
-  expect_same_in_a_forked_child(row_of("elementwise_product", ""), query, operands.inputs);
+  expect_same_in_a_forked_child("", query, operands.inputs);
 }
 
 }  // namespace

@@ -124,9 +124,8 @@ class FailingQueue : public ::testing::Test {
   std::unique_ptr<device::Event> before = device.make_event(), behind = device.make_event();
   const int origin = 0;
   void fail_between_the_events() {
-    const kernels::KernelRow* row = kernels::find(
-        testing::remote_table(), {"fails", {{DType::F32, {}}}, {}, {}}, nullptr, nullptr);
-    kernel = row->construct({"fails", {{DType::F32, {}}}, {}, {}});
+    kernel = kernels::find(testing::remote_table(), {"fails", {{DType::F32, {}}}, {}, {}}, {})
+                 .offer.kernel;
     queue->record(*before);
     queue->set_origin(&origin);
     const void* inputs[] = {nullptr};

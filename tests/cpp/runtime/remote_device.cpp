@@ -90,19 +90,15 @@ void followed(RemoteQueue& queue, const Inputs& in, void* out, std::int64_t coun
 }
 
 using Query = kernels::KernelQuery;
-kernels::Verdict accept_any(const Query&) { return kernels::Verdict::accept(); }
 template <Function::Body body>
-std::unique_ptr<kernels::Kernel> construct(const Query& query) {
-  return std::make_unique<Function>(body, query);
+kernels::Offer offer(const Query& query, const kernels::Machine&) {
+  return {std::make_unique<Function>(body, query)};
 }
 
 const kernels::KernelRow kRows[] = {
-    {"add", "test", accept_any, construct<add>},
-    {"copy", "test", accept_any, construct<copy>},
-    {"positive", "test", accept_any, construct<positive>},
-    {"nan", "test", accept_any, construct<nan>},
-    {"fails", "test", accept_any, construct<fails>},
-    {"followed", "test", accept_any, construct<followed>},
+    {"add", "test", offer<add>},           {"copy", "test", offer<copy>},
+    {"positive", "test", offer<positive>}, {"nan", "test", offer<nan>},
+    {"fails", "test", offer<fails>},       {"followed", "test", offer<followed>},
 };
 
 }  // namespace

@@ -31,6 +31,12 @@ class AlongAxis final : public Kernel {
     for (std::size_t a = axis + 1; a < whole.size(); ++a) inner_ *= whole[a];
   }
 
+  // The sums of 16-bit floats.
+  std::size_t scratch_bytes() const override {
+    const std::int64_t sums = add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
+    return static_cast<std::size_t>(sums) * sizeof(float);
+  }
+
   void run(const KernelArgs& args) const override {
     range_.check(args.inputs[1]);
     const std::int64_t work = std::max<std::int64_t>(1, add_ ? std::max(length_, count_) : count_);
@@ -102,26 +108,21 @@ class AlongAxis final : public Kernel {
 
 }  // namespace
 
-Verdict accept_along_axis(const KernelQuery& query) {
+Offer offer_along_axis(const KernelQuery& query, const Machine&) {
   const bool add = query.op == "add_along_axis";
   const TensorType &whole = (add ? query.outputs : query.inputs)[0],
                    &part = (add ? query.inputs : query.outputs)[0];
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the tensor");
-  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the indices are not i32 or i64");
-  if (whole.dtype != part.dtype) return Verdict::reject("dtypes differ");
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the tensor");
+  if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the indices are not i32 or i64");
+  if (whole.dtype != part.dtype) return Offer::refuse("dtypes differ");
   if (part.shape != query.inputs[1].shape || part.shape.size() != whole.shape.size())
-    return Verdict::reject("the indices are not one for each element of the part");
+    return Offer::refuse("the indices are not one for each element of the part");
   for (std::size_t a = 0; a < whole.shape.size(); ++a)
     if (static_cast<std::int64_t>(a) != axis && part.shape[a] != whole.shape[a])
-      return Verdict::reject("shapes differ beside the axis");
-  const bool sums = add && is_half(whole.dtype);
-  return Verdict::accept(sums ? static_cast<std::size_t>(whole.count()) * sizeof(float) : 0);
-}
-
-std::unique_ptr<Kernel> construct_along_axis(const KernelQuery& query) {
-  return std::make_unique<AlongAxis>(query);
+      return Offer::refuse("shapes differ beside the axis");
+  return {std::make_unique<AlongAxis>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fallback {
@@ -102,20 +101,20 @@ void most_extreme(const T* x, std::int64_t length, std::int64_t k, bool largest,
 
 class TopK final : public Kernel {
  public:
-  explicit TopK(const KernelQuery& query)
+  TopK(const KernelQuery& query, const Machine& machine)
       : dtype_(query.inputs[0].dtype),
         largest_(query.attrs.integer("largest", 1) != 0),
         length_(query.inputs[0].shape.back()),
         k_(query.outputs[0].shape.back()) {
     const Shape& shape = query.inputs[0].shape;
     for (std::size_t a = 0; a + 1 < shape.size(); ++a) rows_ *= shape[a];
-    const std::int64_t most = std::min<std::int64_t>(rows_, device::thread_count());
+    const std::int64_t most = std::min<std::int64_t>(rows_, machine.threads);
     pieces_ =
         std::clamp<std::int64_t>(rows_ * length_ / kGrainWork, 1, std::max<std::int64_t>(most, 1));
   }
 
   // A line's places for each thread.
-  std::size_t scratch_bytes() const {
+  std::size_t scratch_bytes() const override {
     return static_cast<std::size_t>(pieces_ * length_) * sizeof(std::int64_t);
   }
 
@@ -143,40 +142,32 @@ class TopK final : public Kernel {
 
 }  // namespace
 
-Verdict accept_arg_reduce(const KernelQuery& query) {
+Offer offer_arg_reduce(const KernelQuery& query, const Machine&) {
   const TensorType& input = query.inputs[0];
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
-  if (query.outputs[0].dtype != DType::I64) return Verdict::reject("the output is not i64");
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
+  if (query.outputs[0].dtype != DType::I64) return Offer::refuse("the output is not i64");
   if (input.shape[static_cast<std::size_t>(axis)] == 0)
-    return Verdict::reject(std::string(query.op) + " of no elements");
+    return Offer::refuse(std::string(query.op) + " of no elements");
   if (query.outputs[0].count() * input.shape[static_cast<std::size_t>(axis)] != input.count())
-    return Verdict::reject("the output has not the input's other axes");
-  return Verdict::accept();
+    return Offer::refuse("the output has not the input's other axes");
+  return {std::make_unique<ArgReduce>(query)};
 }
 
-std::unique_ptr<Kernel> construct_arg_reduce(const KernelQuery& query) {
-  return std::make_unique<ArgReduce>(query);
-}
-
-Verdict accept_top_k(const KernelQuery& query) {
-  if (query.outputs.size() != 2) return Verdict::reject("the outputs are not values and places");
+Offer offer_top_k(const KernelQuery& query, const Machine& machine) {
+  if (query.outputs.size() != 2) return Offer::refuse("the outputs are not values and places");
   const TensorType& input = query.inputs[0];
   const TensorType &values = query.outputs[0], &places = query.outputs[1];
-  if (values.dtype != input.dtype) return Verdict::reject("the values have not the input's dtype");
-  if (places.dtype != DType::I64) return Verdict::reject("the places are not i64");
-  if (values.shape != places.shape) return Verdict::reject("the outputs have different shapes");
+  if (values.dtype != input.dtype) return Offer::refuse("the values have not the input's dtype");
+  if (places.dtype != DType::I64) return Offer::refuse("the places are not i64");
+  if (values.shape != places.shape) return Offer::refuse("the outputs have different shapes");
   if (input.shape.empty() || input.shape.size() != places.shape.size() ||
       !std::equal(input.shape.begin(), input.shape.end() - 1, places.shape.begin()))
-    return Verdict::reject("the outputs have not the input's other axes");
+    return Offer::refuse("the outputs have not the input's other axes");
   if (places.shape.back() > input.shape.back())
-    return Verdict::reject("the outputs have more places than the input");
-  return Verdict::accept(TopK(query).scratch_bytes());
-}
-
-std::unique_ptr<Kernel> construct_top_k(const KernelQuery& query) {
-  return std::make_unique<TopK>(query);
+    return Offer::refuse("the outputs have more places than the input");
+  return {std::make_unique<TopK>(query, machine)};
 }
 
 }  // namespace ngd::kernels::fallback

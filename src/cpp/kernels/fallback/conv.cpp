@@ -68,11 +68,11 @@ struct Chunks {
 template <class T>
 class Columns {
  public:
-  explicit Columns(const ConvShape& shape)
+  Columns(const ConvShape& shape, int threads)
       : s_(shape),
         chunks_(shape),
-        whole_(product_of(shape, chunks_.chunk)),
-        rest_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1))) {}
+        whole_(product_of(shape, chunks_.chunk), threads),
+        rest_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), threads) {}
 
   std::int64_t scratch_elements() const {
     return chunks_.elements() + std::max(whole_.scratch_elements(), rest_.scratch_elements());
@@ -210,13 +210,13 @@ class Columns {
 template <class T>
 class Conv final : public Kernel {
  public:
-  explicit Conv(const KernelQuery& query)
-      : columns_(ConvShape(query)),
+  Conv(const KernelQuery& query, const ConvShape& shape, const Machine& machine)
+      : columns_(shape, machine.threads),
         dtype_(query.outputs[0].dtype),
         counts_{query.inputs[0].count(), query.inputs[1].count()},
         output_count_(query.outputs[0].count()) {}
 
-  std::size_t scratch_bytes() const {
+  std::size_t scratch_bytes() const override {
     std::int64_t elements = columns_.scratch_elements();
     if (gemm::cast_to_computed(dtype_) != nullptr)
       elements += round_up(counts_[0], 64) + round_up(counts_[1], 64) + round_up(output_count_, 64);
@@ -251,21 +251,16 @@ class Conv final : public Kernel {
 
 }  // namespace
 
-Verdict accept_conv(const KernelQuery& query) {
-  if (!is_floating(query.outputs[0].dtype)) return Verdict::reject("convolutions are of floats");
+Offer offer_conv(const KernelQuery& query, const Machine& machine) {
+  if (!is_floating(query.outputs[0].dtype)) return Offer::refuse("convolutions are of floats");
   const ConvShape shape(query);
-  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   if (shape.bias || !shape.post.empty())
-    return Verdict::reject("what follows stays an op of its own");
-  if (shape.mixed) return Verdict::reject("dtypes are mixed");
-  if (shape.channels_last) return Verdict::reject("the channels come first here");
-  return Verdict::accept(query.outputs[0].dtype == DType::F64 ? Conv<double>(query).scratch_bytes()
-                                                              : Conv<float>(query).scratch_bytes());
-}
-
-std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
-  if (query.outputs[0].dtype == DType::F64) return std::make_unique<Conv<double>>(query);
-  return std::make_unique<Conv<float>>(query);
+    return Offer::refuse("what follows stays an op of its own");
+  if (shape.mixed) return Offer::refuse("dtypes are mixed");
+  if (shape.channels_last) return Offer::refuse("the channels come first here");
+  if (shape.factors == DType::F64) return {std::make_unique<Conv<double>>(query, shape, machine)};
+  return {std::make_unique<Conv<float>>(query, shape, machine), {}, !is_half(shape.factors)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -29,6 +29,8 @@ class CumSum final : public Kernel {
     for (std::size_t a = axis + 1; a < shape.size(); ++a) inner_ *= shape[a];
   }
 
+  std::vector<InPlace> in_place() const override { return {{0, 0}}; }
+
   void run(const KernelArgs& args) const override {
     const std::int64_t blocks = (inner_ + kLines - 1) / kLines;
     const std::int64_t work = std::max<std::int64_t>(1, length_ * std::min(inner_, kLines));
@@ -66,18 +68,14 @@ class CumSum final : public Kernel {
 
 }  // namespace
 
-Verdict accept_cumsum(const KernelQuery& query) {
+Offer offer_cumsum(const KernelQuery& query, const Machine&) {
   const TensorType& input = query.inputs[0];
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
-  if (input != query.outputs[0]) return Verdict::reject("the output has not the input's type");
-  if (input.dtype == DType::Bool) return Verdict::reject("cumsum is not for bool");
-  return Verdict::accept(0, {{0, 0}});
-}
-
-std::unique_ptr<Kernel> construct_cumsum(const KernelQuery& query) {
-  return std::make_unique<CumSum>(query);
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
+  if (input != query.outputs[0]) return Offer::refuse("the output has not the input's type");
+  if (input.dtype == DType::Bool) return Offer::refuse("cumsum is not for bool");
+  return {std::make_unique<CumSum>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -77,6 +77,12 @@ class ScatterAdd final : public Kernel {
   explicit ScatterAdd(const KernelQuery& query)
       : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
 
+  // The sums of 16-bit floats.
+  std::size_t scratch_bytes() const override {
+    const std::int64_t sums = is_half(dtype_) ? axes_.outer * axes_.length * axes_.inner : 0;
+    return static_cast<std::size_t>(sums) * sizeof(float);
+  }
+
   void run(const KernelArgs& args) const override {
     const Axes& a = axes_;
     a.range.check(args.inputs[1]);
@@ -211,82 +217,62 @@ class Iota final : public Kernel {
   std::int64_t count_, length_ = 1, inner_ = 1;
 };
 
-// Of gather (whole, part = input 0, output) and of scatter_add (output, input 0).
-Verdict accept_indexed(const KernelQuery& query, const TensorType& whole, const TensorType& part) {
+// Return why `part` is not what the indices select from `whole`, or an empty text.
+std::string refusal_of(const KernelQuery& query, const TensorType& whole, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the tensor");
-  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the indices are not i32 or i64");
-  if (whole.dtype != part.dtype) return Verdict::reject("dtypes differ");
+    return "axis " + std::to_string(axis) + " is not in the tensor";
+  if (!is_index(query.inputs[1].dtype)) return "the indices are not i32 or i64";
+  if (whole.dtype != part.dtype) return "dtypes differ";
   Shape expected(whole.shape.begin(), whole.shape.begin() + axis);
   const Shape& indices = query.inputs[1].shape;
   expected.insert(expected.end(), indices.begin(), indices.end());
   expected.insert(expected.end(), whole.shape.begin() + axis + 1, whole.shape.end());
-  if (part.shape != expected)
-    return Verdict::reject("the indices' shape does not stand in place of the axis");
-  return Verdict::accept();
+  if (part.shape != expected) return "the indices' shape does not stand in place of the axis";
+  return "";
 }
 
 }  // namespace
 
-Verdict accept_gather(const KernelQuery& query) {
-  return accept_indexed(query, query.inputs[0], query.outputs[0]);
+Offer offer_gather(const KernelQuery& query, const Machine&) {
+  std::string refusal = refusal_of(query, query.inputs[0], query.outputs[0]);
+  if (!refusal.empty()) return Offer::refuse(std::move(refusal));
+  return {std::make_unique<Gather>(query)};
 }
 
-std::unique_ptr<Kernel> construct_gather(const KernelQuery& query) {
-  return std::make_unique<Gather>(query);
+Offer offer_scatter_add(const KernelQuery& query, const Machine&) {
+  std::string refusal = refusal_of(query, query.outputs[0], query.inputs[0]);
+  if (!refusal.empty()) return Offer::refuse(std::move(refusal));
+  return {std::make_unique<ScatterAdd>(query)};
 }
 
-Verdict accept_scatter_add(const KernelQuery& query) {
-  Verdict verdict = accept_indexed(query, query.outputs[0], query.inputs[0]);
-  if (verdict.accepted && is_half(query.outputs[0].dtype))
-    verdict.scratch_bytes = static_cast<std::size_t>(query.outputs[0].count()) * sizeof(float);
-  return verdict;
-}
-
-std::unique_ptr<Kernel> construct_scatter_add(const KernelQuery& query) {
-  return std::make_unique<ScatterAdd>(query);
-}
-
-Verdict accept_row_number(const KernelQuery& query) {
+Offer offer_row_number(const KernelQuery& query, const Machine&) {
   for (const char* name : {"extents", "axes"})
     if (query.attrs.integers(name).size() != query.inputs.size())
-      return Verdict::reject(concat("there is not one of `", name, "` for each array of indices"));
+      return Offer::refuse(concat("there is not one of `", name, "` for each array of indices"));
   for (const TensorType& input : query.inputs) {
-    if (!is_index(input.dtype)) return Verdict::reject("the indices are not i32 or i64");
-    if (input.shape != query.outputs[0].shape) return Verdict::reject("shapes differ");
+    if (!is_index(input.dtype)) return Offer::refuse("the indices are not i32 or i64");
+    if (input.shape != query.outputs[0].shape) return Offer::refuse("shapes differ");
   }
-  if (query.outputs[0].dtype != DType::I64) return Verdict::reject("the output is not i64");
-  return Verdict::accept();
+  if (query.outputs[0].dtype != DType::I64) return Offer::refuse("the output is not i64");
+  return {std::make_unique<RowNumber>(query)};
 }
 
-std::unique_ptr<Kernel> construct_row_number(const KernelQuery& query) {
-  return std::make_unique<RowNumber>(query);
-}
-
-Verdict accept_one_hot(const KernelQuery& query) {
-  if (!is_integer(query.inputs[0].dtype)) return Verdict::reject("the indices are no integers");
+Offer offer_one_hot(const KernelQuery& query, const Machine&) {
+  if (!is_integer(query.inputs[0].dtype)) return Offer::refuse("the indices are no integers");
   Shape rows = query.outputs[0].shape;
-  if (rows.empty()) return Verdict::reject("the output has no axis");
+  if (rows.empty()) return Offer::refuse("the output has no axis");
   rows.pop_back();
   if (rows != query.inputs[0].shape)
-    return Verdict::reject("the output is not the indices' shape and one axis more");
-  return Verdict::accept();
+    return Offer::refuse("the output is not the indices' shape and one axis more");
+  return {std::make_unique<OneHot>(query)};
 }
 
-std::unique_ptr<Kernel> construct_one_hot(const KernelQuery& query) {
-  return std::make_unique<OneHot>(query);
-}
-
-Verdict accept_iota(const KernelQuery& query) {
+Offer offer_iota(const KernelQuery& query, const Machine&) {
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(query.outputs[0].shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the output");
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_iota(const KernelQuery& query) {
-  return std::make_unique<Iota>(query);
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the output");
+  return {std::make_unique<Iota>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

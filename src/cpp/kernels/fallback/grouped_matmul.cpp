@@ -52,9 +52,9 @@ class Wide {
 template <class T>
 class GemmProducts {
  public:
-  GemmProducts(const MatmulShape& largest, DType dtype)
+  GemmProducts(const MatmulShape& largest, DType dtype, const Machine& machine)
       : largest_(largest),
-        threads_(device::thread_count()),
+        threads_(machine.threads),
         a_(dtype, largest.m * largest.k),
         b_(dtype, largest.k * largest.n),
         out_(dtype, largest.m * largest.n) {}
@@ -88,35 +88,22 @@ class GemmProducts {
 };
 
 template <template <class> class Op>
-Verdict accept(const KernelQuery& query) {
-  const std::string refusal = refusal_of_grouped(query);
-  if (!refusal.empty()) return Verdict::reject(refusal);
-  return Verdict::accept(query.outputs[0].dtype == DType::F64
-                             ? Op<GemmProducts<double>>(query).scratch_bytes()
-                             : Op<GemmProducts<float>>(query).scratch_bytes());
-}
-
-template <template <class> class Op>
-std::unique_ptr<Kernel> construct(const KernelQuery& query) {
-  if (query.outputs[0].dtype == DType::F64)
-    return std::make_unique<Op<GemmProducts<double>>>(query);
-  return std::make_unique<Op<GemmProducts<float>>>(query);
+Offer offer(const KernelQuery& query, const Machine& machine) {
+  std::string refusal = refusal_of_grouped(query);
+  if (!refusal.empty()) return Offer::refuse(std::move(refusal));
+  const DType dtype = query.outputs[0].dtype;
+  if (dtype == DType::F64) return {std::make_unique<Op<GemmProducts<double>>>(query, machine)};
+  return {std::make_unique<Op<GemmProducts<float>>>(query, machine), {}, !is_half(dtype)};
 }
 
 }  // namespace
 
-Verdict accept_grouped_matmul(const KernelQuery& query) { return accept<GroupedMatmul>(query); }
-
-std::unique_ptr<Kernel> construct_grouped_matmul(const KernelQuery& query) {
-  return construct<GroupedMatmul>(query);
+Offer offer_grouped_matmul(const KernelQuery& query, const Machine& machine) {
+  return offer<GroupedMatmul>(query, machine);
 }
 
-Verdict accept_grouped_weight_grad(const KernelQuery& query) {
-  return accept<GroupedWeightGrad>(query);
-}
-
-std::unique_ptr<Kernel> construct_grouped_weight_grad(const KernelQuery& query) {
-  return construct<GroupedWeightGrad>(query);
+Offer offer_grouped_weight_grad(const KernelQuery& query, const Machine& machine) {
+  return offer<GroupedWeightGrad>(query, machine);
 }
 
 }  // namespace ngd::kernels::fallback

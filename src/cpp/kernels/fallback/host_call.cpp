@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/kernel.hpp"
+#include "kernels/rows.hpp"
 
 namespace ngd::kernels {
 
@@ -51,10 +51,8 @@ class HostCall final : public Kernel {
 
 }  // namespace
 
-Verdict accept_host_call(const KernelQuery&) { return Verdict::accept(); }
-
-std::unique_ptr<Kernel> construct_host_call(const KernelQuery& query) {
-  return std::make_unique<HostCall>(query);
+Offer offer_host_call(const KernelQuery& query, const Machine&) {
+  return {std::make_unique<HostCall>(query)};
 }
 
 }  // namespace fallback

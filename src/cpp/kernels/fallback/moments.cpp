@@ -52,6 +52,10 @@ class MomentsKernel final : public Kernel {
         sums_(reduce::reduce_table()[static_cast<int>(Reduction::Sum)]
                                     [static_cast<int>(sizeof(T) == 8 ? DType::F64 : DType::F32)]) {}
 
+  std::size_t scratch_bytes() const override {
+    return static_cast<std::size_t>(geometry_.cells()) * sizeof(Moments);
+  }
+
   void run(const KernelArgs& args) const override {
     run_tasks(
         geometry_, [&](std::int64_t task) { run_task(task, args); },
@@ -160,24 +164,20 @@ class MomentsKernel final : public Kernel {
 
 }  // namespace
 
-Verdict accept_moments(const KernelQuery& query) {
+Offer offer_moments(const KernelQuery& query, const Machine&) {
   const TensorType& x = query.inputs[0];
-  if (!is_floating(x.dtype)) return Verdict::reject("moments are of floats");
+  if (!is_floating(x.dtype)) return Offer::refuse("moments are of floats");
   for (const std::int64_t axis : query.attrs.integers("axes"))
     if (axis < 0 || axis >= static_cast<std::int64_t>(x.shape.size()))
-      return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+      return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
   const Geometry g = make_geometry(x.shape, query.attrs.integers("axes"));
   for (const TensorType& output : query.outputs)
     if (output.dtype != (is_half(x.dtype) ? DType::F32 : x.dtype) ||
         output.count() != g.kept_count * g.width)
-      return Verdict::reject("an output has not the input's dtype, widened, and kept axes");
-  if (g.total == 0) return Verdict::reject("moments of no elements");
-  return Verdict::accept(static_cast<std::size_t>(g.cells()) * sizeof(Moments));
-}
-
-std::unique_ptr<Kernel> construct_moments(const KernelQuery& query) {
-  if (query.inputs[0].dtype == DType::F64) return std::make_unique<MomentsKernel<double>>(query);
-  return std::make_unique<MomentsKernel<float>>(query);
+      return Offer::refuse("an output has not the input's dtype, widened, and kept axes");
+  if (g.total == 0) return Offer::refuse("moments of no elements");
+  if (x.dtype == DType::F64) return {std::make_unique<MomentsKernel<double>>(query)};
+  return {std::make_unique<MomentsKernel<float>>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

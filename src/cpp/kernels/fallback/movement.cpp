@@ -121,92 +121,71 @@ Window window_of(const Shape& whole, const Attrs& attrs) {
 
 }  // namespace
 
-Verdict accept_copy(const KernelQuery& query) {
+Offer offer_copy(const KernelQuery& query, const Machine&) {
   if (query.inputs[0].bytes() != query.outputs[0].bytes())
-    return Verdict::reject("input and output differ in size");
-  return Verdict::accept(0);
+    return Offer::refuse("input and output differ in size");
+  return {std::make_unique<Copy>(query)};
 }
 
-std::unique_ptr<Kernel> construct_copy(const KernelQuery& query) {
-  return std::make_unique<Copy>(query);
-}
-
-Verdict accept_transpose(const KernelQuery& query) {
+Offer offer_transpose(const KernelQuery& query, const Machine&) {
   const Shape& from = query.inputs[0].shape;
   const Shape& to = query.outputs[0].shape;
   const auto& permutation = query.attrs.integers("permutation");
-  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!is_permutation(permutation, from.size()) || to.size() != from.size())
-    return Verdict::reject("permutation is none of the input's axes");
+    return Offer::refuse("permutation is none of the input's axes");
   for (std::size_t a = 0; a < to.size(); ++a)
     if (to[a] != from[static_cast<std::size_t>(permutation[a])])
-      return Verdict::reject("the output has not the permuted shape");
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_transpose(const KernelQuery& query) {
+      return Offer::refuse("the output has not the permuted shape");
   const Shape strides = row_major_strides(query.inputs[0].shape);
   Shape permuted;
-  for (const std::int64_t axis : query.attrs.integers("permutation"))
+  for (const std::int64_t axis : permutation)
     permuted.push_back(strides[static_cast<std::size_t>(axis)]);
-  const Shape& shape = query.outputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
-  return std::make_unique<Move>(StridedCopy(shape, permuted, row_major_strides(shape), item), item,
-                                0, 0, 0);
+  return {std::make_unique<Move>(StridedCopy(to, permuted, row_major_strides(to), item), item, 0, 0,
+                                 0)};
 }
 
-Verdict accept_slice(const KernelQuery& query) {
-  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+Offer offer_slice(const KernelQuery& query, const Machine&) {
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!lies_within(query.outputs[0].shape, query.inputs[0].shape, query.attrs))
-    return Verdict::reject("starts and steps lead out of the input");
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_slice(const KernelQuery& query) {
+    return Offer::refuse("starts and steps lead out of the input");
   const Window window = window_of(query.inputs[0].shape, query.attrs);
   const Shape& shape = query.outputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
-  return std::make_unique<Move>(StridedCopy(shape, window.strides, row_major_strides(shape), item),
-                                item, window.begin, 0, 0);
+  return {std::make_unique<Move>(StridedCopy(shape, window.strides, row_major_strides(shape), item),
+                                 item, window.begin, 0, 0)};
 }
 
-Verdict accept_pad_slice(const KernelQuery& query) {
-  if (query.inputs[0].dtype != query.outputs[0].dtype) return Verdict::reject("dtypes differ");
+Offer offer_pad_slice(const KernelQuery& query, const Machine&) {
+  if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
   if (!lies_within(query.inputs[0].shape, query.outputs[0].shape, query.attrs))
-    return Verdict::reject("starts and steps lead out of the output");
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_pad_slice(const KernelQuery& query) {
+    return Offer::refuse("starts and steps lead out of the output");
   const Window window = window_of(query.outputs[0].shape, query.attrs);
   const Shape& shape = query.inputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
-  return std::make_unique<Move>(StridedCopy(shape, row_major_strides(shape), window.strides, item),
-                                item, 0, window.begin, query.outputs[0].bytes());
+  return {std::make_unique<Move>(StridedCopy(shape, row_major_strides(shape), window.strides, item),
+                                 item, 0, window.begin, query.outputs[0].bytes())};
 }
 
-Verdict accept_concat(const KernelQuery& query) {
+Offer offer_concat(const KernelQuery& query, const Machine&) {
   const TensorType& output = query.outputs[0];
   const std::int64_t axis = query.attrs.integer("axis");
   if (axis < 0 || axis >= static_cast<std::int64_t>(output.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the output");
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the output");
   Shape expected = output.shape;
   expected[static_cast<std::size_t>(axis)] = 0;
   std::int64_t total = 0;
   for (const TensorType& input : query.inputs) {
     if (input.dtype != output.dtype || input.shape.size() != expected.size())
-      return Verdict::reject("an input has another dtype or rank");
+      return Offer::refuse("an input has another dtype or rank");
     Shape rest = input.shape;
     total += std::exchange(rest[static_cast<std::size_t>(axis)], 0);
-    if (rest != expected) return Verdict::reject("an input differs beside the axis");
+    if (rest != expected) return Offer::refuse("an input differs beside the axis");
   }
   if (total != output.shape[static_cast<std::size_t>(axis)])
-    return Verdict::reject("the inputs do not fill the output's axis");
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_concat(const KernelQuery& query) {
-  return std::make_unique<Concat>(query);
+    return Offer::refuse("the inputs do not fill the output's axis");
+  return {std::make_unique<Concat>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

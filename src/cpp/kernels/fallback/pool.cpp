@@ -215,6 +215,12 @@ class AvgPool final : public Kernel {
 
   const PoolShape& shape() const { return shape_; }
 
+  // The sums of a gradient of 16-bit floats.
+  std::size_t scratch_bytes() const override {
+    const std::int64_t sums = gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
+    return static_cast<std::size_t>(sums) * sizeof(float);
+  }
+
   void run(const KernelArgs& args) const override {
     visit_floats(shape_.data.dtype, [&]<class T>() {
       device::for_range(shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
@@ -277,34 +283,24 @@ class AvgPool final : public Kernel {
 
 }  // namespace
 
-Verdict accept_max_pool(const KernelQuery& query) {
+Offer offer_max_pool(const KernelQuery& query, const Machine&) {
   const PoolShape shape(query, query.inputs[0], query.outputs[0]);
-  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   const TensorType places{DType::I64, query.outputs[0].shape};
   const bool narrow = query.attrs.integer("channels_last", 0) != 0;
   if (narrow && shape.data_places() > std::numeric_limits<std::int32_t>::max())
-    return Verdict::reject("more places than an int32 counts");
+    return Offer::refuse("more places than an int32 counts");
   if (query.outputs.size() != 2 || query.outputs[1] != places)
-    return Verdict::reject("the places are not i64, one a window");
-  return Verdict::accept();
+    return Offer::refuse("the places are not i64, one a window");
+  return {std::make_unique<MaxPool>(query)};
 }
 
-std::unique_ptr<Kernel> construct_max_pool(const KernelQuery& query) {
-  return std::make_unique<MaxPool>(query);
-}
-
-Verdict accept_avg_pool(const KernelQuery& query) {
-  const AvgPool kernel(query);
-  if (!kernel.shape().refusal.empty()) return Verdict::reject(kernel.shape().refusal);
+Offer offer_avg_pool(const KernelQuery& query, const Machine&) {
+  auto kernel = std::make_unique<AvgPool>(query);
+  if (!kernel->shape().refusal.empty()) return Offer::refuse(kernel->shape().refusal);
   for (const std::int64_t dilation : query.attrs.integers("dilations"))
-    if (dilation != 1) return Verdict::reject("a window that leaves places out");
-  const bool sums = query.op == "avg_pool_grad" && is_half(query.outputs[0].dtype);
-  return Verdict::accept(sums ? static_cast<std::size_t>(query.outputs[0].count()) * sizeof(float)
-                              : 0);
-}
-
-std::unique_ptr<Kernel> construct_avg_pool(const KernelQuery& query) {
-  return std::make_unique<AvgPool>(query);
+    if (dilation != 1) return Offer::refuse("a window that leaves places out");
+  return {std::move(kernel)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -145,19 +145,15 @@ class Random final : public Kernel {
 
 }  // namespace
 
-Verdict accept_random(const KernelQuery& query) {
+Offer offer_random(const KernelQuery& query, const Machine&) {
   const TensorType& state = query.inputs[0];
   if ((state.dtype != DType::I64 && state.dtype != DType::U64) || state.count() != 2)
-    return Verdict::reject("input 0 is not two 64-bit integers: seed and stream offset");
+    return Offer::refuse("input 0 is not two 64-bit integers: seed and stream offset");
   const DType dtype = query.outputs[0].dtype;
   if (query.op == "random_bits" ? is_floating(dtype) : !is_floating(dtype))
-    return Verdict::reject(std::string(query.op) + " does not make " +
-                           std::string(short_name_of(dtype)));
-  return Verdict::accept();
-}
-
-std::unique_ptr<Kernel> construct_random(const KernelQuery& query) {
-  return std::make_unique<Random>(query);
+    return Offer::refuse(std::string(query.op) + " does not make " +
+                         std::string(short_name_of(dtype)));
+  return {std::make_unique<Random>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

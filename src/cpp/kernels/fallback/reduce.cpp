@@ -32,6 +32,10 @@ class Reduce final : public Kernel {
         loops_(reducer_.loops),
         widen_(tiles::widening(dtype_)) {}
 
+  std::size_t scratch_bytes() const override {
+    return static_cast<std::size_t>(geometry_.cells() * kCell);
+  }
+
   void run(const KernelArgs& args) const override {
     run_tasks(
         geometry_, [&](std::int64_t task) { run_task(task, args); },
@@ -103,27 +107,23 @@ class Reduce final : public Kernel {
 
 }  // namespace
 
-Verdict accept_reduce(const KernelQuery& query) {
+Offer offer_reduce(const KernelQuery& query, const Machine&) {
   const std::string& op = query.attrs.text("op");
   const TensorType& input = query.inputs[0];
   if (query.outputs[0].dtype != input.dtype)
-    return Verdict::reject("the output's dtype is not the input's");
+    return Offer::refuse("the output's dtype is not the input's");
   if (const std::string why = Reducer::refusal(op, input.dtype); !why.empty())
-    return Verdict::reject(why);
+    return Offer::refuse(why);
   for (const std::int64_t axis : query.attrs.integers("axes"))
     if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
-      return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+      return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
   const Geometry g = make_geometry(input.shape, query.attrs.integers("axes"));
   if (g.kept_count * g.width != query.outputs[0].count())
-    return Verdict::reject("the output has not the input's kept axes");
+    return Offer::refuse("the output has not the input's kept axes");
   const bool orders = op == "max" || op == "min";
   if (orders && g.total == 0 && query.outputs[0].count() > 0)
-    return Verdict::reject(op + " of no elements");
-  return Verdict::accept(static_cast<std::size_t>(g.cells() * kCell));
-}
-
-std::unique_ptr<Kernel> construct_reduce(const KernelQuery& query) {
-  return std::make_unique<Reduce>(query);
+    return Offer::refuse(op + " of no elements");
+  return {std::make_unique<Reduce>(query)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -15,7 +15,6 @@
 
 #include "base/simd.hpp"
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fused {
@@ -180,8 +179,12 @@ struct Block {
 template <class T>
 class Attention {
  public:
-  Attention(const KernelQuery& query, std::size_t mask_place)
-      : problem_(query), mask_(mask_of(query, mask_place)), loops_(loops<T>()) {}
+  Attention(const KernelQuery& query, std::size_t mask_place, const Machine& machine)
+      : problem_(query),
+        mask_(mask_of(query, mask_place)),
+        loops_(loops<T>()),
+        pieces_(std::clamp<std::int64_t>(problem_.multiplications() / kGrainWork, 1,
+                                         machine.threads)) {}
 
  protected:
   // Of a thread, in elements: transposed queries, a block of scores, a mask's block twice.
@@ -304,8 +307,7 @@ class Attention {
   Problem problem_;
   Mask mask_;
   const AttentionLoops<T>& loops_;
-  std::int64_t pieces_ =
-      std::clamp<std::int64_t>(problem_.multiplications() / kGrainWork, 1, device::thread_count());
+  std::int64_t pieces_;
 };
 
 // Inputs query, key, value, perhaps a mask; outputs the value and the logarithm of a row's sum.
@@ -315,8 +317,8 @@ class Forward final : public Kernel, Attention<T> {
   using Base::loops_, Base::mask_, Base::problem_;
 
  public:
-  explicit Forward(const KernelQuery& query) : Base(query, 3) {}
-  std::size_t scratch_bytes() const { return Base::bytes(elements()); }
+  Forward(const KernelQuery& query, const Machine& machine) : Base(query, 3, machine) {}
+  std::size_t scratch_bytes() const override { return Base::bytes(elements()); }
 
   void run(const KernelArgs& args) const override {
     const std::int64_t heads = problem_.units * problem_.sharers, blocks = problem_.blocks;
@@ -384,14 +386,14 @@ class Backward final : public Kernel, Attention<T> {
   using Base::loops_, Base::mask_, Base::problem_, Base::pieces_;
 
  public:
-  explicit Backward(const KernelQuery& query) : Base(query, 7) {
+  Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
     // One walk over all pairs of blocks makes all adjoints, by 5 products a pair, on as many
     // threads as there are units. Two walks, over queries and over keys, have 7 products and more
     // tasks.
     const std::int64_t rounds = (problem_.units + pieces_ - 1) / pieces_;
     at_once_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
-  std::size_t scratch_bytes() const { return Base::bytes(elements()); }
+  std::size_t scratch_bytes() const override { return Base::bytes(elements()); }
 
   void run(const KernelArgs& args) const override {
     const Problem& p = problem_;
@@ -522,30 +524,20 @@ std::string refusal(const KernelQuery& query, std::size_t mask_place) {
 }
 
 template <template <class> class Kind>
-std::unique_ptr<Kernel> construct(const KernelQuery& query) {
-  if (query.inputs[0].dtype == DType::F64) return std::make_unique<Kind<double>>(query);
-  return std::make_unique<Kind<float>>(query);
-}
-
-template <template <class> class Kind>
-Verdict accept(const KernelQuery& query, std::size_t mask_place) {
+Offer offer(const KernelQuery& query, std::size_t mask_place, const Machine& machine) {
   if (std::string reason = refusal(query, mask_place); !reason.empty())
-    return Verdict::reject(std::move(reason));
-  const bool wide = query.inputs[0].dtype == DType::F64;
-  return Verdict::accept(wide ? Kind<double>(query).scratch_bytes()
-                              : Kind<float>(query).scratch_bytes());
+    return Offer::refuse(std::move(reason));
+  if (query.inputs[0].dtype == DType::F64) return {std::make_unique<Kind<double>>(query, machine)};
+  return {std::make_unique<Kind<float>>(query, machine)};
 }
 
 }  // namespace
 
-Verdict accept_attend(const KernelQuery& query) { return accept<Forward>(query, 3); }
-Verdict accept_attend_grad(const KernelQuery& query) { return accept<Backward>(query, 7); }
-
-std::unique_ptr<Kernel> construct_attend(const KernelQuery& query) {
-  return construct<Forward>(query);
+Offer offer_attend(const KernelQuery& query, const Machine& machine) {
+  return offer<Forward>(query, 3, machine);
 }
-std::unique_ptr<Kernel> construct_attend_grad(const KernelQuery& query) {
-  return construct<Backward>(query);
+Offer offer_attend_grad(const KernelQuery& query, const Machine& machine) {
+  return offer<Backward>(query, 7, machine);
 }
 
 }  // namespace ngd::kernels::fused

@@ -13,6 +13,8 @@ class Elementwise final : public Kernel {
  public:
   explicit Elementwise(const KernelQuery& query) : plan_(query) {}
 
+  std::vector<InPlace> in_place() const override { return plan_.in_place; }
+
   void run(const KernelArgs& args) const override {
     device::for_range(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
       TileWalk walk(plan_, args);
@@ -26,16 +28,12 @@ class Elementwise final : public Kernel {
 
 }  // namespace
 
-Verdict accept_elementwise(const KernelQuery& query) {
+Offer offer_elementwise(const KernelQuery& query, const Machine&) {
   try {
-    return Verdict::accept(0, Plan(query).in_place);
+    return {std::make_unique<Elementwise>(query)};
   } catch (const Refusal& refusal) {
-    return Verdict::reject(refusal.what());
+    return Offer::refuse(refusal.what());
   }
-}
-
-std::unique_ptr<Kernel> construct_elementwise(const KernelQuery& query) {
-  return std::make_unique<Elementwise>(query);
 }
 
 }  // namespace ngd::kernels::fused

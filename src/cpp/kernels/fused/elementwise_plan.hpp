@@ -81,7 +81,7 @@ struct Plan {
   std::vector<int> kept;            // the slots of reduced statements
   std::vector<int> buffer_of_slot;  // -1: the slot is the memory of an input or output
   std::vector<TileLoop> loops;
-  std::vector<InPlace> in_place;  // as Verdict.in_place
+  std::vector<InPlace> in_place;  // see Kernel::in_place
 };
 
 }  // namespace ngd::kernels::fused

@@ -119,22 +119,24 @@ class BodySink {
 template <class T>
 class ElementwiseProduct final : public Kernel {
  public:
-  explicit ElementwiseProduct(const KernelQuery& query)
+  ElementwiseProduct(const KernelQuery& query, const Machine& machine)
       : plan_(elementwise_of(query)),
         gemm_(MatmulShape(matmul_of(query, 0)),
-              static_cast<std::int64_t>(products_of(query).size())),
+              static_cast<std::int64_t>(products_of(query).size()), machine.threads),
         width_(query.attrs.integers("product_shape").back()) {
     std::size_t next = num_operands(query);
     for (const InputPlan& input : plan_.inputs)
       kernel_inputs_.push_back(input.reading == Reading::Given ? 0 : next++);
   }
 
-  Verdict verdict() const {
+  std::size_t scratch_bytes() const override {
+    return static_cast<std::size_t>(gemm_.scratch_elements()) * sizeof(T);
+  }
+  std::vector<InPlace> in_place() const override {
     std::vector<InPlace> pairs;
     for (const auto& [output, input] : plan_.in_place)
       pairs.push_back({output, static_cast<int>(kernel_inputs_[static_cast<std::size_t>(input)])});
-    return Verdict::accept(static_cast<std::size_t>(gemm_.scratch_elements()) * sizeof(T),
-                           std::move(pairs));
+    return pairs;
   }
 
   void run(const KernelArgs& args) const override {
@@ -183,18 +185,13 @@ std::string refusal_of(const KernelQuery& query) {
 
 }  // namespace
 
-Verdict accept_elementwise_product(const KernelQuery& query) try {
-  if (const std::string why = refusal_of(query); !why.empty()) return Verdict::reject(why);
-  if (query.inputs[0].dtype == DType::F32) return ElementwiseProduct<float>(query).verdict();
-  return ElementwiseProduct<double>(query).verdict();
-} catch (const Refusal& refusal) {
-  return Verdict::reject(refusal.what());
-}
-
-std::unique_ptr<Kernel> construct_elementwise_product(const KernelQuery& query) {
+Offer offer_elementwise_product(const KernelQuery& query, const Machine& machine) try {
+  if (std::string why = refusal_of(query); !why.empty()) return Offer::refuse(std::move(why));
   if (query.inputs[0].dtype == DType::F32)
-    return std::make_unique<ElementwiseProduct<float>>(query);
-  return std::make_unique<ElementwiseProduct<double>>(query);
+    return {std::make_unique<ElementwiseProduct<float>>(query, machine)};
+  return {std::make_unique<ElementwiseProduct<double>>(query, machine)};
+} catch (const Refusal& refusal) {
+  return Offer::refuse(refusal.what());
 }
 
 }  // namespace ngd::kernels::fused

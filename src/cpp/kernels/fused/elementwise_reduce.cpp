@@ -22,8 +22,8 @@ constexpr std::size_t kMaxReductions = 8;
 
 class ElementwiseReduce final : public Kernel {
  public:
-  explicit ElementwiseReduce(const KernelQuery& query)
-      : plan_(query),
+  ElementwiseReduce(Plan plan, const KernelQuery& query)
+      : plan_(std::move(plan)),
         geometry_(
             reduce::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
         dense_(plan_.outputs.size()) {
@@ -34,6 +34,11 @@ class ElementwiseReduce final : public Kernel {
       if (first_[k] == k) added_.push_back(k);
     }
   }
+
+  std::size_t scratch_bytes() const override {
+    return reducers_.size() * static_cast<std::size_t>(geometry_.cells() * kCell);
+  }
+  std::vector<InPlace> in_place() const override { return plan_.in_place; }
 
   void run(const KernelArgs& args) const override {
     if (geometry_.by_rows && plan_.rows_per_tile > 1) return run_short_rows(args);
@@ -155,33 +160,28 @@ bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
 
 }  // namespace
 
-Verdict accept_elementwise_reduce(const KernelQuery& query) try {
-  const Plan plan(query);
+Offer offer_elementwise_reduce(const KernelQuery& query, const Machine&) try {
+  Plan plan(query);
   const std::vector<std::string> ops = query.attrs.texts("reductions");
   const std::vector<std::int64_t>& axes = query.attrs.integers("axes");
   if (ops.empty() || ops.size() != plan.kept.size() || ops.size() > kMaxReductions)
-    return Verdict::reject("a reduction for each reduced instruction, at most 8, is expected");
+    return Offer::refuse("a reduction for each reduced instruction, at most 8, is expected");
   const Geometry g = reduce::make_geometry(query.attrs.integers("shape"), axes);
   for (std::size_t k = 0; k < ops.size(); ++k) {
     const TensorType& output = query.outputs[plan.outputs.size() + k];
     const DType dtype = output.dtype;
     if (const std::string why = Reducer::refusal(ops[k], dtype); !why.empty())
-      return Verdict::reject(why);
+      return Offer::refuse(why);
     if (output.count() != g.kept_count * g.width)
-      return Verdict::reject("a reduced output has not the kept axes");
+      return Offer::refuse("a reduced output has not the kept axes");
     if ((ops[k] == "max" || ops[k] == "min") && g.total == 0 && output.count() > 0)
-      return Verdict::reject(ops[k] + " of no elements");
+      return Offer::refuse(ops[k] + " of no elements");
     if (is_floating(dtype) && !is_block(plan, g, size_of(is_half(dtype) ? DType::F32 : dtype)))
-      return Verdict::reject("a wider dtype cuts rows into smaller tiles than a block");
+      return Offer::refuse("a wider dtype cuts rows into smaller tiles than a block");
   }
-  const auto cells = static_cast<std::size_t>(g.cells() * kCell);
-  return Verdict::accept(ops.size() * cells, plan.in_place);
+  return {std::make_unique<ElementwiseReduce>(std::move(plan), query)};
 } catch (const Refusal& refusal) {
-  return Verdict::reject(refusal.what());
-}
-
-std::unique_ptr<Kernel> construct_elementwise_reduce(const KernelQuery& query) {
-  return std::make_unique<ElementwiseReduce>(query);
+  return Offer::refuse(refusal.what());
 }
 
 }  // namespace ngd::kernels::fused

@@ -9,7 +9,6 @@
 
 #include "base/simd.hpp"
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/indices.hpp"
 #include "kernels/tiles/tiles.hpp"
@@ -34,7 +33,7 @@ const SoftmaxLoops<T>& loops() {
 // The rows of a tensor along one axis: row r is at (r / inner * length * inner + r % inner), with
 // `inner` between its elements.
 struct Rows {
-  Rows(const Shape& shape, std::size_t axis) : length(shape[axis]) {
+  Rows(const Shape& shape, std::size_t axis, int threads) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)
       if (a < axis)
         count *= shape[a];
@@ -45,8 +44,7 @@ struct Rows {
                                      std::max<std::int64_t>(count, 1));
     blocks = length == 0 ? 0 : (count + block - 1) / block;
     const std::int64_t worth = kGrainWork / std::max<std::int64_t>(block * length, 1);
-    pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(worth, 1), 1,
-                                      device::thread_count());
+    pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(worth, 1), 1, threads);
   }
   std::int64_t begin(std::int64_t row) const { return row / inner * length * inner + row % inner; }
 
@@ -134,17 +132,21 @@ decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   return visitor.template operator()<float>();
 }
 
-std::size_t scratch_bytes(const Rows& rows, DType dtype) {
+std::size_t bytes_of_workspaces(const Rows& rows, DType dtype) {
   const std::size_t item = dtype == DType::F64 ? 8 : 4;
   return static_cast<std::size_t>(rows.pieces * Workspace<float>::per_piece(rows)) * item;
 }
 
 class Softmax final : public Kernel {
  public:
-  explicit Softmax(const KernelQuery& query)
-      : rows_(query.inputs[0].shape, static_cast<std::size_t>(query.attrs.integer("axis"))),
+  Softmax(const KernelQuery& query, const Machine& machine)
+      : rows_(query.inputs[0].shape, static_cast<std::size_t>(query.attrs.integer("axis")),
+              machine.threads),
         dtype_(query.inputs[0].dtype),
         logarithmic_(query.op == "log_softmax") {}
+
+  std::size_t scratch_bytes() const override { return bytes_of_workspaces(rows_, dtype_); }
+  std::vector<InPlace> in_place() const override { return {{0, 0}}; }
 
   void run(const KernelArgs& args) const override {
     visit_computed(dtype_, [&]<class T>() { run_as<T>(args); });
@@ -175,11 +177,16 @@ class Softmax final : public Kernel {
 // Inputs logits, labels, and for the gradient dy.
 class SoftmaxCrossEntropy final : public Kernel {
  public:
-  explicit SoftmaxCrossEntropy(const KernelQuery& query)
-      : rows_(query.inputs[0].shape, query.inputs[0].shape.size() - 1),
+  SoftmaxCrossEntropy(const KernelQuery& query, const Machine& machine)
+      : rows_(query.inputs[0].shape, query.inputs[0].shape.size() - 1, machine.threads),
         dtype_(query.inputs[0].dtype),
         labels_(query, 1, query.inputs[0].shape.back(), false),
         gradient_(query.inputs.size() == 3) {}
+
+  std::size_t scratch_bytes() const override { return bytes_of_workspaces(rows_, dtype_); }
+  std::vector<InPlace> in_place() const override {
+    return gradient_ ? std::vector<InPlace>{{0, 0}} : std::vector<InPlace>{};
+  }
 
   void run(const KernelArgs& args) const override {
     labels_.check(args.inputs[1]);
@@ -255,39 +262,29 @@ class SoftmaxCrossEntropy final : public Kernel {
 
 }  // namespace
 
-Verdict accept_softmax(const KernelQuery& query) {
+Offer offer_softmax(const KernelQuery& query, const Machine& machine) {
   const TensorType& input = query.inputs[0];
   const std::int64_t axis = query.attrs.integer("axis");
-  if (!is_floating(input.dtype)) return Verdict::reject("the input is no float");
-  if (query.outputs[0] != input) return Verdict::reject("the output has not the input's type");
+  if (!is_floating(input.dtype)) return Offer::refuse("the input is no float");
+  if (query.outputs[0] != input) return Offer::refuse("the output has not the input's type");
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
-    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
-  return Verdict::accept(
-      scratch_bytes(Rows(input.shape, static_cast<std::size_t>(axis)), input.dtype), {{0, 0}});
+    return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
+  return {std::make_unique<Softmax>(query, machine)};
 }
 
-std::unique_ptr<Kernel> construct_softmax(const KernelQuery& query) {
-  return std::make_unique<Softmax>(query);
-}
-
-Verdict accept_softmax_cross_entropy(const KernelQuery& query) {
+Offer offer_softmax_cross_entropy(const KernelQuery& query, const Machine& machine) {
   const TensorType& logits = query.inputs[0];
   const bool gradient = query.op == "softmax_cross_entropy_grad";
-  if (!is_floating(logits.dtype)) return Verdict::reject("the logits are no floats");
-  if (logits.shape.empty()) return Verdict::reject("the logits have no axis");
-  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the labels are not i32 or i64");
-  if (query.inputs.size() != (gradient ? 3 : 2)) return Verdict::reject("wrong number of inputs");
+  if (!is_floating(logits.dtype)) return Offer::refuse("the logits are no floats");
+  if (logits.shape.empty()) return Offer::refuse("the logits have no axis");
+  if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the labels are not i32 or i64");
+  if (query.inputs.size() != (gradient ? 3 : 2)) return Offer::refuse("wrong number of inputs");
   const TensorType losses{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
   if (query.inputs[1].shape != losses.shape)
-    return Verdict::reject("the labels have not the logits' shape but for its last axis");
+    return Offer::refuse("the labels have not the logits' shape but for its last axis");
   if (query.outputs[0] != (gradient ? logits : losses) || (gradient && query.inputs[2] != losses))
-    return Verdict::reject("dy or the output has another type");
-  return Verdict::accept(scratch_bytes(Rows(logits.shape, logits.shape.size() - 1), logits.dtype),
-                         gradient ? std::vector<InPlace>{{0, 0}} : std::vector<InPlace>{});
-}
-
-std::unique_ptr<Kernel> construct_softmax_cross_entropy(const KernelQuery& query) {
-  return std::make_unique<SoftmaxCrossEntropy>(query);
+    return Offer::refuse("dy or the output has another type");
+  return {std::make_unique<SoftmaxCrossEntropy>(query, machine)};
 }
 
 }  // namespace ngd::kernels::fused

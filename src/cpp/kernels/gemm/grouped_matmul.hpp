@@ -5,8 +5,8 @@
 // the program, so the shape of a group's product is known when the kernel runs. The threads share
 // each product. A group without rows has no product.
 //
-// `Products` multiplies. It has a constructor of a MatmulShape, which no product exceeds, and the
-// dtype of all arrays, scratch_bytes(), and run(args, m, k, a, b, out): the product of m rows and
+// `Products` multiplies. It has a constructor of a MatmulShape, which no product exceeds, the dtype
+// of all arrays and the machine, scratch_bytes(), and run(args, m, k, a, b, out): the product of m rows and
 // depth k of elements of both operands that begin at numbers a and b, stored from number out on.
 #pragma once
 
@@ -57,13 +57,13 @@ class RowGroups {
 template <class Products>
 class Grouped : public Kernel {
  public:
-  Grouped(const KernelQuery& query, const MatmulShape& largest)
+  Grouped(const KernelQuery& query, const MatmulShape& largest, const Machine& machine)
       : shape_(largest),
         groups_(query.inputs[2], query.inputs[0].shape[0]),
-        products_(largest, query.outputs[0].dtype),
+        products_(largest, query.outputs[0].dtype, machine),
         item_bytes_(static_cast<std::int64_t>(size_of(query.outputs[0].dtype))) {}
 
-  std::size_t scratch_bytes() const { return products_.scratch_bytes(); }
+  std::size_t scratch_bytes() const override { return products_.scratch_bytes(); }
 
  protected:
   // Stores zeros in elements of the result.
@@ -85,7 +85,8 @@ class Grouped : public Kernel {
 template <class Products>
 class GroupedMatmul final : public Grouped<Products> {
  public:
-  explicit GroupedMatmul(const KernelQuery& query) : Grouped<Products>(query, shape_of(query)) {}
+  GroupedMatmul(const KernelQuery& query, const Machine& machine)
+      : Grouped<Products>(query, shape_of(query), machine) {}
 
   void run(const KernelArgs& args) const override {
     const void* offsets = args.inputs[2];
@@ -114,9 +115,11 @@ class GroupedMatmul final : public Grouped<Products> {
 template <class Products>
 class GroupedWeightGrad final : public Grouped<Products> {
  public:
-  explicit GroupedWeightGrad(const KernelQuery& query)
-      : Grouped<Products>(query, {query.outputs[0].shape[1], query.outputs[0].shape[2],
-                                  query.inputs[0].shape[0], true, false}) {}
+  GroupedWeightGrad(const KernelQuery& query, const Machine& machine)
+      : Grouped<Products>(query,
+                          {query.outputs[0].shape[1], query.outputs[0].shape[2],
+                           query.inputs[0].shape[0], true, false},
+                          machine) {}
 
   void run(const KernelArgs& args) const override {
     const void* offsets = args.inputs[2];

@@ -7,7 +7,6 @@
 
 #include "base/bits.hpp"
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/gemm/blocking.hpp"
 #include "kernels/gemm/panels.hpp"
 #include "kernels/gemm/tile_of.hpp"
@@ -18,7 +17,7 @@ namespace ngd::kernels::gemm {
 template <class T>
 class PackedGemm {
  public:
-  explicit PackedGemm(const MatmulShape& shape, std::int64_t threads = device::thread_count())
+  PackedGemm(const MatmulShape& shape, std::int64_t threads)
       : shape_(shape),
         blocking_(Blocking::packed(shape, tile_of<T>(), threads)),
         panels_(shape, tile_of<T>(), !blocking_.has_one_row_block) {}

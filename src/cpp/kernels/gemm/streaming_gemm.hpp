@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/gemm/blocking.hpp"
 #include "kernels/gemm/panels.hpp"
 #include "kernels/gemm/tile_of.hpp"
@@ -25,8 +24,7 @@ namespace ngd::kernels::gemm {
 template <class T>
 class StreamingGemm {
  public:
-  StreamingGemm(const MatmulShape& shape, std::int64_t num_products,
-                std::int64_t threads = device::thread_count())
+  StreamingGemm(const MatmulShape& shape, std::int64_t num_products, std::int64_t threads)
       : shape_(shape),
         num_products_(num_products),
         blocking_(Blocking::streaming(shape, num_products, tile_of<T>(), threads)),

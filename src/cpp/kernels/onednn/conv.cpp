@@ -111,7 +111,8 @@ struct Operand {
   std::optional<dnnl::reorder::primitive_desc> reorder = {};
 };
 
-// What is to be done, without the code for it: inputs as in the query, then the output.
+// The steps of a convolution, without code for them, and its operands: the inputs of the query, then
+// the output.
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
@@ -150,6 +151,8 @@ struct Plan {
       }
   }
 
+  std::size_t scratch_bytes() const { return bytes; }
+
   bool is_slow() const {
     return std::string_view(convolution.impl_info_str()).find("ref") != std::string_view::npos;
   }
@@ -163,35 +166,10 @@ struct Plan {
   std::size_t scratchpad = 0, bytes = 0;  // of the steps, one after the other; of all scratch
 };
 
-// The steps, made for the number of threads that they run on, with their operands.
+// The primitives of a plan, one per step, with their operands.
 class Primitives {
  public:
-  Primitives(const KernelQuery& query, int threads) : Primitives(Plan(query), threads) {}
-
-  int threads() const { return threads_; }
-  std::size_t scratch_bytes() const { return bytes_; }
-
-  void run(const KernelArgs& args, void* scratch) const {
-    const ThreadScope scope(threads_);
-    for (std::size_t i = 0; i + 1 < operands_.size(); ++i)
-      operands_[i].set_data_handle(const_cast<void*>(args.inputs[i]));
-    operands_.back().set_data_handle(args.outputs[0]);
-    for (const auto& [copy, offset] : copies_)
-      copy.set_data_handle(static_cast<std::byte*>(scratch) + offset);
-    for (const Step& step : steps_) {
-      step.scratchpad.set_data_handle(scratch);
-      step.primitive.execute(stream(), step.arguments);
-    }
-  }
-
- private:
-  struct Step {
-    dnnl::primitive primitive;
-    memory scratchpad;
-    std::unordered_map<int, memory> arguments;
-  };
-
-  Primitives(const Plan& plan, int threads) : threads_(threads), bytes_(plan.bytes) {
+  explicit Primitives(const Plan& plan) {
     std::unordered_map<int, memory> arguments;
     for (const Operand& o : plan.operands) {
       operands_.emplace_back(o.stored, engine(), nullptr);
@@ -211,16 +189,33 @@ class Primitives {
           {{DNNL_ARG_FROM, arguments.at(output.argument)}, {DNNL_ARG_TO, operands_.back()}});
   }
 
+  void run(const KernelArgs& args, void* scratch) const {
+    for (std::size_t i = 0; i + 1 < operands_.size(); ++i)
+      operands_[i].set_data_handle(const_cast<void*>(args.inputs[i]));
+    operands_.back().set_data_handle(args.outputs[0]);
+    for (const auto& [copy, offset] : copies_)
+      copy.set_data_handle(static_cast<std::byte*>(scratch) + offset);
+    for (const Step& step : steps_) {
+      step.scratchpad.set_data_handle(scratch);
+      step.primitive.execute(stream(), step.arguments);
+    }
+  }
+
+ private:
+  struct Step {
+    dnnl::primitive primitive;
+    memory scratchpad;
+    std::unordered_map<int, memory> arguments;
+  };
+
   void add(const dnnl::primitive_desc_base& descriptor, std::unordered_map<int, memory> arguments) {
     memory scratchpad(descriptor.query_md(dnnl::query::scratchpad_md), engine(), nullptr);
     arguments.emplace(DNNL_ARG_SCRATCHPAD, scratchpad);
     steps_.push_back({dnnl::primitive(descriptor.get()), scratchpad, std::move(arguments)});
   }
 
-  int threads_;
-  std::size_t bytes_;
   std::vector<memory> operands_;
-  std::vector<std::pair<memory, std::size_t>> copies_;  // with their places in scratch
+  std::vector<std::pair<memory, std::size_t>> copies_;  // with their offsets in scratch
   std::vector<Step> steps_;
 };
 
@@ -230,10 +225,10 @@ class Primitives {
 // ends the other threads of the team, and the next kernel creates them again. Ending and creating a
 // thread takes 37 us, in which a core computes 4 MFLOP (Zen 4). Small convolutions take less time on
 // one thread. A weight gradient has a part for each sample, and for each 16 channels of both sides.
-int threads_for(const ConvShape& s) {
+int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
   constexpr std::int64_t kChannels = 16;                              // of a part
-  const int all = device::thread_count();
+  const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
   const auto blocks = [](std::int64_t channels) { return (channels + kChannels - 1) / kChannels; };
   const std::int64_t parts = s.batch * s.groups * blocks(s.in) * blocks(s.out);
@@ -244,11 +239,15 @@ int threads_for(const ConvShape& s) {
 
 class Conv final : public Kernel {
  public:
-  explicit Conv(const KernelQuery& query) : primitives_(query, threads_for(ConvShape(query))) {}
+  Conv(const KernelQuery& query, int threads) : primitives_(query, threads) {}
+
+  const Plan& plan() const { return primitives_.plan(); }
+  std::size_t scratch_bytes() const override { return plan().scratch_bytes(); }
+  void prepare() override { primitives_.prepare(); }
   void run(const KernelArgs& args) const override { primitives_.run(args); }
 
  private:
-  Threaded<Primitives> primitives_;
+  Threaded<Plan, Primitives> primitives_;
 };
 
 // Whether a place k of the kernels meets data at any window, along an axis.
@@ -274,31 +273,26 @@ bool is_trusted_in_two_bytes(const ConvShape& s) {
 
 }  // namespace
 
-Verdict accept_conv(const KernelQuery& query) {
+Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const DType dtype = query.outputs[0].dtype;
-  if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
+  if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
   const ConvShape shape(query);
-  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   dnnl::post_ops known;
   for (const std::string& post : shape.post)
-    if (!append_post(known, post)) return Verdict::reject("no post-operation is called " + post);
+    if (!append_post(known, post)) return Offer::refuse("no post-operation is called " + post);
   if (shape.data.count() == 0 || shape.weights.count() == 0 || shape.result.count() == 0)
-    return Verdict::reject("nothing to convolve");
+    return Offer::refuse("nothing to convolve");
   if (is_half(shape.factors) && !is_trusted_in_two_bytes(shape))
-    return Verdict::reject("not trusted in two bytes");
+    return Offer::refuse("not trusted in two bytes");
   try {
-    const ThreadScope scope(threads_for(shape));
-    const Plan plan(shape);
-    // The compiler would rather have the other order of axes than oneDNN's slow code for this one.
-    if (shape.channels_last && plan.is_slow()) return Verdict::reject("slow in oneDNN");
-    return Verdict::accept(plan.bytes);
+    auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
+    // The compiler prefers the other order of axes to oneDNN's slow code for this one.
+    if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
+    return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {
-    return Verdict::reject(error.what());
+    return Offer::refuse(error.what());
   }
-}
-
-std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
-  return std::make_unique<Conv>(query);
 }
 
 }  // namespace ngd::kernels::onednn

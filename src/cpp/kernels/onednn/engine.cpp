@@ -26,6 +26,12 @@ dnnl::memory::data_type data_type(DType dtype) {
   }
 }
 
+bool has_native_products(DType dtype) {
+  if (!is_half(dtype)) return true;
+  return dnnl::get_effective_cpu_isa() >=
+         (dtype == DType::BF16 ? dnnl::cpu_isa::avx512_core_bf16 : dnnl::cpu_isa::avx512_core_fp16);
+}
+
 bool append_post(dnnl::post_ops& posts, const std::string& name) {
   const auto algorithm = name == "gelu"        ? dnnl::algorithm::eltwise_gelu_erf
                          : name == "gelu_tanh" ? dnnl::algorithm::eltwise_gelu_tanh

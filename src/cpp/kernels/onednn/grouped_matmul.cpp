@@ -15,7 +15,7 @@ namespace {
 
 class Sgemm {
  public:
-  Sgemm(const MatmulShape& largest, DType)
+  Sgemm(const MatmulShape& largest, DType, const Machine&)
       : n_(largest.n), transpose_a_(largest.transpose_a), transpose_b_(largest.transpose_b) {}
 
   std::size_t scratch_bytes() const { return 0; }
@@ -36,26 +36,23 @@ class Sgemm {
   bool transpose_a_, transpose_b_;
 };
 
-Verdict accept(const KernelQuery& query) {
-  const std::string refusal = refusal_of_grouped(query);
-  if (!refusal.empty()) return Verdict::reject(refusal);
-  if (query.outputs[0].dtype != DType::F32) return Verdict::reject("sgemm has no such dtype");
-  if (query.inputs[0].shape[1] == 0) return Verdict::reject("nothing to multiply");
-  return Verdict::accept();
+template <template <class> class Op>
+Offer offer(const KernelQuery& query, const Machine& machine) {
+  std::string refusal = refusal_of_grouped(query);
+  if (!refusal.empty()) return Offer::refuse(std::move(refusal));
+  if (query.outputs[0].dtype != DType::F32) return Offer::refuse("sgemm has no such dtype");
+  if (query.inputs[0].shape[1] == 0) return Offer::refuse("nothing to multiply");
+  return {std::make_unique<Op<Sgemm>>(query, machine)};
 }
 
 }  // namespace
 
-Verdict accept_grouped_matmul(const KernelQuery& query) { return accept(query); }
-
-std::unique_ptr<Kernel> construct_grouped_matmul(const KernelQuery& query) {
-  return std::make_unique<GroupedMatmul<Sgemm>>(query);
+Offer offer_grouped_matmul(const KernelQuery& query, const Machine& machine) {
+  return offer<GroupedMatmul>(query, machine);
 }
 
-Verdict accept_grouped_weight_grad(const KernelQuery& query) { return accept(query); }
-
-std::unique_ptr<Kernel> construct_grouped_weight_grad(const KernelQuery& query) {
-  return std::make_unique<GroupedWeightGrad<Sgemm>>(query);
+Offer offer_grouped_weight_grad(const KernelQuery& query, const Machine& machine) {
+  return offer<GroupedWeightGrad>(query, machine);
 }
 
 }  // namespace ngd::kernels::onednn

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU. Of two-byte factors
-// the result, a bias and what is added may each be f32.
+// matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. With 16-bit
+// factors the result, a bias and the added operand may each be f32. The table first asks ngd's GEMM,
+// which serves the shapes that it multiplies faster (fallback/matmul.cpp).
 #include <algorithm>
-#include <bit>
 #include <unordered_map>
 
-#include "base/simd.hpp"
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/onednn/engine.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/matmul_shape.hpp"
@@ -20,43 +18,6 @@ namespace {
 using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
-
-// Whether gemm/packed_gemm.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
-//
-// Transposed A of little depth, the gradient of weights in a step of few samples. What cuts it, or
-// computes more with it (elementwise_product.cpp), is the own product, too, and has its bits. With
-// AVX-512 it takes 0.94 to 0.98 of oneDNN's time.
-//
-// With AVX-512, because it is faster:
-//
-// Some rows, by a matrix whose rows lie a power of two apart. oneDNN's copies of such a matrix meet
-// in the same few sets of the caches, and wait for memory. On one core of an EPYC of Zen 5 the own
-// product takes 0.7 to 0.9 of its time, of 192 rows 0.92; of fewer rows than 32 it wins nothing that
-// is in no cache, and takes up to 1.9 times as long where the matrix is in one: it packs all of it.
-// Of 128 x 768 by 768 x 3072 it takes as long.
-//
-// Few columns more than fill vectors, of which oneDNN fills a last one with zeros. Zen 4, own product
-// to oneDNN: 128 x 784 by 784 x 100 0.93, x 50 0.85, x 33 0.81; of transposed A, 784 x 128 by 128 x 100
-// 0.89, x 68 0.90, x 50 0.77; by 128 x 200, where less than a tenth is zeros, 0.99.
-bool is_own(const KernelQuery& query, const MatmulShape& shape) {
-  constexpr std::int64_t kLeastRows = 32, kMostRows = 128, kLeastColumns = 512, kLeastDepth = 128;
-  constexpr std::int64_t kLanes = 16, kMostOver = 12, kLeastFilled = 20, kLittleDepth = 256;
-  const bool plain = query.outputs[0].dtype == DType::F32 && !shape.mixed &&
-                     element_count(shape.batch) == 1 && !shape.transpose_b &&
-                     std::all_of(shape.post.begin(), shape.post.end(),
-                                 [](const std::string& post) { return post == "relu"; });
-  if (!plain) return false;
-  if (shape.transpose_a && shape.k <= kLittleDepth &&
-      shape.m * shape.n >= shape.k * (shape.m + shape.n))
-    return true;
-  if (simd_level() < SimdLevel::Avx512 || shape.m < kLeastRows) return false;
-  const std::int64_t over = shape.n % kLanes, empty = over > 0 ? kLanes - over : 0;
-  const bool mostly_empty = empty >= kLanes - kMostOver && shape.n >= kLeastFilled &&
-                            10 * empty >= shape.n + empty && shape.k >= kLanes;
-  if (mostly_empty) return true;
-  return !shape.transpose_a && shape.m <= kMostRows && shape.n >= kLeastColumns &&
-         shape.k >= kLeastDepth && std::has_single_bit(static_cast<std::uint64_t>(shape.n));
-}
 
 // A descriptor of [batch..., rows, columns], dense as stored.
 memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
@@ -98,49 +59,80 @@ void merge_batch(MatmulShape& shape) {
   shape.batch_b = batch_b;
 }
 
-// Of what is added, which has the output's shape.
-memory::desc added_of(const KernelQuery& query, const MatmulShape& merged) {
-  return describe(merged.batch, merged.m, merged.n, false, data_type(query.inputs.back().dtype));
-}
+// A matmul as oneDNN is asked for it, without code for it.
+struct Plan {
+  explicit Plan(const KernelQuery& query) {
+    MatmulShape shape(query);
+    merge_batch(shape);
+    const memory::data_type type = data_type(query.inputs[0].dtype);
+    const auto a = describe(shape.batch_a, shape.m, shape.k, shape.transpose_a, type);
+    const auto b = describe(shape.batch_b, shape.k, shape.n, shape.transpose_b, type);
+    const auto out =
+        describe(shape.batch, shape.m, shape.n, false, data_type(query.outputs[0].dtype));
+    if (shape.adds)
+      added = describe(shape.batch, shape.m, shape.n, false, data_type(query.inputs.back().dtype));
+    dnnl::primitive_attr attr;
+    attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    attr.set_post_ops(posts_of(shape));
+    if (shape.bias) {
+      const memory::data_type bias_type = data_type(query.inputs[2].dtype);
+      const auto bias = describe(Shape(shape.batch.size(), 1), 1, shape.n, false, bias_type);
+      matmul = {engine(), a, b, bias, out, attr, true};
+    } else {
+      matmul = {engine(), a, b, out, attr, true};
+    }
+    bytes = matmul.scratchpad_desc().get_size();  // throws if oneDNN has no such matmul
+  }
 
-dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
-  MatmulShape shape(query);
-  merge_batch(shape);
-  const memory::data_type type = data_type(query.inputs[0].dtype);
-  const auto a = describe(shape.batch_a, shape.m, shape.k, shape.transpose_a, type);
-  const auto b = describe(shape.batch_b, shape.k, shape.n, shape.transpose_b, type);
-  const auto out =
-      describe(shape.batch, shape.m, shape.n, false, data_type(query.outputs[0].dtype));
-  dnnl::primitive_attr attr;
-  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  // Post-operations are the primitive's, but for relu: see append_post. A product of 256 x 256 by
-  // 256 x 1024 on 2 threads of a Xeon of 2.5 GHz with gelu behind it: 0.90 ms, apart 1.43 ms;
-  // gelu_tanh 0.96 and 1.38, silu 1.03 and 1.18. Of 2048 x 512 by 512 x 512 with a bias and a
-  // residual: 7.9 and 8.1 ms.
-  dnnl::post_ops post_ops;
-  for (const std::string& post : shape.post)
-    if (post == "add")
-      post_ops.append_binary(dnnl::algorithm::binary_add, added_of(query, shape));
-    else
-      append_post(post_ops, post);
-  attr.set_post_ops(post_ops);
-  if (!shape.bias) return {engine(), a, b, out, attr, true};
-  const auto bias =
-      describe(Shape(shape.batch.size(), 1), 1, shape.n, false, data_type(query.inputs[2].dtype));
-  return {engine(), a, b, bias, out, attr, true};
-}
+  std::size_t scratch_bytes() const { return bytes; }
 
-// A primitive, made for the number of threads that it runs on, with its operands.
+  dnnl::matmul::primitive_desc matmul;
+  std::size_t bytes = 0;  // of scratch
+  memory::desc added;     // null: nothing is added
+  int added_post = 0;     // the number of the post-operation that adds it
+
+ private:
+  // The primitive computes post-operations except relu: see append_post. 256 x 256 by 256 x 1024
+  // with gelu, on 2 threads of a Xeon of 2.5 GHz: 0.90 ms, in two passes 1.43 ms; gelu_tanh 0.96
+  // and 1.38, silu 1.03 and 1.18. 2048 x 512 by 512 x 512 with a bias and a residual: 7.9 and
+  // 8.1 ms.
+  dnnl::post_ops posts_of(const MatmulShape& shape) {
+    dnnl::post_ops posts;
+    for (const std::string& post : shape.post)
+      if (post == "add") {
+        added_post = posts.len();
+        posts.append_binary(dnnl::algorithm::binary_add, added);
+      } else {
+        append_post(posts, post);
+      }
+    return posts;
+  }
+};
+
+// The primitive of a plan, with its operands.
 class Primitive {
  public:
-  Primitive(const KernelQuery& query, int threads)
-      : Primitive(make_descriptor(query), query, MatmulShape(query), threads) {}
-
-  int threads() const { return threads_; }
-  std::size_t scratch_bytes() const { return scratch_.get_desc().get_size(); }
+  explicit Primitive(const Plan& plan)
+      : primitive_(plan.matmul),
+        a_(plan.matmul.src_desc(), engine(), nullptr),
+        b_(plan.matmul.weights_desc(), engine(), nullptr),
+        out_(plan.matmul.dst_desc(), engine(), nullptr),
+        scratch_(plan.matmul.scratchpad_desc(), engine(), nullptr),
+        operands_{{DNNL_ARG_SRC, a_},
+                  {DNNL_ARG_WEIGHTS, b_},
+                  {DNNL_ARG_DST, out_},
+                  {DNNL_ARG_SCRATCHPAD, scratch_}} {
+    if (plan.matmul.bias_desc().get_size() > 0) {
+      bias_ = memory(plan.matmul.bias_desc(), engine(), nullptr);
+      operands_.emplace(DNNL_ARG_BIAS, bias_);
+    }
+    if (plan.added) {
+      added_ = memory(plan.added, engine(), nullptr);
+      operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(plan.added_post) | DNNL_ARG_SRC_1, added_);
+    }
+  }
 
   void run(const KernelArgs& args, void* scratch) const {
-    const ThreadScope scope(threads_);
     a_.set_data_handle(const_cast<void*>(args.inputs[0]));
     b_.set_data_handle(const_cast<void*>(args.inputs[1]));
     if (bias_) bias_.set_data_handle(const_cast<void*>(args.inputs[2]));
@@ -151,32 +143,6 @@ class Primitive {
   }
 
  private:
-  Primitive(const dnnl::matmul::primitive_desc& descriptor, const KernelQuery& query,
-            MatmulShape shape, int threads)
-      : threads_(threads),
-        primitive_(descriptor),
-        a_(descriptor.src_desc(), engine(), nullptr),
-        b_(descriptor.weights_desc(), engine(), nullptr),
-        out_(descriptor.dst_desc(), engine(), nullptr),
-        scratch_(descriptor.scratchpad_desc(), engine(), nullptr),
-        operands_{{DNNL_ARG_SRC, a_},
-                  {DNNL_ARG_WEIGHTS, b_},
-                  {DNNL_ARG_DST, out_},
-                  {DNNL_ARG_SCRATCHPAD, scratch_}} {
-    if (descriptor.bias_desc().get_size() > 0) {
-      bias_ = memory(descriptor.bias_desc(), engine(), nullptr);
-      operands_.emplace(DNNL_ARG_BIAS, bias_);
-    }
-    if (shape.adds) {
-      const auto at = std::find(shape.post.begin(), shape.post.end(), "add") - shape.post.begin();
-      merge_batch(shape);
-      added_ = memory(added_of(query, shape), engine(), nullptr);
-      operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(static_cast<int>(at)) | DNNL_ARG_SRC_1,
-                        added_);
-    }
-  }
-
-  int threads_;
   dnnl::matmul primitive_;
   memory a_, b_, bias_, added_, out_, scratch_;
   std::unordered_map<int, memory> operands_;
@@ -184,14 +150,17 @@ class Primitive {
 
 class Matmul final : public Kernel {
  public:
-  explicit Matmul(const KernelQuery& query)
-      : primitive_(query),
+  Matmul(const KernelQuery& query, const Machine& machine)
+      : primitive_(query, machine.threads),
         count_(query.outputs[0].count()),
         widen_(tiles::widening(query.outputs[0].dtype)),
         narrow_(tiles::narrowing(query.outputs[0].dtype)) {
     const MatmulShape shape(query);
     relu_ = !shape.post.empty() && shape.post.back() == "relu";
   }
+
+  std::size_t scratch_bytes() const override { return primitive_.plan().scratch_bytes(); }
+  void prepare() override { primitive_.prepare(); }
 
   void run(const KernelArgs& args) const override {
     primitive_.run(args);
@@ -221,7 +190,7 @@ class Matmul final : public Kernel {
     });
   }
 
-  Threaded<Primitive> primitive_;
+  Threaded<Plan, Primitive> primitive_;
   std::int64_t count_;
   tiles::TileFunction widen_, narrow_;  // null: the output is f32
   bool relu_ = false;
@@ -229,31 +198,26 @@ class Matmul final : public Kernel {
 
 }  // namespace
 
-Verdict accept_matmul(const KernelQuery& query) {
+Offer offer_matmul(const KernelQuery& query, const Machine& machine) {
   const DType dtype = query.outputs[0].dtype;
-  if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
+  if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
   const MatmulShape shape(query);
-  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
-  if (is_own(query, shape)) return Verdict::reject("the own product is for this");
+  if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
   dnnl::post_ops known;
   for (std::size_t i = 0; i < shape.post.size(); ++i) {
     const std::string& post = shape.post[i];
     if (post != "relu" && post != "add" && !append_post(known, post))
-      return Verdict::reject("no post-operation is called " + post);
+      return Offer::refuse("no post-operation is called " + post);
     if (post != "relu" && i > 0 && shape.post[i - 1] == "relu")
-      return Verdict::reject(post + " behind relu");
+      return Offer::refuse(post + " behind relu");
   }
-  if (query.outputs[0].count() == 0 || shape.k == 0) return Verdict::reject("nothing to multiply");
+  if (query.outputs[0].count() == 0 || shape.k == 0) return Offer::refuse("nothing to multiply");
   try {
-    const ThreadScope scope(device::thread_count());
-    return Verdict::accept(make_descriptor(query).scratchpad_desc().get_size());
+    return {
+        std::make_unique<Matmul>(query, machine), {}, has_native_products(query.inputs[0].dtype)};
   } catch (const dnnl::error& error) {
-    return Verdict::reject(error.what());
+    return Offer::refuse(error.what());
   }
-}
-
-std::unique_ptr<Kernel> construct_matmul(const KernelQuery& query) {
-  return std::make_unique<Matmul>(query);
 }
 
 }  // namespace ngd::kernels::onednn

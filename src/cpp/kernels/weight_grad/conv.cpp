@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
 #include "kernels/gemm/tile_of.hpp"
 #include "kernels/rows.hpp"
@@ -24,27 +23,28 @@ using device::share;
 using gemm::ChannelGroups;
 using gemm::TileWork;
 
-constexpr std::int64_t kQuarter = 4;           // channels that are copied at once
-constexpr std::int64_t kVector = 16;           // channels
-constexpr std::int64_t kBlock = 128;           // places, at most
-constexpr std::int64_t kBlockBytes = 1 << 19;  // of dy
-constexpr std::int64_t kSumBytes = 4 << 20;    // of all sums, which each thread has of its own
+constexpr std::int64_t kQuarter = 4;  // channels that are copied at once
+constexpr std::int64_t kVector = 16;  // channels
+constexpr std::int64_t kBlock = 128;  // places, at most
 
 class WeightGradient final : public Kernel {
  public:
-  explicit WeightGradient(const ConvShape& s)
+  WeightGradient(const ConvShape& s, const Machine& machine)
       : s_(s),
-        pieces_(device::thread_count()),
+        pieces_(machine.threads),
         places_(s.batch * s.window_count()),
         in_(s.in, 1),
         packs_dy_(s.out % tile_.rows != 0) {
-    block_ = std::clamp<std::int64_t>(kBlockBytes / 4 / s.out, kBlock / 2, kBlock);
-    by_places_ = sums() * 4 <= kSumBytes && places_ >= 2 * block_ * pieces_;
+    // A block of dy fills half of the core's cache.
+    block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
+    // Each thread has all sums, and adds them to those of the other threads at the end.
+    by_places_ = sums() * 4 <= machine.shared_cache_bytes / 4 && places_ >= 2 * block_ * pieces_;
     of_piece_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
   }
 
-  std::int64_t scratch_elements() const {
-    return pieces_ * of_piece_ + (by_places_ ? pieces_ : 1) * sums();
+  std::size_t scratch_bytes() const override {
+    const std::int64_t elements = pieces_ * of_piece_ + (by_places_ ? pieces_ : 1) * sums();
+    return static_cast<std::size_t>(elements) * sizeof(float);
   }
 
   void run(const KernelArgs& args) const override {
@@ -162,34 +162,30 @@ class WeightGradient final : public Kernel {
   std::int64_t of_piece_;
 };
 
-// Where this wins: steps of 2 and more; many channels of the data; and a dy that no cache holds. ADR 43
-// has the figures.
-bool wins(const ConvShape& s) {
-  constexpr std::int64_t kNoCache = 16 << 20, kMany = 1024, kSome = 128;
+// Return whether this is the fastest kernel: for strides of 2 and more, for many channels of the
+// data, and for a dy that does not fit in the shared cache. ADR 43 has the measurements.
+bool is_fastest(const ConvShape& s, const Machine& machine) {
+  constexpr std::int64_t kMany = 1024, kSome = 128;
   const std::int64_t places = s.batch * s.window_count();
   if (s.kernel_places() > 1)
     return s.strides[1] > 1 && s.strides[2] > 1 && s.in >= kSome && s.out >= kSome &&
            places >= 2 * kBlock;
-  return s.in >= kMany || (s.in <= kSome && s.out >= 4 * s.in && places * s.out * 4 >= kNoCache);
+  return s.in >= kMany ||
+         (s.in <= kSome && s.out >= 4 * s.in && places * s.out * 4 >= machine.shared_cache_bytes);
 }
 
 }  // namespace
 
-Verdict accept_conv(const KernelQuery& query) {
+Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const ConvShape s(query);
-  if (!s.refusal.empty()) return Verdict::reject(s.refusal);
-  if (s.factors != DType::F32 || s.mixed) return Verdict::reject("not of f32");
+  if (!s.refusal.empty()) return Offer::refuse(s.refusal);
+  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("not of f32");
   if (s.axes != 2 || !s.channels_last || s.groups > 1)
-    return Verdict::reject("not of two axes, channels last, one group");
+    return Offer::refuse("not of two axes, channels last, one group");
   if (s.in % kVector != 0 || s.out % kVector != 0 || s.data.count() == 0 || s.result.count() == 0)
-    return Verdict::reject("not of whole vectors");
-  if (!wins(s)) return Verdict::reject("oneDNN is faster, or nearly so");
-  return Verdict::accept(static_cast<std::size_t>(WeightGradient(s).scratch_elements()) *
-                         sizeof(float));
-}
-
-std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
-  return std::make_unique<WeightGradient>(ConvShape(query));
+    return Offer::refuse("not of whole vectors");
+  if (!is_fastest(s, machine)) return Offer::refuse("oneDNN is faster, or nearly so");
+  return {std::make_unique<WeightGradient>(s, machine)};
 }
 
 }  // namespace ngd::kernels::weight_grad

@@ -10,7 +10,6 @@
 
 #include "base/simd.hpp"
 #include "device/team.hpp"
-#include "device/threads.hpp"
 #include "kernels/gemm/channel_groups.hpp"
 #include "kernels/gemm/tile_of.hpp"
 #include "kernels/rows.hpp"
@@ -29,13 +28,9 @@ using Which = ConvShape::Which;
 
 constexpr std::int64_t kLine = 16;  // elements: values are an odd number of lines apart
 
-constexpr std::int64_t kBlockBytes = 1 << 20;  // values of a block of tiles, for each thread, about
-constexpr std::int64_t kKernelBytes = 12 << 20;  // values of all kernels that stay in a cache
-constexpr std::int64_t kSumBytes = 4 << 20;      // of all sums, which each thread has of its own
-constexpr std::int64_t kBlock = 48;              // tiles, of those whose values are there
-constexpr std::int64_t kTogetherBytes = 16 << 20, kFewTogether = 256;  // of these; tiles, at least
-constexpr std::int64_t kFewest = 16;  // tiles that are worth the kernels' values
-constexpr std::int64_t kSummed = 64;  // tiles, at least, that are summed at once
+constexpr std::int64_t kBlock = 48;           // transformed tiles that are multiplied at once
+constexpr std::int64_t kMinPhaseTiles = 256;  // tiles that are transformed before a multiplication
+constexpr std::int64_t kMinSumTiles = 64;     // tiles whose products are summed at once
 
 const Transforms& transforms() { return NGD_SIMD_SELECT(transforms)(); }
 
@@ -78,7 +73,7 @@ struct Cut {
 
   std::int64_t places() const { return images * result.height * result.width; }
 
-  explicit Cut(const ConvShape& s) : images(s.batch), pieces(device::thread_count()) {
+  Cut(const ConvShape& s, const Machine& machine) : images(s.batch), pieces(machine.threads) {
     const bool turned = s.which == Which::DataGrad;
     const auto& made = turned ? s.extents : s.counts;
     const auto& read = turned ? s.counts : s.extents;
@@ -94,19 +89,21 @@ struct Cut {
 // A convolution, or a gradient of its data.
 class Product {
  public:
-  explicit Product(const ConvShape& s)
-      : cut_(s),
+  Product(const ConvShape& s, const Machine& machine)
+      : cut_(s, machine),
         turned_(s.which == Which::DataGrad),
         depth_(cut_.data.channels),
         columns_(cut_.result.channels),
         each_(cut_.tiles / cut_.pieces),
-        by_tiles_(kPlanes * depth_ * columns_ * 4 <= kKernelBytes &&
+        // The transformed kernels fit in the shared cache, together with those of some tiles.
+        by_tiles_(kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
                   (each_ >= 2 * tile_.rows || columns_ / tile_.lanes < cut_.pieces)),
         groups_(columns_, by_tiles_ ? 1 : cut_.pieces) {
-    const std::int64_t fit = kBlockBytes / (kPlanes * (depth_ + columns_) * 4), fewest = 4;
+    const std::int64_t fit = machine.core_cache_bytes / (kPlanes * (depth_ + columns_) * 4);
+    const std::int64_t fewest = 4;
     block_ = by_tiles_ ? std::max(std::min(fit, each_) / tile_.rows, fewest) * tile_.rows : kBlock;
-    together_ =
-        std::min(cut_.tiles, std::max(kFewTogether, kTogetherBytes / (kPlanes * depth_ * 4)));
+    together_ = std::min(
+        cut_.tiles, std::max(kMinPhaseTiles, machine.shared_cache_bytes / (kPlanes * depth_ * 4)));
     for (std::int64_t g = 0; g < groups_.count; ++g) {
       kernels_at_.push_back(kernels_);
       kernels_ += kPlanes * kernels_apart(g);
@@ -247,17 +244,20 @@ class Product {
 // A gradient of weights. Sums of products lie in pairs of groups, of data's channels and dy's.
 class WeightGradient {
  public:
-  explicit WeightGradient(const ConvShape& s)
-      : cut_(s),
+  WeightGradient(const ConvShape& s, const Machine& machine)
+      : cut_(s, machine),
         in_(s.in, 1),
         out_(s.out, 1),
         step_(s.in * kWeights),
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4, each = cut_.tiles / cut_.pieces;
-    by_tiles_ = pairs_ * sums_elements() * 4 <= kSumBytes && each >= kSummed;
+    // Each thread has all sums, and adds them to those of the other threads at the end.
+    by_tiles_ =
+        pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 && each >= kMinSumTiles;
     const std::int64_t sharing = by_tiles_ ? 1 : cut_.pieces;
-    block_ = std::min(by_tiles_ ? each + 1 : cut_.tiles,
-                      std::max(kSummed, sharing * kBlockBytes * 3 / 2 / per_tile));
+    block_ =
+        std::min(by_tiles_ ? each + 1 : cut_.tiles,
+                 std::max(kMinSumTiles, sharing * machine.core_cache_bytes * 3 / 2 / per_tile));
     together_ = by_tiles_ || block_ < cut_.tiles ? pairs_ : cut_.pieces;
   }
 
@@ -376,7 +376,11 @@ class WeightGradient {
 
 class Conv final : public Kernel {
  public:
-  explicit Conv(const ConvShape& shape) : product_(shape), bias_(shape.bias) {}
+  Conv(const ConvShape& shape, const Machine& machine)
+      : product_(shape, machine), bias_(shape.bias) {}
+  std::size_t scratch_bytes() const override {
+    return static_cast<std::size_t>(product_.scratch_elements()) * sizeof(float);
+  }
   void run(const KernelArgs& args) const override {
     product_.run(static_cast<const float*>(args.inputs[0]),
                  static_cast<const float*>(args.inputs[1]),
@@ -391,7 +395,10 @@ class Conv final : public Kernel {
 
 class WeightGrad final : public Kernel {
  public:
-  explicit WeightGrad(const ConvShape& shape) : gradient_(shape) {}
+  WeightGrad(const ConvShape& shape, const Machine& machine) : gradient_(shape, machine) {}
+  std::size_t scratch_bytes() const override {
+    return static_cast<std::size_t>(gradient_.scratch_elements()) * sizeof(float);
+  }
   void run(const KernelArgs& args) const override {
     gradient_.run(static_cast<const float*>(args.inputs[0]),
                   static_cast<const float*>(args.inputs[1]), static_cast<float*>(args.outputs[0]),
@@ -402,32 +409,31 @@ class WeightGrad final : public Kernel {
   WeightGradient gradient_;
 };
 
+// Return whether this is the fastest kernel: enough tiles use the transformed kernels, and the tiles
+// are not mostly empty. ADR 42 has the measurements.
+bool is_fastest(const Cut& cut) {
+  constexpr std::int64_t kMinTiles = 16;
+  return cut.tiles >= kMinTiles && 2 * cut.places() >= cut.tiles * kTile * kTile;
+}
+
 }  // namespace
 
-Verdict accept_conv(const KernelQuery& query) {
+Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   const ConvShape s(query);
-  if (!s.refusal.empty()) return Verdict::reject(s.refusal);
-  if (s.factors != DType::F32 || s.mixed) return Verdict::reject("not of f32");
+  if (!s.refusal.empty()) return Offer::refuse(s.refusal);
+  if (s.factors != DType::F32 || s.mixed) return Offer::refuse("not of f32");
   if (s.axes != 2 || !s.channels_last || s.groups > 1 || !s.post.empty())
-    return Verdict::reject("not of two axes, channels last, one group, nothing behind");
+    return Offer::refuse("not of two axes, channels last, one group, nothing behind");
   for (std::size_t axis = 1; axis < 3; ++axis)
     if (s.kernel[axis] != kKernel || s.strides[axis] != 1 || s.dilations[axis] != 1 ||
         s.before[axis] >= kKernel || s.after[axis] >= kKernel)
-      return Verdict::reject("not of 3 x 3 places side by side");
-  if (s.in == 0 || s.out == 0) return Verdict::reject("nothing to convolve");
-  if (s.in % kLine != 0 || s.out % kLine != 0) return Verdict::reject("not of whole vectors");
-  const Cut cut(s);
-  if (cut.tiles < kFewest || 2 * cut.places() < cut.tiles * kTile * kTile)
-    return Verdict::reject("few tiles, or tiles that are mostly empty");
-  const std::int64_t elements = s.which == Which::WeightGrad ? WeightGradient(s).scratch_elements()
-                                                             : Product(s).scratch_elements();
-  return Verdict::accept(static_cast<std::size_t>(elements) * sizeof(float));
-}
-
-std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
-  const ConvShape shape(query);
-  if (shape.which == Which::WeightGrad) return std::make_unique<WeightGrad>(shape);
-  return std::make_unique<Conv>(shape);
+      return Offer::refuse("not of 3 x 3 places side by side");
+  if (s.in == 0 || s.out == 0) return Offer::refuse("nothing to convolve");
+  if (s.in % kLine != 0 || s.out % kLine != 0) return Offer::refuse("not of whole vectors");
+  if (!is_fastest(Cut(s, machine)))
+    return Offer::refuse("few tiles, or tiles that are mostly empty");
+  if (s.which == Which::WeightGrad) return {std::make_unique<WeightGrad>(s, machine)};
+  return {std::make_unique<Conv>(s, machine)};
 }
 
 }  // namespace ngd::kernels::winograd
