@@ -19,7 +19,7 @@ CANNOT_FAIL = (
     ("program.pxi", "sources.push_back(", RESERVED),
     ("program.pxi", "destinations.push_back(", RESERVED),
     ("values.cpp", "result.push_back(convert(", RESERVED),
-    ("executor.cpp", "steps_.emplace_back()", RESERVED),
+    ("executor.cpp", "bound_.emplace_back()", RESERVED),
     ("first_fit.cpp", "offsets.push_back(", RESERVED),
     ("shape.cpp", "short_name_of(type.dtype)", SHORT),
     ("shape.cpp", "text += '['", SHORT),

@@ -17,41 +17,41 @@
 namespace ngd::runtime {
 
 namespace {
-// A kernel with fewer bytes of operands and results takes some ten microseconds at most. To read the
-// clock takes 9 ns, a seventh of the time of a loop's iteration on a few elements.
+// A kernel with fewer bytes of operands and results takes ten microseconds or so. Reading the clock
+// takes 9 ns, a seventh of the time of an iteration of a scan over few elements.
 constexpr std::size_t kShortBytes = 16 << 10;
 
-// One call of an executor; another one meanwhile is refused.
-class Running {
+// Held during a call of an executor. A second call at the same time throws Busy.
+class RunLock {
  public:
-  explicit Running(std::atomic<bool>& flag) : flag_(flag) {
+  explicit RunLock(std::atomic<bool>& flag) : flag_(flag) {
     if (flag.exchange(true, std::memory_order_acquire))
       fail(ErrorKind::Busy, "Executable: a second call while one runs in another thread");
   }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-  ~Running() { flag_.store(false, std::memory_order_release); }
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+  ~RunLock() { flag_.store(false, std::memory_order_release); }
 
  private:
   std::atomic<bool>& flag_;
 };
 
-Error blamed(const Error& error, const Instruction& instruction) {
+Error with_site(const Error& error, const Instruction& instruction) {
   return {error.kind(),
           concat(error.what(), " (in ", instruction.op, ", made at ", instruction.site, ")")};
 }
 
-[[noreturn]] void not_finite(const Instruction& instruction, const Member* member,
-                             const std::string& what) {
+[[noreturn]] void fail_not_finite(const Instruction& instruction, const Member* member,
+                                  const std::string& what) {
   fail(ErrorKind::NotFinite, "NGD_CHECK_FINITE: ", what, " ",
        member == nullptr ? instruction.op : member->op, ", made at ",
        member == nullptr ? instruction.site : member->site);
 }
 }  // namespace
 
-// An instruction made ready: its kernel or its collective, and where its operands are. Operands in
-// the lanes Input and Output are patched at every call; all others never move.
-struct Executor::Step {
+// An instruction with its kernel or collective and the addresses of its operands. The addresses of
+// inputs and outputs are set at every call. The others stay.
+struct Executor::BoundInstruction {
   struct Patch {
     bool output_operand;
     std::size_t operand;
@@ -61,20 +61,21 @@ struct Executor::Step {
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;  // of a Run
   std::unique_ptr<Nested> nested;           // of a Scan or a Cond
-  Step* started = nullptr;                  // of a Wait
+  BoundInstruction* started = nullptr;      // of a Wait
   PendingCollective* pending = nullptr;     // of a Start or a Wait
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
   bool writes_variable = false;
-  bool is_short = false;      // takes microseconds: a signal may wait for the next instruction
-  std::int64_t begin_ns = 0;  // of the last run that was recorded
-  Faults before;              // of the operands, where they are looked at
-  struct Kept {
+  bool is_short = false;      // takes microseconds: signals are checked at the next instruction
+  std::int64_t begin_ns = 0;  // in the last recorded run
+  Faults before;              // of the operands, under NGD_CHECK_FINITE
+  struct SavedOperand {
     std::size_t input;
     device::Buffer bytes;
   };
-  std::vector<Kept> kept;  // copies of operands that the kernel overwrites, where it may run again
+  std::vector<SavedOperand>
+      saved;  // the operands that a fused kernel overwrites: first_fault() reads them
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
@@ -93,7 +94,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       interrupts_(own_interrupts_),
       own_queue_(device.make_queue()),
       queue_(own_queue_.get()),
-      asynchronous_(queue_->asynchronous()) {
+      is_asynchronous_(queue_->asynchronous()) {
   verify(program_);
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
@@ -125,20 +126,20 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   bind();
 }
 
-Executor::Executor(Program program, const Surroundings& surroundings, void* arena, void* shared)
+Executor::Executor(Program program, const RunContext& context, void* arena, void* shared)
     : program_(std::move(program)),
-      device_(surroundings.device),
+      device_(context.device),
       stages_arguments_(false),
       check_finite_(config::check_finite()),
-      table_(surroundings.table),
+      table_(context.table),
       arena_(arena),
       shared_(shared),
       running_(own_running_),
-      collectives_(&surroundings.collectives),
+      collectives_(&context.collectives),
       own_interrupts_(nullptr),
-      interrupts_(surroundings.interrupts),
-      queue_(&surroundings.queue),
-      asynchronous_(queue_->asynchronous()) {
+      interrupts_(context.interrupts),
+      queue_(&context.queue),
+      is_asynchronous_(queue_->asynchronous()) {
   bind();
 }
 
@@ -154,8 +155,8 @@ void* Executor::private_memory() {
 void Executor::bind() {
   for (const auto& bytes : program_.constants)
     constants_.emplace_back(device_, bytes.size()).write(bytes.data());
-  steps_.reserve(program_.instructions.size());  // Wait steps point at Start steps
-  for (const Instruction& instruction : program_.instructions) bind_step(instruction);
+  bound_.reserve(program_.instructions.size());  // Waits point at Starts
+  for (const Instruction& instruction : program_.instructions) bind_instruction(instruction);
 }
 
 void* Executor::static_pointer(const Value& value) const {
@@ -182,17 +183,17 @@ void* Executor::static_pointer(const Value& value) const {
 void Executor::move_variables(const std::vector<void*>& variables) {
   check(variables.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables.size());
-  const Running running(running_);
+  const RunLock running(running_);
   variables_ = variables;
-  const auto move = [&](const std::vector<int>& values, auto& pointers) {
+  const auto move_pointers = [&](const std::vector<int>& values, auto& pointers) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const Value& value = program_.values[static_cast<std::size_t>(values[i])];
       if (value.memory == MemoryKind::Variable) pointers[i] = static_pointer(value);
     }
   };
-  for (Step& step : steps_) {
-    move(step.instruction->inputs, step.inputs);
-    move(step.instruction->outputs, step.outputs);
+  for (BoundInstruction& bound : bound_) {
+    move_pointers(bound.instruction->inputs, bound.inputs);
+    move_pointers(bound.instruction->outputs, bound.outputs);
   }
 }
 
@@ -203,57 +204,57 @@ kernels::KernelQuery Executor::query_of(const Instruction& instruction) const {
   return query;
 }
 
-void Executor::bind_step(const Instruction& instruction) {
-  Step& step = steps_.emplace_back();
-  step.instruction = &instruction;
+void Executor::bind_instruction(const Instruction& instruction) {
+  BoundInstruction& bound = bound_.emplace_back();
+  bound.instruction = &instruction;
   const kernels::KernelQuery query = query_of(instruction);
   for (const bool output : {false, true}) {
     const auto& operands = output ? instruction.outputs : instruction.inputs;
     for (std::size_t i = 0; i < operands.size(); ++i) {
       const Value& value = program_.values[operands[i]];
       void* pointer = static_pointer(value);
-      output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
+      output ? bound.outputs.push_back(pointer) : bound.inputs.push_back(pointer);
       const bool moves = value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
       if (moves && !stages_arguments_)
-        step.patches.push_back(
+        bound.patches.push_back(
             {output, i, value.memory == MemoryKind::Output, value.position, value.offset});
-      step.writes_variable |= output && value.memory == MemoryKind::Variable;
+      bound.writes_variable |= output && value.memory == MemoryKind::Variable;
     }
   }
   std::size_t bytes = 0;
   for (const auto* types : {&query.inputs, &query.outputs})
     for (const TensorType& type : *types) bytes += type.bytes();
-  step.is_short = instruction.action == Action::Run && bytes <= kShortBytes;
+  bound.is_short = instruction.action == Action::Run && bytes <= kShortBytes;
   switch (instruction.action) {
     case Action::Start:
-      step.pending = &collectives_->add(instruction, query.inputs.at(0), query.outputs.at(0));
+      bound.pending = &collectives_->add(instruction, query.inputs.at(0), query.outputs.at(0));
       return;
     case Action::Wait:
-      step.started = &steps_[instruction.start];
-      step.pending = step.started->pending;
+      bound.started = &bound_[instruction.start];
+      bound.pending = bound.started->pending;
       return;
     case Action::Run:
-      return bind_kernel(step, query);
+      return bind_kernel(bound, query);
     case Action::Scan:
     case Action::Cond:
-      step.nested =
+      bound.nested =
           make_nested(instruction, query, {device_, *queue_, table_, *collectives_, interrupts_},
-                      step.outputs.data() + step.outputs.size() - 2);
+                      bound.outputs.data() + bound.outputs.size() - 2);
   }
 }
 
-void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query) {
+void Executor::bind_kernel(BoundInstruction& bound, const kernels::KernelQuery& query) {
   const auto [kernel, is_new] = kernels_.try_emplace(query.key());
-  if (is_new) kernel->second = make_kernel(step, query);
-  step.kernel = kernel->second.get();
+  if (is_new) kernel->second = make_kernel(bound, query);
+  bound.kernel = kernel->second.get();
 }
 
-std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
+std::unique_ptr<kernels::Kernel> Executor::make_kernel(const BoundInstruction& bound,
                                                        const kernels::KernelQuery& query) {
   kernels::Offer offer = kernels::find(table_, query, kernels::this_machine()).offer;
   if (offer.kernel == nullptr)
     fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", query.op, " (made at ",
-         step.instruction->site, "): ", offer.refusal);
+         bound.instruction->site, "): ", offer.refusal);
   const std::size_t scratch_bytes = offer.kernel->scratch_bytes();
   if (scratch_bytes > scratch_.bytes()) scratch_ = device::Buffer(device_, scratch_bytes);
   offer.kernel->prepare();
@@ -261,10 +262,10 @@ std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
 }
 
 void Executor::run(const void* const* inputs, void* const* outputs) {
-  const Running running(running_);
+  const RunLock running(running_);
   variables_touched_ = false;
   const PendingCollectives::Run pending_run(*collectives_);
-  notify_on_failure([&] { run_to_the_end(inputs, outputs); },
+  notify_on_failure([&] { run_and_wait(inputs, outputs); },
                     [&](const FailureView& failure) {
                       if (!collectives_->was_refused()) collectives_->abort(failure.text);
                       drain();
@@ -272,7 +273,7 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   variables_touched_ = false;
 }
 
-void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) try {
+void Executor::run_and_wait(const void* const* inputs, void* const* outputs) try {
   queue_->set_origin(nullptr);
   interrupts_.begin();
   if (stages_arguments_)
@@ -283,16 +284,16 @@ void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) t
   if (stages_arguments_)
     for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
       queue_->copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());
-  if (asynchronous_) queue_->synchronize();
+  if (is_asynchronous_) queue_->synchronize();
 } catch (const device::QueueError& error) {
   if (error.origin() == nullptr) throw;
-  throw blamed(error, *static_cast<const Instruction*>(error.origin()));
+  throw with_site(error, *static_cast<const Instruction*>(error.origin()));
 }
 
-// What a failed run has enqueued uses the caller's arrays and the variables. What fails of it is no
-// news: the run has failed.
+// The enqueued work of a failed run uses the caller's arrays and the variables, so wait for it. Its
+// errors are ignored: the run has failed already.
 void Executor::drain() noexcept {
-  if (!asynchronous_) return;
+  if (!is_asynchronous_) return;
   collectives_->drain();
   try {
     queue_->synchronize();
@@ -303,62 +304,61 @@ void Executor::drain() noexcept {
 void Executor::run_inside(const void* const* inputs, void* const* outputs) {
   if (const std::uint64_t on = recording().current(); on != 0) [[unlikely]]
     return run_recorded(on, inputs, outputs);
-  for (Step& step : steps_) perform(step, inputs, outputs);
+  for (BoundInstruction& bound : bound_) perform(bound, inputs, outputs);
 }
 
-void Executor::perform(Step& step, const void* const* inputs, void* const* outputs) {
-  // The updates of variables come last. They are not interrupted, so that Ctrl-C poisons no variable.
-  if (!step.is_short && !variables_touched_) interrupts_.check();
-  for (const Step::Patch& patch : step.patches) {
+void Executor::perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs) {
+  // The updates of variables are last. They are not interrupted, so Ctrl-C does not poison variables.
+  if (!bound.is_short && !variables_touched_) interrupts_.check();
+  for (const BoundInstruction::Patch& patch : bound.patches) {
     const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
     const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
     if (patch.output_operand)
-      step.outputs[patch.operand] = const_cast<std::byte*>(part);
+      bound.outputs[patch.operand] = const_cast<std::byte*>(part);
     else
-      step.inputs[patch.operand] = part;
+      bound.inputs[patch.operand] = part;
   }
-  variables_touched_ |= step.writes_variable;
+  variables_touched_ |= bound.writes_variable;
   if (check_finite_) [[unlikely]]
-    execute_checked(step);
+    execute_checked(bound);
   else
-    execute(step);
+    execute(bound);
 }
 
-// Times a run, up to the instruction that throws, if one does.
-class Executor::Watch {
+// Measures a recorded run. If an instruction throws, the times up to it are kept.
+class Executor::RunTimer {
  public:
-  Watch(Executor& executor, std::uint64_t recording)
+  RunTimer(Executor& executor, std::uint64_t recording)
       : lock_(executor.recorded_mutex_), executor_(executor), record_(executor.record_) {
     if (executor.recorded_in_ != recording) {
       record_.whole = {};
-      record_.instructions.assign(executor.steps_.size(), {});
+      record_.instructions.assign(executor.bound_.size(), {});
       executor.recorded_in_ = recording;
     }
     if (ngd::runtime::recording().wants_events()) {
-      events_.reserve(executor.steps_.size() + 1);
+      events_.reserve(executor.bound_.size() + 1);
       thread_ = static_cast<std::uint64_t>(gettid());
     }
     begin_ns_ = last_ns_ = now_ns();
   }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch() {
-    if (next_ < executor_.steps_.size()) ended();
+  RunTimer(const RunTimer&) = delete;
+  RunTimer& operator=(const RunTimer&) = delete;
+  ~RunTimer() {
+    if (next_ < executor_.bound_.size()) end_instruction();
     record_.whole.add(last_ns_ - begin_ns_);
     if (events_.capacity() == 0) return;
     events_.push_back({executor_.number_, Event::kWhole, thread_, begin_ns_, last_ns_});
     ngd::runtime::recording().add(executor_.number_, executor_.program_, events_);
   }
 
-  // An instruction has ended: the next one in turn.
-  void ended() {
-    Step& step = executor_.steps_[next_];
+  void end_instruction() {
+    BoundInstruction& bound = executor_.bound_[next_];
     Timing& timing = record_.instructions[next_];
     const std::int64_t now = now_ns();
-    step.begin_ns = last_ns_;
+    bound.begin_ns = last_ns_;
     timing.add(now - last_ns_);
-    if (step.started != nullptr)
-      timing.pending_ns += static_cast<std::uint64_t>(now - step.started->begin_ns);
+    if (bound.started != nullptr)
+      timing.pending_ns += static_cast<std::uint64_t>(now - bound.started->begin_ns);
     if (events_.capacity() > 0)
       events_.push_back(
           {executor_.number_, static_cast<std::uint32_t>(next_), thread_, last_ns_, now});
@@ -370,7 +370,7 @@ class Executor::Watch {
   std::scoped_lock<std::mutex> lock_;
   Executor& executor_;
   Record& record_;
-  std::vector<Event> events_;  // whose memory is there before the first
+  std::vector<Event> events_;  // its memory is reserved before the first instruction
   std::uint64_t thread_ = 0;
   std::size_t next_ = 0;
   std::int64_t begin_ns_ = 0, last_ns_ = 0;
@@ -378,11 +378,11 @@ class Executor::Watch {
 
 void Executor::run_recorded(std::uint64_t recording, const void* const* inputs,
                             void* const* outputs) {
-  Watch watch(*this, recording);
-  for (Step& step : steps_) {
-    perform(step, inputs, outputs);
-    if (asynchronous_) queue_->synchronize();
-    watch.ended();
+  RunTimer timer(*this, recording);
+  for (BoundInstruction& bound : bound_) {
+    perform(bound, inputs, outputs);
+    if (is_asynchronous_) queue_->synchronize();
+    timer.end_instruction();
   }
 }
 
@@ -391,118 +391,118 @@ Record Executor::record() const {
   if (!lock.owns_lock())
     fail(ErrorKind::Busy, "Executable.report: the step runs now, in another thread");
   Record record = record_;
-  record.instructions.resize(steps_.size());
-  for (const Step& step : steps_) {
-    if (step.nested == nullptr) continue;
-    for (const Executor* program : step.nested->programs())
+  record.instructions.resize(bound_.size());
+  for (const BoundInstruction& bound : bound_) {
+    if (bound.nested == nullptr) continue;
+    for (const Executor* program : bound.nested->programs())
       record.bodies.push_back(program->record());
   }
   return record;
 }
 
-void Executor::execute(Step& step) {
-  queue_->set_origin(step.instruction);
-  switch (step.instruction->action) {
+void Executor::execute(BoundInstruction& bound) {
+  queue_->set_origin(bound.instruction);
+  switch (bound.instruction->action) {
     case Action::Start:
-      return collectives_->start(*step.pending, step.inputs[0], step.outputs[0]);
+      return collectives_->start(*bound.pending, bound.inputs[0], bound.outputs[0]);
     case Action::Wait:
-      return collectives_->wait(*step.pending);
+      return collectives_->wait(*bound.pending);
     case Action::Scan:
     case Action::Cond:
-      return step.nested->run(step.inputs.data(), step.outputs.data());
+      return bound.nested->run(bound.inputs.data(), bound.outputs.data());
     case Action::Run:
       break;
   }
   try {
-    step.kernel->run({step.inputs.data(), step.outputs.data(), scratch_.data(), queue_});
-  } catch (const std::out_of_range& error) {  // which begins with the public call
-    throw std::out_of_range(concat(error.what(), " (made at ", step.instruction->site, ")"));
+    bound.kernel->run({bound.inputs.data(), bound.outputs.data(), scratch_.data(), queue_});
+  } catch (const std::out_of_range& error) {  // its text begins with the public call
+    throw std::out_of_range(concat(error.what(), " (made at ", bound.instruction->site, ")"));
   } catch (const Error& error) {
-    throw blamed(error, *step.instruction);
+    throw with_site(error, *bound.instruction);
   }
 }
 
-// A value that is no finite number is told of where it begins: where an instruction makes a NaN of
-// operands that have none, or an infinity of finite ones. One that comes in from outside, a NaN in
-// an argument or a variable, is told of where it is first read. What a Start's operand holds is
-// compared with what its Wait gives.
-void Executor::execute_checked(Step& step) {
-  const Step& whole = step.started == nullptr ? step : *step.started;
-  step.before = faults_of(step.instruction->attrs);
-  for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+// Throw NotFinite at the first instruction whose result has a NaN but whose operands do not, or has
+// an infinity although its operands are finite. A NaN in an argument or a variable is reported where
+// it is first read. The operand of a Start is compared with the result of its Wait.
+void Executor::execute_checked(BoundInstruction& bound) {
+  const BoundInstruction& whole = bound.started == nullptr ? bound : *bound.started;
+  bound.before = faults_of(bound.instruction->attrs);
+  for (std::size_t i = 0; i < bound.inputs.size(); ++i) {
     const Faults faults =
-        look_at(program_.values[step.instruction->inputs[i]].type, step.inputs[i]);
-    if (faults.nan) expect_no_nan(step, i);
-    step.before.nan |= faults.nan;
-    step.before.infinite |= faults.infinite;
+        read_faults(program_.values[bound.instruction->inputs[i]].type, bound.inputs[i]);
+    if (faults.nan) throw_if_nan_enters(bound, i);
+    bound.before.nan |= faults.nan;
+    bound.before.infinite |= faults.infinite;
   }
-  if (is_fused(*step.instruction)) keep_overwritten(step);
-  execute(step);
-  if (step.instruction->action == Action::Start) return;
+  if (is_fused(*bound.instruction)) save_overwritten(bound);
+  execute(bound);
+  if (bound.instruction->action == Action::Start) return;
   for (std::size_t i = 0; i < whole.outputs.size(); ++i) {
     if (whole.outputs[i] == nullptr) continue;
     const Faults faults =
-        look_at(program_.values[whole.instruction->outputs[i]].type, whole.outputs[i]);
+        read_faults(program_.values[whole.instruction->outputs[i]].type, whole.outputs[i]);
     const bool had_infinity = whole.before.nan || whole.before.infinite;
     if ((faults.nan && !whole.before.nan) || (faults.infinite && !had_infinity))
-      refuse(whole, i, faults.nan && !whole.before.nan);
+      throw_not_finite(whole, i, faults.nan && !whole.before.nan);
   }
 }
 
-// Throws where the NaN of an operand came into the step from outside.
-void Executor::expect_no_nan(const Step& step, std::size_t input) const {
-  const Instruction& instruction = *step.instruction;
+// Throw if this operand is an argument or a variable.
+void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const {
+  const Instruction& instruction = *bound.instruction;
   const Value& value = program_.values[instruction.inputs[input]];
   const Member* reader = reader_of(instruction, input);
   if (value.memory == MemoryKind::Input)
-    not_finite(instruction, reader,
-               concat("argument ", value.position, " of the step holds a NaN; it is read by"));
+    fail_not_finite(instruction, reader,
+                    concat("argument ", value.position, " of the step holds a NaN; it is read by"));
   if (value.memory == MemoryKind::Variable)
-    not_finite(instruction, reader, "there is a NaN in a variable read by");
+    fail_not_finite(instruction, reader, "there is a NaN in a variable read by");
 }
 
-// Copies the operands in whose memory the kernel puts results.
-void Executor::keep_overwritten(Step& step) {
-  step.kept.clear();
+// Copy the operands whose memory the kernel overwrites with results.
+void Executor::save_overwritten(BoundInstruction& bound) {
+  bound.saved.clear();
   const auto type_of = [&](int value) { return program_.values[value].type; };
-  for (std::size_t i = 0; i < step.inputs.size(); ++i) {
-    const auto* begin = static_cast<const std::byte*>(step.inputs[i]);
-    const std::size_t bytes = type_of(step.instruction->inputs[i]).bytes();
-    for (std::size_t j = 0; j < step.outputs.size(); ++j) {
-      const auto* result = static_cast<const std::byte*>(step.outputs[j]);
-      const std::size_t result_bytes = type_of(step.instruction->outputs[j]).bytes();
+  for (std::size_t i = 0; i < bound.inputs.size(); ++i) {
+    const auto* begin = static_cast<const std::byte*>(bound.inputs[i]);
+    const std::size_t bytes = type_of(bound.instruction->inputs[i]).bytes();
+    for (std::size_t j = 0; j < bound.outputs.size(); ++j) {
+      const auto* result = static_cast<const std::byte*>(bound.outputs[j]);
+      const std::size_t result_bytes = type_of(bound.instruction->outputs[j]).bytes();
       if (result == nullptr || result >= begin + bytes || begin >= result + result_bytes) continue;
-      step.kept.push_back({i, device::Buffer(device_, bytes)});
-      queue_->copy(step.kept.back().bytes.data(), begin, bytes);
+      bound.saved.push_back({i, device::Buffer(device_, bytes)});
+      queue_->copy(bound.saved.back().bytes.data(), begin, bytes);
       break;
     }
   }
 }
 
-// Names the op at which the NaN, or the infinity, of a result begins.
-void Executor::refuse(const Step& step, std::size_t output, bool nan) {
-  const Instruction& instruction = *step.instruction;
+// Report the op whose result has the first NaN or infinity.
+void Executor::throw_not_finite(const BoundInstruction& bound, std::size_t output, bool nan) {
+  const Instruction& instruction = *bound.instruction;
   const Member* member = maker_of(instruction, output);
   if (is_fused(instruction)) {
-    std::vector<const void*> inputs = step.inputs;
-    for (const Step::Kept& kept : step.kept) inputs[kept.input] = kept.bytes.data();
+    std::vector<const void*> inputs = bound.inputs;
+    for (const BoundInstruction::SavedOperand& saved : bound.saved)
+      inputs[saved.input] = saved.bytes.data();
     const auto found = first_fault(
         instruction, query_of(instruction), inputs, device_, *queue_, table_,
-        [this](const TensorType& type, const void* data) { return look_at(type, data); });
+        [this](const TensorType& type, const void* data) { return read_faults(type, data); });
     if (found) {
       member = found->member;
       nan = found->nan;
     }
   }
-  not_finite(instruction, member,
-             concat(nan ? "a NaN" : "an infinity", " begins in the result of"));
+  fail_not_finite(instruction, member,
+                  concat(nan ? "a NaN" : "an infinity", " begins in the result of"));
 }
 
-Faults Executor::look_at(const TensorType& type, const void* data) {
+Faults Executor::read_faults(const TensorType& type, const void* data) {
   if (!device_.host_addressable()) {
-    looked_at_.resize(std::max(looked_at_.size(), type.bytes()));
-    queue_->copy_to_host(looked_at_.data(), data, type.bytes());
-    data = looked_at_.data();
+    checked_value_.resize(std::max(checked_value_.size(), type.bytes()));
+    queue_->copy_to_host(checked_value_.data(), data, type.bytes());
+    data = checked_value_.data();
   }
   queue_->synchronize();
   return faults_of(type, data);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a program: kernels are constructed and operands bound once; a call computes.
+// Runs a program. The constructor builds the kernels and binds the operands; a call computes.
 //
-// An executor has one queue, in which all its kernels run. On a device whose queues are
-// asynchronous a call only enqueues, and waits where the host needs to know a value: before a
-// collective is submitted, for the predicate of a choice, where values are checked, and at its end.
-// So a call throws whatever fails in it, and its caller needs to hold the variables only until it
-// returns.
+// An executor has one queue for all its kernels. On a device with asynchronous queues a call enqueues
+// kernels. It waits if the host needs a value: before a collective is submitted, for the predicate of
+// a Cond, and for checks of values. It also waits at its end. So a call throws the errors of all its
+// kernels, and the caller must keep the variables only until the call returns.
 #pragma once
 
 #include <atomic>
@@ -27,8 +26,8 @@
 
 namespace ngd::runtime {
 
-// What a program is lent by the one that runs it: where it enqueues, and how it talks.
-struct Surroundings {
+// What a nested program uses of the executor that runs it.
+struct RunContext {
   device::Device& device;
   device::Queue& queue;
   kernels::KernelTable table;
@@ -38,83 +37,83 @@ struct Surroundings {
 
 class Executor {
  public:
-  // `variables` are device pointers, numbered as in the program, that outlive the executor.
-  // The communicators are those of the program's groups, of one family, and outlive it too.
-  // `interrupt` is asked between two instructions, at most every 100 ms; where it returns true
-  // the run throws Interrupted. With an arena, the program uses its memory; of all programs with
-  // one arena, one runs at a time.
+  // `variables` are device pointers, numbered as in the program. The communicators are those of the
+  // program's groups and belong to one family. Both must outlive the executor. `interrupt` is called
+  // between two instructions, at most every 100 ms. If it returns true, the run throws Interrupted.
+  // If there is an arena, the program uses its memory. Only one program of an arena runs at a time.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
-  // Of a program that another one runs (nested.hpp): its two arenas lie in memory of that.
-  Executor(Program program, const Surroundings& surroundings, void* arena, void* shared);
+  // A nested program (nested.hpp). Its two arenas are memory of the outer program.
+  Executor(Program program, const RunContext& context, void* arena, void* shared);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Host pointers in, host pointers out; allocates nothing by itself. Throws what a kernel or a
-  // collective throws; and Busy, after which nothing has happened, for a second call while one
-  // runs, and where another thread uses the group of the program's first collective. Where the
-  // program has collectives, a failure closes their groups: the peers are told, since this rank has
-  // left the common sequence.
+  // Run the program. The pointers are host pointers. The executor itself does not allocate memory.
+  // Throws the errors of kernels and collectives. Throws Busy, without any effect, if a run is active
+  // or if another thread uses the group of the first collective. If the program has collectives, a
+  // failure closes their groups and notifies the other ranks, because this rank leaves the common
+  // sequence.
   void run(const void* const* inputs, void* const* outputs);
 
-  // Of a program that another one runs: pointers of the device's in and out. What it enqueues may
-  // be under way when it returns.
+  // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when the
+  // call returns.
   void run_inside(const void* const* inputs, void* const* outputs);
 
-  // Whether the last run() threw after the first instruction that writes a variable had begun, or
-  // been enqueued.
+  // Return true if the last run() threw after an instruction that writes a variable was started or
+  // enqueued.
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
-  // The variables lie there now. Throws Busy while a run is under way.
+  // Set the addresses of the variables. Throws Busy during a run.
   void move_variables(const std::vector<void*>& variables);
 
-  // What the runs took in the last recording in which there were any. Throws Busy while one is
-  // recorded.
+  // Return the times of the last recording in which the program ran. Throws Busy during a recorded
+  // run.
   Record record() const;
 
  private:
-  struct Step;
-  class Watch;
+  struct BoundInstruction;
+  class RunTimer;
   void* private_memory();
   void bind();
-  void bind_step(const Instruction& instruction);
+  void bind_instruction(const Instruction& instruction);
   kernels::KernelQuery query_of(const Instruction& instruction) const;
-  void bind_kernel(Step& step, const kernels::KernelQuery& query);
-  std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query);
+  void bind_kernel(BoundInstruction& bound, const kernels::KernelQuery& query);
+  std::unique_ptr<kernels::Kernel> make_kernel(const BoundInstruction& bound,
+                                               const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
-  void run_to_the_end(const void* const* inputs, void* const* outputs);
+  void run_and_wait(const void* const* inputs, void* const* outputs);
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
-  void perform(Step& step, const void* const* inputs, void* const* outputs);
+  void perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs);
   void drain() noexcept;
-  void execute(Step& step);
-  void execute_checked(Step& step);
-  Faults look_at(const TensorType& type, const void* data);
-  void keep_overwritten(Step& step);
-  void expect_no_nan(const Step& step, std::size_t input) const;
-  [[noreturn]] void refuse(const Step& step, std::size_t output, bool nan);
+  void execute(BoundInstruction& bound);
+  void execute_checked(BoundInstruction& bound);
+  Faults read_faults(const TensorType& type, const void* data);
+  void save_overwritten(BoundInstruction& bound);
+  void throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const;
+  [[noreturn]] void throw_not_finite(const BoundInstruction& bound, std::size_t output, bool nan);
 
   Program program_;
   device::Device& device_;
-  const bool stages_arguments_;  // the caller's arrays are copied to the device and back
+  const bool stages_arguments_;  // the arrays of the caller are copied to the device and back
   const bool check_finite_;
   const kernels::KernelTable table_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
   std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
-  std::vector<std::byte> looked_at_;                            // on the host: a value to check
+  std::vector<std::byte> checked_value_;  // on the host: a copy of the value to check
   const std::shared_ptr<Arena> shared_arena_;
   device::Buffer own_shared_, own_arena_, scratch_;
   std::shared_ptr<Lent> lent_shared_;
   void* arena_;
   void* shared_ = nullptr;
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
-  std::vector<Step> steps_;
+  std::vector<BoundInstruction> bound_;
   const std::uint64_t number_ = recording().next_program();
-  mutable std::mutex recorded_mutex_;  // of what follows; a run that is recorded holds it
+  mutable std::mutex recorded_mutex_;  // protects record_ and recorded_in_; held by a recorded run
   Record record_;
-  std::uint64_t recorded_in_ = 0;  // which recording
+  std::uint64_t recorded_in_ = 0;  // the number of the recording
   std::atomic<bool> own_running_{false};
   std::atomic<bool>& running_;
   bool variables_touched_ = false;
@@ -122,10 +121,10 @@ class Executor {
   PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
-  // Behind what it uses: it waits for what is enqueued before anything of that goes.
+  // Last, because its destructor waits for the enqueued work, which uses the members above.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
-  const bool asynchronous_;
+  const bool is_asynchronous_;
 };
 
 }  // namespace ngd::runtime

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of some values is no finite number.
+// Checks values for NaN and infinities.
 #pragma once
 
 #include "base/attrs.hpp"
@@ -14,7 +14,7 @@ struct Faults {
 // Integers have none.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
-// Of what stands in the program: numbers, and immediates in texts ("#-inf").
+// Checks the numbers in attributes, and the immediates in kernel bodies ("#-inf").
 Faults faults_of(const Attrs& attrs);
 
 }  // namespace ngd::runtime

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which op of a fused kernel makes the first NaN or infinity: the kernel runs again, op by op.
+// Finds the op of a fused kernel whose result has the first NaN or infinity. The kernel runs again,
+// one op at a time.
 #pragma once
 
 #include <functional>
@@ -14,7 +15,7 @@
 
 namespace ngd::runtime {
 
-// What a value of that type at a device pointer holds.
+// Returns the faults of a value of this type at a device pointer.
 using Look = std::function<Faults(const TensorType&, const void*)>;
 
 struct FirstFault {
@@ -22,20 +23,20 @@ struct FirstFault {
   bool nan;  // else an infinity
 };
 
-// Whether an instruction computes a program of elementwise ops, which can be run op by op.
+// Return true if the instruction computes a kernel body, which can run one op at a time.
 bool is_fused(const Instruction& instruction);
 
-// Returns the first op whose result has a NaN or an infinity that its operands do not have; nothing
-// where no elementwise op of the kernel has. `inputs` are the operands as they were before the
-// kernel ran. Several statements of one `application` count as one op.
+// Return the first op whose result has a NaN or an infinity that its operands do not have, if there
+// is one among the elementwise ops of the kernel. `inputs` are the operands before the kernel ran.
+// Several statements of one `application` count as one op.
 std::optional<FirstFault> first_fault(const Instruction& instruction,
                                       const kernels::KernelQuery& query,
                                       const std::vector<const void*>& inputs,
                                       device::Device& device, device::Queue& queue,
                                       kernels::KernelTable table, const Look& look);
 
-// The op that reads operand `input` first, and the op that makes result `output`. Null where the
-// instruction does not say.
+// Return the op that reads operand `input` first, and the op that computes result `output`. Null if
+// the instruction does not have its ops.
 const Member* reader_of(const Instruction& instruction, std::size_t input);
 const Member* maker_of(const Instruction& instruction, std::size_t output);
 

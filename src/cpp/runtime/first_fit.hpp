@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the blocks of an arena lie.
+// Allocates the blocks of an arena at compile time.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@ struct Life {
   std::size_t first = 0, last = 0, bytes = 0;
 };
 
-// Places the blocks in turn, each at the lowest offset where its bytes are free throughout its
-// life. Returns the offsets.
+// Place the blocks in the given order, each at the lowest offset where its bytes are free during its
+// life. Return the offsets.
 std::vector<std::size_t> first_fit(const std::vector<Life>& lives);
 
 }  // namespace ngd::runtime

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a run shall end because a signal handler of the program has raised (Ctrl-C).
+// Ends a run if a Python signal handler has raised an exception (Ctrl-C).
 //
-// A run asks between two instructions. It reads a coarse clock there, and calls back at most every
-// 100 ms: to see a signal, Python needs its lock, which another thread may hold.
+// A run checks between two instructions. A check reads a coarse clock, and calls Python at most every
+// 100 ms: Python needs its lock to handle a signal, and another thread may hold the lock.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace ngd::runtime {
 
-// Returns whether a handler has raised. Called on the thread of the run.
+// Returns true if a handler has raised. Called on the thread of the run.
 using Interrupt = bool (*)();
 
 class Interrupts {
@@ -31,7 +31,7 @@ class Interrupts {
  private:
   static constexpr std::int64_t kPeriodMs = 100;
 
-  // Of a resolution of some milliseconds, in a few nanoseconds.
+  // A clock with a resolution of some milliseconds. A call takes a few nanoseconds.
   static std::int64_t now_ms() noexcept {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bits.hpp"
 #include "base/error.hpp"
 #include "runtime/executor.hpp"
 
@@ -12,16 +13,12 @@ namespace ngd::runtime {
 
 namespace {
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + device::kAlignment - 1) / device::kAlignment * device::kAlignment;
-}
-
-// Hands out memory in turn.
-class Spare {
+// Divides memory into consecutive blocks.
+class Blocks {
  public:
-  Spare(void* data, std::size_t bytes) : next_(static_cast<std::byte*>(data)), left_(bytes) {}
+  Blocks(void* data, std::size_t bytes) : next_(static_cast<std::byte*>(data)), left_(bytes) {}
   void* take(std::size_t bytes) {
-    const std::size_t taken = aligned(bytes);
+    const std::size_t taken = round_up(bytes, device::kAlignment);
     check(taken <= left_, "nested: expected ", taken, " spare bytes; got ", left_);
     left_ -= taken;
     return std::exchange(next_, next_ + taken);
@@ -39,14 +36,14 @@ void* at(void* tensor, std::size_t offset) { return static_cast<std::byte*>(tens
 
 class Scan : public Nested {
  public:
-  Scan(const Instruction& instruction, const kernels::KernelQuery& query,
-       const Surroundings& surroundings, Spare spare, void* shared)
-      : queue_(surroundings.queue),
-        interrupts_(surroundings.interrupts),
+  Scan(const Instruction& instruction, const kernels::KernelQuery& query, const RunContext& context,
+       Blocks blocks, void* shared)
+      : queue_(context.queue),
+        interrupts_(context.interrupts),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
         reverse_(instruction.attrs.integer("reverse") != 0),
-        body_(instruction.bodies.at(0), surroundings,
-              spare.take(instruction.bodies.at(0).private_bytes), shared),
+        body_(instruction.bodies.at(0), context,
+              blocks.take(instruction.bodies.at(0).private_bytes), shared),
         inputs_(body_.program().inputs),
         outputs_(body_.program().outputs) {
     const auto carries = static_cast<std::size_t>(instruction.attrs.integer("carries"));
@@ -54,16 +51,16 @@ class Scan : public Nested {
     check(query.inputs.size() == inputs_.size() && carries + slices <= inputs_.size() &&
               query.outputs.size() == outputs_.size() + carries + 2,
           "scan: the program does not fit its operands");
-    const std::size_t rounds = std::max<std::size_t>(length_, 1);
+    const std::size_t iterations = std::max<std::size_t>(length_, 1);
     for (std::size_t i = 0; i < carries; ++i) {
       const std::size_t bytes = query.inputs[i].bytes();
-      carries_.push_back({bytes, {spare.take(bytes), spare.take(bytes)}});
+      carries_.push_back({bytes, {blocks.take(bytes), blocks.take(bytes)}});
     }
     for (std::size_t i = 0; i < slices; ++i)
-      slices_.push_back(query.inputs[carries + i].bytes() / rounds);
+      slices_.push_back(query.inputs[carries + i].bytes() / iterations);
     for (std::size_t i = carries; i < outputs_.size(); ++i) {
-      const std::size_t bytes = query.outputs[i].bytes() / rounds;
-      made_.push_back({bytes, spare.take(bytes)});
+      const std::size_t bytes = query.outputs[i].bytes() / iterations;
+      results_.push_back({bytes, blocks.take(bytes)});
     }
   }
 
@@ -72,17 +69,18 @@ class Scan : public Nested {
     void* const* histories = outputs + outputs_.size();
     std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
-    for (std::size_t round = 0; round < length_; ++round) {
-      if (round % kRoundsPerCheck == 0) interrupts_.check();  // the body's may all be short
-      const std::size_t now = slice_of(round);
+    for (std::size_t iteration = 0; iteration < length_; ++iteration) {
+      if (iteration % kIterationsPerCheck == 0)
+        interrupts_.check();  // short instructions do not check
+      const std::size_t slice = slice_of(iteration);
       for (std::size_t i = 0; i < slices_.size(); ++i)
-        inputs_[carries + i] = at(inputs[carries + i], now * slices_[i]);
-      for (std::size_t i = 0; i < made_.size(); ++i) {
+        inputs_[carries + i] = at(inputs[carries + i], slice * slices_[i]);
+      for (std::size_t i = 0; i < results_.size(); ++i) {
         void* whole = outputs[carries + i];
-        outputs_[carries + i] = whole ? at(whole, now * made_[i].bytes) : made_[i].unread;
+        outputs_[carries + i] = whole ? at(whole, slice * results_[i].bytes) : results_[i].unread;
       }
       for (std::size_t i = 0; i < carries; ++i)
-        outputs_[i] = place_after(i, round, outputs[i], histories[i]);
+        outputs_[i] = output_of(i, iteration, outputs[i], histories[i]);
       body_.run_inside(inputs_.data(), outputs_.data());
       std::copy(outputs_.begin(), outputs_.begin() + carries, inputs_.begin());
     }
@@ -93,16 +91,18 @@ class Scan : public Nested {
  private:
   struct Carry {
     std::size_t bytes;
-    void* turns[2];  // where it lies while nobody wants its history
+    void* buffers[2];  // used alternately if the history is not read
   };
-  struct Made {
+  struct Result {
     std::size_t bytes;  // of a slice
-    void* unread;       // where it lies if nobody reads it
+    void* unread;       // the memory of a result that is not read
   };
 
-  std::size_t slice_of(std::size_t round) const { return reverse_ ? length_ - 1 - round : round; }
+  std::size_t slice_of(std::size_t iteration) const {
+    return reverse_ ? length_ - 1 - iteration : iteration;
+  }
 
-  // A carried value before the first round.
+  // Set a carried value before the first iteration.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;
@@ -111,44 +111,44 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Where a round puts a carried value: never where it reads it.
-  void* place_after(std::size_t i, std::size_t round, void* last, void* history) const {
+  // Return the address to which an iteration writes a carried value. It never reads it from there.
+  void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
-    if (round + 1 == length_) return last != nullptr ? last : carry.turns[round % 2];
-    if (history != nullptr) return at(history, slice_of(round + 1) * carry.bytes);
-    return carry.turns[round % 2];
+    if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];
+    if (history != nullptr) return at(history, slice_of(iteration + 1) * carry.bytes);
+    return carry.buffers[iteration % 2];
   }
 
-  static constexpr std::size_t kRoundsPerCheck = 64;
+  static constexpr std::size_t kIterationsPerCheck = 64;
 
   device::Queue& queue_;
   Interrupts& interrupts_;
   std::size_t length_;
   bool reverse_;
   Executor body_;
-  std::vector<const void*> inputs_;  // of the round that runs
+  std::vector<const void*> inputs_;  // of the current iteration
   std::vector<void*> outputs_;
   std::vector<Carry> carries_;
   std::vector<std::size_t> slices_;  // the bytes of each
-  std::vector<Made> made_;
+  std::vector<Result> results_;
 };
 
 class Cond : public Nested {
  public:
-  Cond(const Instruction& instruction, const kernels::KernelQuery& query,
-       const Surroundings& surroundings, Spare spare, void* shared)
-      : queue_(surroundings.queue) {
+  Cond(const Instruction& instruction, const kernels::KernelQuery& query, const RunContext& context,
+       Blocks blocks, void* shared)
+      : queue_(context.queue) {
     std::size_t arena_bytes = 0;
     for (const Program& body : instruction.bodies) {
       arena_bytes = std::max(arena_bytes, body.private_bytes);
       check(body.inputs + 1 == query.inputs.size() && body.outputs + 2 == query.outputs.size(),
             "cond: a program does not fit its operands");
     }
-    void* arena = spare.take(arena_bytes);
+    void* arena = blocks.take(arena_bytes);
     for (const Program& body : instruction.bodies)
-      bodies_.push_back(std::make_unique<Executor>(body, surroundings, arena, shared));
+      bodies_.push_back(std::make_unique<Executor>(body, context, arena, shared));
     for (std::size_t i = 0; i + 2 < query.outputs.size(); ++i)
-      unread_.push_back(spare.take(query.outputs[i].bytes()));
+      unread_.push_back(blocks.take(query.outputs[i].bytes()));
     outputs_.resize(unread_.size());
   }
 
@@ -174,17 +174,17 @@ class Cond : public Nested {
 }  // namespace
 
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
-                                    const kernels::KernelQuery& query,
-                                    const Surroundings& surroundings, void* const* lent) {
+                                    const kernels::KernelQuery& query, const RunContext& context,
+                                    void* const* arenas) {
   const std::size_t outputs = query.outputs.size();
   check(outputs >= 2, "nested: expected two outputs that are memory; got ", outputs);
-  const Spare spare(lent[0], query.outputs[outputs - 2].bytes());
+  const Blocks blocks(arenas[0], query.outputs[outputs - 2].bytes());
   for (const Program& body : instruction.bodies)
     check(body.shared_bytes <= query.outputs[outputs - 1].bytes(), "nested: expected ",
           body.shared_bytes, " shared bytes; got ", query.outputs[outputs - 1].bytes());
   if (instruction.action == Action::Scan)
-    return std::make_unique<Scan>(instruction, query, surroundings, spare, lent[1]);
-  return std::make_unique<Cond>(instruction, query, surroundings, spare, lent[1]);
+    return std::make_unique<Scan>(instruction, query, context, blocks, arenas[1]);
+  return std::make_unique<Cond>(instruction, query, context, blocks, arenas[1]);
 }
 
 }  // namespace ngd::runtime

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs inside a program: a loop, and a choice. One at a time runs in the memory that they are
-// lent: arenas for the programs, and behind the private one what the loop or the choice needs
-// itself.
+// Nested programs: the bodies of a Scan and the branches of a Cond. One of them runs at a time. They
+// use memory of the outer program: a private and a shared arena. After the private arena there is the
+// memory that the Scan or Cond itself needs.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 namespace ngd::runtime {
 
 class Executor;
-struct Surroundings;
+struct RunContext;
 
 class Nested {
  public:
@@ -22,23 +22,24 @@ class Nested {
   virtual std::vector<const Executor*> programs() const = 0;  // in the instruction's order
 };
 
-// Of an instruction whose operands `query` tells. The last two of its outputs are no values: memory
-// for private values and for shared ones, which `lent` points to.
+// Build the nested programs of an instruction with the operands of `query`. Its last two outputs are
+// not values, but the private and the shared memory, and `arenas` has their addresses.
 //
-// Scan repeats a program `length` times, from the last slice to the first where `reverse` is set.
-//   inputs:  `carries` values that go from round to round, `slices` tensors of which round t reads
-//            slice t, and values that all rounds read
-//   outputs: the values after the last round, tensors whose slice t round t makes, and of each
-//            carried value a tensor whose slice t is what round t was given
-// The program takes carried values, slices and values; it makes carried values and slices.
+// Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
+//   inputs:  `carries` carried values; `slices` tensors, of which iteration t reads slice t; values
+//            that all iterations read
+//   outputs: the carried values after the last iteration; tensors whose slice t iteration t writes;
+//            for each carried value a tensor (its history) whose slice t is the input of iteration t
+// The body reads carried values, a slice of each tensor, and the other values. It writes carried
+// values and slices.
 //
-// Cond runs one of its two programs: the number of which is its first input, a bool. Each is given
-// the other inputs and makes the outputs. The host waits for that number.
+// Cond runs one of its two branches. The first input is a bool: the number of the branch. The host
+// waits for it. Each branch reads the other inputs and writes the outputs.
 //
-// What a program starts it also waits for. So all ranks go around as often, and choose alike, where
-// a program has collectives: the compiler sees to it.
+// A nested program waits for all collectives that it starts. If it has collectives, the compiler
+// ensures that all ranks run the same number of iterations and the same branch.
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
-                                    const kernels::KernelQuery& query,
-                                    const Surroundings& surroundings, void* const* lent);
+                                    const kernels::KernelQuery& query, const RunContext& context,
+                                    void* const* arenas);
 
 }  // namespace ngd::runtime

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // softmax and log_softmax over any axis; softmax_cross_entropy with integer labels, and its
-// gradient. Blocks of rows are staged as dense f32 (f64) where they do not lie so already.
+// gradient. Blocks of rows are copied to dense f32 (f64) unless they have this form.
 #include "kernels/fused/softmax.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
-constexpr std::int64_t kGrainWork = 1 << 13;  // elements that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 13;  // elements; fewer do not pay for a thread
 
 const SoftmaxTable& table() { return NGD_SIMD_SELECT(softmax_table)(); }
 
@@ -98,7 +98,7 @@ class Stage {
   DType dtype_;
 };
 
-// What a thread has in scratch: a block of inputs, one of exponentials, and three values a row.
+// The scratch of a thread: a block of inputs, one of exponentials, and three values per row.
 template <class T>
 struct Workspace {
   Workspace(const Rows& rows, void* scratch, std::int64_t piece) {
@@ -174,7 +174,7 @@ class Softmax final : public Kernel {
   bool logarithmic_;
 };
 
-// Inputs logits, labels, and for the gradient dy.
+// The inputs are logits, labels, and for the gradient dy.
 class SoftmaxCrossEntropy final : public Kernel {
  public:
   SoftmaxCrossEntropy(const KernelQuery& query, const Machine& machine)
@@ -245,7 +245,7 @@ class SoftmaxCrossEntropy final : public Kernel {
         w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
     });
     T* y = stage.target(args.outputs[0], row, w.x);
-    // The label's own element first: where y is e, dividing overwrites it.
+    // The element of the label first: if y is e, the division overwrites it.
     for (std::int64_t r = 0; r < rows; ++r) {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];

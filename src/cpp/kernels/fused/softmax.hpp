@@ -10,10 +10,10 @@ namespace ngd::kernels::fused {
 
 template <class T>
 struct SoftmaxLoops {
-  // e = exp(x - maximum of the row); also the maxima and the sums of e, one a row.
+  // e = exp(x - maximum of the row); also the maxima and the sums of e, one per row.
   void (*exponentials)(const T* x, std::int64_t rows, std::int64_t length, T* e, T* maxima,
                        T* sums);
-  // y = e * (scale[row] / sum), without scale where it is null. y may be e.
+  // y = e * (scale[row] / sum), without scale if it is null. y may be e.
   void (*divide)(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
                  T* y);
   // y = (x - maximum) - log(sum). y may be x.

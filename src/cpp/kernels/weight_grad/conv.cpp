@@ -3,7 +3,7 @@
 //
 // For each position in the kernel, the gradient is a matrix: the channels of dy by the channels of the
 // data that this position reads, summed over the output positions. A block of output positions is
-// computed at once. Tiles read dy in place if its channels fill whole tiles, else dy is packed. The
+// computed at once. Tiles read dy in column_index if its channels fill whole tiles, else dy is packed. The
 // data is packed for each position in the kernel and group of channels.
 #include <algorithm>
 #include <cstring>
@@ -23,27 +23,29 @@ using device::share;
 using gemm::ChannelGroups;
 using gemm::TileWork;
 
-constexpr std::int64_t kQuarter = 4;  // channels that are copied at once
+constexpr std::int64_t kCopied = 4;   // channels that are copied at once
 constexpr std::int64_t kVector = 16;  // channels
-constexpr std::int64_t kBlock = 128;  // places, at most
+constexpr std::int64_t kBlock = 128;  // output positions, at most
 
 class WeightGradient final : public Kernel {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
       : s_(s),
         pieces_(machine.threads),
-        places_(s.batch * s.window_count()),
+        positions_(s.batch * s.window_count()),
         in_(s.in, 1),
         packs_dy_(s.out % tile_.rows != 0) {
     // A block of dy fills half of the core's cache.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // Each thread has all sums, and adds them to those of the other threads at the end.
-    by_places_ = sums() * 4 <= machine.shared_cache_bytes / 4 && places_ >= 2 * block_ * pieces_;
-    of_piece_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
+    divides_positions_ =
+        sums() * 4 <= machine.shared_cache_bytes / 4 && positions_ >= 2 * block_ * pieces_;
+    piece_elements_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
   }
 
   std::size_t scratch_bytes() const override {
-    const std::int64_t elements = pieces_ * of_piece_ + (by_places_ ? pieces_ : 1) * sums();
+    const std::int64_t elements =
+        pieces_ * piece_elements_ + (divides_positions_ ? pieces_ : 1) * sums();
     return static_cast<std::size_t>(elements) * sizeof(float);
   }
 
@@ -51,62 +53,65 @@ class WeightGradient final : public Kernel {
     const auto* data = static_cast<const float*>(args.inputs[0]);
     const auto* dy = static_cast<const float*>(args.inputs[1]);
     auto* packed = static_cast<float*>(args.scratch);
-    float* all = packed + pieces_ * of_piece_;
+    float* all = packed + pieces_ * piece_elements_;
     device::for_pieces(pieces_, [&](std::int64_t piece) {
-      const Range places = by_places_ ? share(places_, 1, piece, pieces_) : Range{0, places_},
-                  rows = by_places_ ? Range{0, s_.out} : share(s_.out, tile_.rows, piece, pieces_);
+      const Range positions = divides_positions_ ? share(positions_, 1, piece, pieces_)
+                                                 : Range{0, positions_},
+                  rows = divides_positions_ ? Range{0, s_.out}
+                                            : share(s_.out, tile_.rows, piece, pieces_);
       if (rows.begin < rows.end)
-        add(data, dy, places, rows, packed + piece * of_piece_,
-            all + (by_places_ ? piece * sums() : 0));
+        add(data, dy, positions, rows, packed + piece * piece_elements_,
+            all + (divides_positions_ ? piece * sums() : 0));
     });
     finish(all, static_cast<float*>(args.outputs[0]));
   }
 
  private:
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // For each place of the kernels and group of the data's channels: dy's channels by these.
+  // For each position in the kernel and group of channels of the data: the channels of dy by these.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
-  std::int64_t sums_at(std::int64_t k, std::int64_t group) const {
+  std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
   }
 
-  // The products of some places and rows, which are dy's channels.
-  void add(const float* data, const float* dy, Range places, Range rows, float* packed,
+  // Add the products of some output positions to the sums. rows: channels of dy.
+  void add(const float* data, const float* dy, Range positions, Range rows, float* packed,
            float* sums) const {
     float* packed_dy = packed + block_ * tile_.columns;
-    for (std::int64_t p = places.begin; p < places.end; p += block_) {
-      const std::int64_t count = std::min(block_, places.end - p), behind = p + count;
+    for (std::int64_t p = positions.begin; p < positions.end; p += block_) {
+      const std::int64_t count = std::min(block_, positions.end - p), next = p + count;
       const float* from = dy + p * s_.out;
       if (packs_dy_) tile_.pack({from, 1, s_.out}, s_.out, count, tile_.rows, packed_dy);
       for (std::int64_t k = 0; k < s_.kernel_places(); ++k)
         for (std::int64_t group = 0; group < in_.count; ++group) {
           pack(data, p, count, k, group, packed);
-          const bool fetches = k == 0 && group == 0 && behind < places.end;
+          const bool fetches = k == 0 && group == 0 && next < positions.end;
           multiply(packs_dy_ ? packed_dy : from, rows, packed, in_.width(group), count,
-                   p > places.begin, fetches ? dy + behind * s_.out : nullptr,
-                   sums + sums_at(k, group));
+                   p > positions.begin, fetches ? dy + next * s_.out : nullptr,
+                   sums + sums_offset(k, group));
         }
     }
   }
 
-  // What place k of the kernels sees at some places, of a group of channels; zeros beside the data.
+  // Pack a group of channels of the data that position k in the kernel reads, for some output
+  // positions. Outside of the image they are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
     const std::int64_t width = in_.width(group), wide = s_.counts[2],
                        row = k / s_.kernel[2] * s_.dilations[1] - s_.before[1],
                        column = k % s_.kernel[2] * s_.dilations[2] - s_.before[2];
-    std::int64_t place = first % wide, line = first / wide % s_.counts[1],
+    std::int64_t column_index = first % wide, line = first / wide % s_.counts[1],
                  image = first / wide / s_.counts[1];
     for (const float* end = to + count * width; to < end; to += width) {
-      const std::int64_t y = line * s_.strides[1] + row, x = place * s_.strides[2] + column;
+      const std::int64_t y = line * s_.strides[1] + row, x = column_index * s_.strides[2] + column;
       const bool inside = y >= 0 && y < s_.extents[1] && x >= 0 && x < s_.extents[2];
       const float* from =
           data + ((image * s_.extents[1] + y) * s_.extents[2] + x) * s_.in + in_.begin(group);
-      for (std::int64_t j = 0; j < width; j += kQuarter)
-        inside ? std::memcpy(to + j, from + j, kQuarter * sizeof(float))
-               : std::memset(to + j, 0, kQuarter * sizeof(float));
-      if (++place < wide) continue;
-      place = 0;
+      for (std::int64_t j = 0; j < width; j += kCopied)
+        inside ? std::memcpy(to + j, from + j, kCopied * sizeof(float))
+               : std::memset(to + j, 0, kCopied * sizeof(float));
+      if (++column_index < wide) continue;
+      column_index = 0;
       if (++line < s_.counts[1]) continue;
       line = 0;
       ++image;
@@ -136,14 +141,14 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Adds the threads' sums, in order, and stores them as weights lie.
+  // Add the sums of the threads in order, and store them in the layout of weights.
   void finish(float* all, float* weights) const {
-    const std::int64_t kernel = s_.kernel_places(), threads = by_places_ ? pieces_ : 1;
+    const std::int64_t kernel = s_.kernel_places(), threads = divides_positions_ ? pieces_ : 1;
     device::for_pieces(s_.out, [&](std::int64_t row) {
       for (std::int64_t k = 0; k < kernel; ++k)
         for (std::int64_t group = 0; group < in_.count; ++group) {
           const std::int64_t width = in_.width(group);
-          float* own = all + sums_at(k, group) + row * width;
+          float* own = all + sums_offset(k, group) + row * width;
           for (std::int64_t other = 1; other < threads; ++other)
             for (std::int64_t j = 0; j < width; ++j) own[j] += own[other * sums() + j];
           float* to = weights + (row * s_.in + in_.begin(group)) * kernel + k;
@@ -154,24 +159,24 @@ class WeightGradient final : public Kernel {
 
   const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
   ConvShape s_;
-  std::int64_t pieces_, places_;
+  std::int64_t pieces_, positions_;
   ChannelGroups in_;
-  bool packs_dy_;  // it has not whole tiles of channels
+  bool packs_dy_;  // because its channels do not fill whole tiles
   std::int64_t block_;
-  bool by_places_;
-  std::int64_t of_piece_;
+  bool divides_positions_;
+  std::int64_t piece_elements_;
 };
 
 // Return whether this is the fastest kernel: for strides of 2 and more, for many channels of the
 // data, and for a dy that does not fit in the shared cache. ADR 43 has the measurements.
 bool is_fastest(const ConvShape& s, const Machine& machine) {
-  constexpr std::int64_t kMany = 1024, kSome = 128;
-  const std::int64_t places = s.batch * s.window_count();
+  constexpr std::int64_t kManyChannels = 1024, kSomeChannels = 128;
+  const std::int64_t positions = s.batch * s.window_count();
   if (s.kernel_places() > 1)
-    return s.strides[1] > 1 && s.strides[2] > 1 && s.in >= kSome && s.out >= kSome &&
-           places >= 2 * kBlock;
-  return s.in >= kMany ||
-         (s.in <= kSome && s.out >= 4 * s.in && places * s.out * 4 >= machine.shared_cache_bytes);
+    return s.strides[1] > 1 && s.strides[2] > 1 && s.in >= kSomeChannels &&
+           s.out >= kSomeChannels && positions >= 2 * kBlock;
+  return s.in >= kManyChannels || (s.in <= kSomeChannels && s.out >= 4 * s.in &&
+                                   positions * s.out * 4 >= machine.shared_cache_bytes);
 }
 
 }  // namespace
