@@ -10,6 +10,10 @@ applied in their order; a name that is in no line keeps its parent's new name.
 
 A line `tests/a/x.py -> tests/b/y.py` moves a file of the tests, and rewrites its path everywhere. A
 line `x -> tests.b.y` makes the tests import a module from its package instead of by its bare name.
+
+In the section [cpp], a line `src/cpp/a.hpp -> src/cpp/b/c.hpp` moves a file, and rewrites its path
+in #include lines, CMake lists and documents. A line `cpp:Old -> New` renames an identifier in C++
+and Cython. All lines of the section are applied at once.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ IMPORT = re.compile(
     r"(?P<names>\((?:[^()]|\n)*\)|\w+(?: as \w+)?(?:, ?\w+(?: as \w+)?)*)"
 )
 TEXTS = {".py", ".pyx", ".pxi", ".pyi", ".md", ".toml", ".txt", ".yml", ".hpp", ".cpp", ".sh", ""}
+CPP_TEXTS = {".hpp", ".cpp", ".inc", ".pxd", ".pxi"}
+CPP_ROOT = "src/cpp/"
 WIDTH = 100
 DONE = "\0"
 """Marks a name that is renamed already."""
@@ -34,7 +40,12 @@ KEPT = {"ngd.launch"}
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Return the table: the renamed names of each section."""
+    """Return the table of Python names: the renamed names of each section."""
+    return {name: table for name, table in all_sections().items() if name != "cpp"}
+
+
+def all_sections() -> dict[str, dict[str, str]]:
+    """Return the whole table, including the section [cpp]."""
     found: dict[str, dict[str, str]] = {}
     for line in TABLE.read_text().splitlines():
         if line.startswith("["):
@@ -60,6 +71,14 @@ def renamed(name: str, table: dict[str, str]) -> str:
         if (new := table.get(".".join(parts[:end]))) is not None:
             return ".".join([new, *parts[end:]])
     return name
+
+
+def replace_words(text: str, words: dict[str, str], before: str, after: str) -> str:
+    """Replace words of a text, all at once, between characters that are not in these classes."""
+    if not words:
+        return text
+    names = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    return re.sub(rf"(?<![{before}])(?:{names})(?![{after}])", lambda m: words[m[0]], text)
 
 
 def import_from_packages(text: str, modules: dict[str, str]) -> str:
@@ -96,7 +115,7 @@ class Tree:
         for name in listed.stdout.splitlines():
             file = self.root / name
             skipped = name.startswith((".ci/renames/", "CHANGELOG")) or file.is_symlink()
-            if file.suffix in TEXTS and not skipped and file.exists():
+            if file.suffix in TEXTS | CPP_TEXTS and not skipped and file.exists():
                 yield file
 
     def apply(self, table: dict[str, str]) -> None:
@@ -106,6 +125,43 @@ class Tree:
             self.apply_names(names)
         if paths or modules:
             self.apply_to_tests(paths, modules)
+
+    def apply_cpp(self, table: dict[str, str]) -> None:
+        """Rename identifiers of C++, rewrite the paths of files, and move them."""
+        names = {
+            old.removeprefix("cpp:"): new for old, new in table.items() if old.startswith("cpp:")
+        }
+        moves = {old: new for old, new in table.items() if "/" in old}
+        paths = moves | {
+            old.removeprefix(CPP_ROOT): new.removeprefix(CPP_ROOT) for old, new in moves.items()
+        }
+        for file in self.files():
+            text = changed = file.read_text()
+            if file.suffix in CPP_TEXTS:
+                changed = replace_words(changed, names, r"\w", r"\w")
+            changed = replace_words(changed, paths, r"\w/", r"\w")
+            if file.name == "CMakeLists.txt":
+                here = f"{file.parent.relative_to(self.root)}/"
+                local = {
+                    old.removeprefix(here): new.removeprefix(here)
+                    for old, new in moves.items()
+                    if old.startswith(here) and new.startswith(here)
+                }
+                changed = replace_words(changed, local, r"\w/", r"\w")
+            if changed != text:
+                file.write_text(changed)
+        self.move_files([(self.root / old, self.root / new) for old, new in moves.items()])
+
+    def move_files(self, moves: list[tuple[Path, Path]]) -> None:
+        """Move the files that exist; a file may take the old path of another one."""
+        moves = [(source, target) for source, target in moves if source.exists()]
+        for source, _ in moves:
+            aside = f"{source}.moving"
+            subprocess.run(["git", "mv", source, aside], cwd=self.root, check=True)
+        for source, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = f"{source}.moving"
+            subprocess.run(["git", "mv", aside, target], cwd=self.root, check=True)
 
     def apply_to_tests(self, paths: dict[str, str], modules: dict[str, str]) -> None:
         """Move files of the tests; rewrite their paths, and imports of modules of the tests."""
@@ -149,13 +205,7 @@ class Tree:
                 )
             elif source.with_suffix(".py").exists():
                 moves.append((source.with_suffix(".py"), target.with_suffix(".py")))
-        for source, _ in moves:
-            aside = source.with_suffix(".moving")
-            subprocess.run(["git", "mv", source, aside], cwd=self.root, check=True)
-        for source, target in moves:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            aside = source.with_suffix(".moving")
-            subprocess.run(["git", "mv", aside, target], cwd=self.root, check=True)
+        self.move_files(moves)
 
     def rewrite(self, file: Path, text: str, table: dict[str, str]) -> str:
         """Return a file's text with the new names."""
@@ -229,9 +279,10 @@ class Tree:
 def main() -> None:
     """Apply the sections that the command line names, or all of them."""
     root, *wanted = sys.argv[1:]
-    for name, table in sections().items():
+    for name, table in all_sections().items():
         if not wanted or name in wanted:
-            Tree(Path(root).resolve()).apply(table)
+            tree = Tree(Path(root).resolve())
+            tree.apply_cpp(table) if name == "cpp" else tree.apply(table)
 
 
 if __name__ == "__main__":
