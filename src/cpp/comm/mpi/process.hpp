@@ -24,8 +24,8 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 
-// After a failure MPI may keep a message whose memory belongs to the caller, who may free it. Then
-// nothing may call MPI that moves messages: throw_if_left_to_mpi() throws GroupClosed from then on.
+// After a failure MPI may keep a message whose memory the caller may free. From then on no call of MPI
+// may move messages, and throw_if_left_to_mpi() throws GroupClosed.
 void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void throw_if_left_to_mpi();
