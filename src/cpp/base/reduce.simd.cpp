@@ -18,13 +18,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/copy_past_caches.hpp"
 #include "base/dtype.hpp"
 #include "base/float16_loops.hpp"
 #include "base/simd_loops.hpp"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 namespace ngd::NGD_SIMD_LEVEL {
 
@@ -189,59 +186,30 @@ struct Range {
   double divisor;
 };
 
-// From this many bytes on, results are stored past the caches, which they would only flush.
-// All-reduce of float32 in place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs:
-// 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7 -> 25.6 GB/s; at 4 MiB the gain is no more than what the
-// next reader loses.
-constexpr std::size_t kPastCaches = 16 << 20;
-
-#if defined(__AVX2__)
-constexpr bool kCanStorePastCaches = true;
-#else
-constexpr bool kCanStorePastCaches = false;
-#endif
+// From this many bytes on, results are stored past the caches. All-reduce of float32 in place, 2
+// ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7 ->
+// 25.6 GB/s. At 4 MiB the gain is no more than what the next reader loses.
+constexpr std::size_t kMinBytesPastCaches = 16 << 20;
 
 bool is_past_caches(const Range& range, std::size_t element_bytes) {
   const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
-  if (!kCanStorePastCaches || bytes < kPastCaches) return false;
+  if (!kCanBypassCaches || bytes < kMinBytesPastCaches) return false;
   for (int j = 0; j < range.m; ++j)
     if (reinterpret_cast<std::uintptr_t>(range.destinations[j]) % 64 != 0) return false;
   return true;
-}
-
-void store_past_caches(char* to, const char* from, std::size_t bytes) {
-  std::size_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 64 <= bytes; i += 64)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
-#elif defined(__AVX2__)
-  for (; i + 32 <= bytes; i += 32)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
-                        _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i)));
-#endif
-  std::memcpy(to + i, from + i, bytes - i);
 }
 
 // Stores a block's result, which may stand in its first destination already.
 void store(const Range& range, const void* result, std::size_t offset, std::size_t bytes,
            bool past_caches) {
   for (int j = 0; j < range.m; ++j) {
-    char* to = static_cast<char*>(range.destinations[j]) + offset;
+    std::byte* to = static_cast<std::byte*>(range.destinations[j]) + offset;
     if (to == result) continue;
     if (past_caches)
-      store_past_caches(to, static_cast<const char*>(result), bytes);
+      copy_past_caches(to, static_cast<const std::byte*>(result), bytes);
     else
       std::memcpy(to, result, bytes);
   }
-}
-
-// Before any flag that says the range is done.
-void finish_stores(bool past_caches) {
-#if defined(__AVX2__)
-  if (past_caches) _mm_sfence();
-#else
-  static_cast<void>(past_caches);
-#endif
 }
 
 // Sums of floats, divided.
@@ -262,7 +230,7 @@ void run_divided(const Range& range) {
       }
     store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
   }
-  finish_stores(past_caches);
+  if (past_caches) finish_past_caches();
 }
 
 template <class Op, class T>
@@ -278,7 +246,7 @@ void run(const Range& range) {
     tree<Op, T>(range.sources, range.n, offset, out, count);
     store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
   }
-  finish_stores(past_caches);
+  if (past_caches) finish_past_caches();
 }
 
 template <class Op>
@@ -305,7 +273,7 @@ void run_halves(const Range& range, bool bf16) {
     bf16 ? narrow_block<BFloat16>(wide, result, count) : narrow_block<Float16>(wide, result, count);
     store(range, result, offset * 2, count * 2, past_caches);
   }
-  finish_stores(past_caches);
+  if (past_caches) finish_past_caches();
 }
 
 // Wrapping sums and products have the same bits whatever the sign: unsigned only.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/bits.hpp"
 #include "base/reduce.hpp"
 #include "comm/collective.hpp"
 #include "comm/layout.hpp"
@@ -25,7 +26,7 @@ inline Slice part_of(Slice whole, int part, int parts, std::size_t unit = 1) noe
   const auto edge = [&](int number) {
     const auto i = static_cast<std::size_t>(number);
     const std::size_t even = whole.count / n * i + whole.count % n * i / n;
-    return number == parts ? whole.count : std::min(whole.count, (even + unit - 1) / unit * unit);
+    return number == parts ? whole.count : std::min(whole.count, round_up(even, unit));
   };
   const std::size_t begin = edge(part);
   return {whole.begin + begin, edge(part + 1) - begin};

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <system_error>
 
+#include "base/bits.hpp"
 #include "base/error.hpp"
 
 namespace ngd::comm {
@@ -82,7 +83,7 @@ std::vector<CopyOnWriteMapping::Range> CopyOnWriteMapping::copied() const {
   const std::size_t page = page_bytes();
   const auto first = reinterpret_cast<std::uintptr_t>(base_) / page;
   std::vector<Range> found;
-  PageMap().each_copy(first, (mapped_ + page - 1) / page, [&](std::uint64_t number) {
+  PageMap().each_copy(first, divide_up(mapped_, page), [&](std::uint64_t number) {
     const std::size_t at = (number - first) * page;  // from base_
     const Range range{std::max(at, begin_) - begin_, std::min(at + page, begin_ + bytes_) - begin_};
     if (!found.empty() && found.back().end == range.begin)

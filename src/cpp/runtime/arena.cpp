@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/bits.hpp"
 #include "base/error.hpp"
 
 namespace ngd::runtime {
@@ -40,7 +41,7 @@ void* Arena::reserve(std::size_t bytes) {
     reserved_ = wanted;
   }
   if (bytes > reserved_) return nullptr;
-  const std::size_t needed = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  const std::size_t needed = round_up(bytes, page_bytes());
   if (needed > usable_) {
     if (::mprotect(base_ + usable_, needed - usable_, PROT_READ | PROT_WRITE) != 0)
       fail(ErrorKind::OutOfMemory, "Executable: no memory for ", bytes, " bytes");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "base/bits.hpp"
 #include "base/reduce.hpp"
 #include "comm/mpi/owners_exchange.hpp"
 
@@ -66,7 +67,7 @@ class HostWindows : public WindowedTransfer {
         works_(static_cast<std::size_t>(windowing.num_windows)) {}
 
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
-    return (elements + window_elements - 1) / window_elements;
+    return divide_up(elements, window_elements);
   }
   // At most `most` windows in flight.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
@@ -128,8 +129,8 @@ class AllReduce final : public HostWindows {
         half_(is_half(collective.dtype)),
         partial_dtype_(half_ ? DType::F32 : collective.dtype),
         partial_bytes_(size_of(partial_dtype_)),
-        share_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_)),
-        wide_bytes_(half_ ? round_up(window_elements() * partial_bytes_) : 0),
+        share_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_, 64)),
+        wide_bytes_(half_ ? round_up(window_elements() * partial_bytes_, 64) : 0),
         scratch_(add_buffer(hosts.local(), num_windows() * (share_bytes_ + wide_bytes_)).data()),
         owners_(hosts.counterparts()) {}
 
@@ -144,7 +145,6 @@ class AllReduce final : public HostWindows {
     const std::size_t even = collective.count / kWindows + 1;
     return windowing_of(collective.count, std::min(most, std::max(even, least)), kWindows);
   }
-  static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
   std::size_t per_host() const { return static_cast<std::size_t>(hosts_.per_host()); }
 
   bool submits(int step) const override { return step == 0 || step == 3; }
@@ -435,7 +435,7 @@ class ReduceScatter final : public HostBlocks {
   std::vector<std::size_t> layout() const {
     std::vector<std::size_t> begins{0};
     for (int h = 0; h < count(); ++h)
-      begins.push_back(begins.back() + (block(h).count * width_ + 63) / 64 * 64);
+      begins.push_back(begins.back() + round_up(block(h).count * width_, 64));
     return begins;
   }
   std::byte* sums(int h) const { return scratch_ + begins_[static_cast<std::size_t>(h)]; }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "base/bits.hpp"
+
 namespace ngd::comm::mpi {
 namespace {
 
@@ -79,7 +81,7 @@ LongMessage::LongMessage(const RankSet& group, int peer, int tag, const void* so
       source_(static_cast<const std::byte*>(source)),
       destination_(static_cast<std::byte*>(destination)),
       bytes_(bytes) {
-  const std::size_t slots = std::min(kDepth, (bytes + kMaxMessageBytes - 1) / kMaxMessageBytes);
+  const std::size_t slots = std::min(kDepth, divide_up(bytes, kMaxMessageBytes));
   for (std::size_t i = 0; i < slots; ++i) slots_.emplace_back(group);
 }
 

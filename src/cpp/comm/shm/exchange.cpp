@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bits.hpp"
 #include "base/error.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/cooperative.hpp"
@@ -44,8 +45,6 @@ static_assert(kMaxRanks * sizeof(std::uint64_t) <= kInlineBytes);
 bool gives_one_block(Kind kind) {
   return kind == Kind::AllGather || kind == Kind::Gather || kind == Kind::Broadcast;
 }
-
-std::uint64_t ceil_of(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 
 // Return the bytes of one block in one chunk.
 std::uint64_t share_of(Kind kind, int ranks) {
@@ -286,7 +285,7 @@ Exchange::Exchange(const Group& group, const TaskHead& task, const Collective& c
     }
     if (r == me) continue;
     takes_ |= in.bytes > 0;
-    out_chunks_ = std::max(out_chunks_, ceil_of(out.bytes, share_of(task.kind, ranks)));
+    out_chunks_ = std::max(out_chunks_, divide_up(out.bytes, share_of(task.kind, ranks)));
   }
 }
 
@@ -313,7 +312,7 @@ void Exchange::add_peers(const Group& group, const TaskHead& task) {
     const bool is_staged = piece.direct == nullptr, is_whole = !is_staged && !in_place_;
     any_staged_ |= is_staged;
     in_chunks_ = std::max(in_chunks_,
-                          is_whole ? 1 : ceil_of(piece.bytes, share_of(task.kind, group.size())));
+                          is_whole ? 1 : divide_up(piece.bytes, share_of(task.kind, group.size())));
   }
   if (task.kind == Kind::ReduceScatter && pieces_->incoming[0].bytes > 0 && in_chunks_ == 0)
     in_chunks_ = 1;  // a group of one rank

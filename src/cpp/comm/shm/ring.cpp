@@ -18,6 +18,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bits.hpp"
+
 namespace ngd::comm::shm {
 
 namespace {
@@ -41,7 +43,7 @@ class Ring::Pass {
         element_(size_of(task_.dtype)),
         sum_element_(size_of(sum_dtype_)),
         chunk_elements_(is_staged_ ? kChunkBytes / sum_element_ : task_.count),
-        chunks_(task_.count == 0 ? 0 : (task_.count + chunk_elements_ - 1) / chunk_elements_) {}
+        chunks_(task_.count == 0 ? 0 : divide_up(task_.count, chunk_elements_)) {}
 
   bool advance() {
     while (group_.met(task_.need)) {

@@ -31,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bits.hpp"
 #include "base/error.hpp"
 #include "comm/identity.hpp"
 #include "comm/shm/system.hpp"
@@ -138,10 +139,6 @@ struct Control {
 struct alignas(kLine) Common {
   std::atomic<std::uint32_t> departed;  // the number of ranks that have given it back
 };
-
-constexpr std::size_t round_up(std::size_t value, std::size_t to) {
-  return (value + to - 1) / to * to;
-}
 
 // Offsets in a control block, and of the world's control block and the heap in a segment.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/bits.hpp"
 #include "comm/shm/context.hpp"
 #include "comm/shm/schedule.hpp"
 
@@ -81,7 +82,7 @@ class StagedChunks {
       : count_(task.count),
         elements_((group.size() <= 2 ? kSmallBytes : kLargeBytes) / size_of(task.dtype)) {}
 
-  std::uint64_t number() const noexcept { return (count_ + elements_ - 1) / elements_; }
+  std::uint64_t number() const noexcept { return divide_up(count_, elements_); }
   // Return the elements of a chunk. The chunks come from the last to the first: the data that were
   // written last are likely to be in a cache still (64 MiB: 5.0 ms forwards, 4.7 ms backwards).
   Slice operator[](std::uint64_t chunk) const noexcept {

@@ -32,7 +32,7 @@ class CumSum final : public Kernel {
   std::vector<InPlace> in_place() const override { return {{0, 0}}; }
 
   void run(const KernelArgs& args) const override {
-    const std::int64_t blocks = (inner_ + kLines - 1) / kLines;
+    const std::int64_t blocks = divide_up(inner_, kLines);
     const std::int64_t work = std::max<std::int64_t>(1, length_ * std::min(inner_, kLines));
     visit_dtype(dtype_, [&]<class T>() {
       device::for_range(outer_ * blocks, std::max<std::int64_t>(1, kGrainWork / work),

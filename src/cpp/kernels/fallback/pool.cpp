@@ -64,9 +64,9 @@ struct PoolShape : Windows {
   };
   Range range(std::size_t axis, std::int64_t window) const {
     const std::int64_t start = window * strides[axis] - before[axis], step = dilations[axis];
-    const std::int64_t first = start < 0 ? (-start + step - 1) / step : 0;
+    const std::int64_t first = start < 0 ? divide_up(-start, step) : 0;
     const std::int64_t room = extents[axis] - start;  // places up to the end of the data
-    const std::int64_t last = std::min(kernel[axis], room <= 0 ? 0 : (room + step - 1) / step);
+    const std::int64_t last = std::min(kernel[axis], room <= 0 ? 0 : divide_up(room, step));
     return {first, last, start + first * step};
   }
 

@@ -50,7 +50,7 @@ class Random final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     const auto* state = static_cast<const std::uint64_t*>(args.inputs[0]);
-    const std::int64_t pieces = (count_ + kPiece - 1) / kPiece;
+    const std::int64_t pieces = divide_up(count_, kPiece);
     device::for_range(pieces, kGrainPieces, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t piece = begin; piece < end; ++piece)
         fill(state[0], state[1], piece * kPiece, static_cast<std::byte*>(args.outputs[0]));
@@ -64,7 +64,7 @@ class Random final : public Kernel {
     // Elements of a pair belong together: one more is made where the count is odd.
     std::uint32_t words[2 * kPiece + 4];
     philox_(seed, offset, static_cast<std::uint64_t>(first / per_block),
-            (count + per_block - 1) / per_block, words);
+            divide_up(count, per_block), words);
     out += first * static_cast<std::int64_t>(size_of(dtype_));
     switch (distribution_) {
       case Distribution::Bits:

@@ -94,8 +94,8 @@ void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
   // Bands: pieces of the middle axis, or of the inner one where there is nothing else to cut.
   const std::int64_t side = kLine / item_;
-  const std::int64_t bands = transposes_         ? (middle_.length + side - 1) / side
-                             : outer_count_ == 1 ? (inner_.length + kGrainWork - 1) / kGrainWork
+  const std::int64_t bands = transposes_         ? divide_up(middle_.length, side)
+                             : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)
                                                  : 1;
   const std::int64_t work = std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
   device::for_range(outer_count_ * bands, std::max<std::int64_t>(1, kGrainWork / work),

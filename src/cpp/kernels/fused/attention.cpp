@@ -61,8 +61,8 @@ struct Problem {
     heads = q[rank - 3], groups = k[rank - 3];
     units = element_count(Shape(k.begin(), k.end() - 2));
     heads_per_group = groups == 0 ? 0 : heads / groups;
-    blocks = (queries + kQueries - 1) / kQueries;
-    key_blocks = (keys + kKeyBlock - 1) / kKeyBlock;
+    blocks = divide_up(queries, kQueries);
+    key_blocks = divide_up(keys, kKeyBlock);
   }
 
   // Return the number of keys that some query before `end` sees.
@@ -195,7 +195,7 @@ class Attention {
   Block block_of(std::int64_t head, std::int64_t block) const {
     const std::int64_t first = block * kQueries;
     const std::int64_t count = std::min(kQueries, problem_.queries - first);
-    const std::int64_t columns = (count + loops_.lanes - 1) / loops_.lanes * loops_.lanes;
+    const std::int64_t columns = round_up(count, loops_.lanes);
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
@@ -390,7 +390,7 @@ class Backward final : public Kernel, Attention<T> {
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
     // One pass over all pairs of blocks computes all adjoints with 5 products per pair, and has one
     // task per unit. Two passes, over queries and over keys, need 7 products and have more tasks.
-    const std::int64_t rounds = (problem_.units + pieces_ - 1) / pieces_;
+    const std::int64_t rounds = divide_up(problem_.units, pieces_);
     one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
   std::size_t scratch_bytes() const override { return Base::bytes(elements()); }

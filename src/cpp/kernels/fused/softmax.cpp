@@ -42,7 +42,7 @@ struct Rows {
     count *= inner;
     block = std::clamp<std::int64_t>(kBlock / std::max<std::int64_t>(length, 1), 1,
                                      std::max<std::int64_t>(count, 1));
-    blocks = length == 0 ? 0 : (count + block - 1) / block;
+    blocks = length == 0 ? 0 : divide_up(count, block);
     const std::int64_t worth = kGrainWork / std::max<std::int64_t>(block * length, 1);
     pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(worth, 1), 1, threads);
   }
@@ -110,7 +110,7 @@ struct Workspace {
     scale = sums + rows.block;
   }
   static std::int64_t per_piece(const Rows& rows) {
-    return (2 * rows.block * rows.length + 3 * rows.block + 63) / 64 * 64;
+    return round_up(2 * rows.block * rows.length + 3 * rows.block, 64);
   }
   T *x, *e, *maxima, *sums, *scale;
 };

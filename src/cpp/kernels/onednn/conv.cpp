@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/bits.hpp"
 #include "kernels/onednn/engine.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/shapes/conv_shape.hpp"
@@ -230,7 +231,7 @@ int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kChannels = 16;                              // of a part
   const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
-  const auto blocks = [](std::int64_t channels) { return (channels + kChannels - 1) / kChannels; };
+  const auto blocks = [](std::int64_t channels) { return divide_up(channels, kChannels); };
   const std::int64_t parts = s.batch * s.groups * blocks(s.in) * blocks(s.out);
   const std::int64_t ended = s.which == Which::WeightGrad ? all - parts : 0;
   const std::int64_t flop = 2 * s.weights.count() * (s.result.count() / s.weights.shape[0]);

@@ -44,12 +44,12 @@ Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes
     (group.reduced ? g.reduced_count : g.kept_count) *= group.axis.length;
   }
   g.columns = std::clamp<std::int64_t>(g.width, 1, kMaxColumns);
-  g.column_pieces = (g.width + g.columns - 1) / g.columns;
+  g.column_pieces = divide_up(g.width, g.columns);
   g.piece = std::max(kRowBlock, kChunk / g.columns);
-  g.pieces = (g.along.length + g.piece - 1) / g.piece;
+  g.pieces = divide_up(g.along.length, g.piece);
   const std::int64_t segment = std::max<std::int64_t>(1, std::min(g.piece, g.along.length));
   g.chunk = std::max<std::int64_t>(1, kChunk / (segment * g.columns));
-  g.chunks = std::max<std::int64_t>(1, (g.reduced_count * g.pieces + g.chunk - 1) / g.chunk);
+  g.chunks = std::max<std::int64_t>(1, divide_up(g.reduced_count * g.pieces, g.chunk));
   return g;
 }
 
