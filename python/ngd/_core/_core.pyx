@@ -2,7 +2,7 @@
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=True, embedsignature=True
 # cython: auto_pickle=False, autotestdict=False
-"""The crossing into C++: thin, no op by name, no shape logic, no defaults."""
+"""Python classes for the C++ core, without names of ops, logic of shapes or defaults."""
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -43,7 +43,7 @@ import_array()
 ngd_set_error_module(_errors)
 
 cdef extern from "Python.h":
-    # As Python declares it: the exception stays set, for ngd_raise_python_error to find.
+    # As Python declares it: the exception stays set for ngd_raise_python_error.
     int PyErr_CheckSignals() noexcept
     long PyLong_AsLongAndOverflow(object number, int* overflow) except? -1
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -105,8 +105,8 @@ cdef object _float(name, value):
     return number
 
 
-# Only the main thread handles signals. No other one may take the GIL in here: where the program is
-# ending, Python ends a thread that asks for it, by unwinding what called.
+# Only the main thread handles signals. No other thread may take the GIL in here: when the program
+# ends, Python ends a thread that asks for the GIL by unwinding its stack.
 cdef cbool _signal_pending() noexcept nogil:
     if PyThread_get_thread_ident() != _main_thread:
         return False
@@ -123,21 +123,21 @@ os.register_at_fork(after_in_child=_find_main_thread)
 
 
 def begin_end() -> None:
-    """Tell that the program is ending: from now on `stay_if_ending` stays."""
+    """Note that the program ends: from now on `stay_if_ending` does not return."""
     ngd_begin_end(_main_thread)
 
 
 def stay_if_ending() -> None:
-    """Never return, where the program is ending and this is a daemon thread.
+    """Do not return if the program ends and this is a daemon thread.
 
-    Python would end the thread as soon as it takes the GIL again; as from Python 3.14 on, it
-    sleeps instead. So no error of it is printed which only says that the program has ended.
+    Python would end the thread when it takes the GIL again. The thread sleeps instead, as in Python
+    3.14 and later. So it prints no error that only says that the program has ended.
     """
     ngd_stay_if_ending()
 
 
 def build_info() -> dict:
-    """Version, mode, oneDNN's version, SIMD level and MPIs ("openmpi mpich") of this build."""
+    """Return version, mode, oneDNN version, SIMD level and MPIs ("openmpi mpich")."""
     return {
         "version": ngd_version().decode(),
         "mode": ngd_mode().decode(),
@@ -148,23 +148,23 @@ def build_info() -> dict:
 
 
 def load_mpi(str name) -> None:
-    """Settle which MPI this process uses, "" is the first of the build's that is found."""
+    """Load an MPI into this process; "" is the first one of the build that is found."""
     cpp_load_mpi(_bytes(name))
 
 
 def mpi_version() -> str:
-    """What the loaded MPI says of itself, or nothing."""
+    """Return the version text of the loaded MPI, or an empty text."""
     return cpp_mpi_version().decode(errors="replace").strip("\0\n ")
 
 
 def finalize_mpi() -> None:
-    """End MPI where ngd began it; after a failure this ends the process."""
+    """Finalize MPI if ngd initialised it; after a failure this ends the process."""
     with nogil:
         cpp_finalize_mpi()
 
 
 def keep_for_mpi(memory) -> None:
-    """Keep an object for good if a collective has failed and MPI still uses its memory."""
+    """Keep an object forever if a collective has failed and MPI still uses its memory."""
     _keep_for_mpi(memory)
 
 
@@ -174,27 +174,27 @@ def set_host_invoke(invoke) -> None:
 
 
 def thread_count() -> int:
-    """How many threads a kernel may use in this process."""
+    """Return the number of threads that a kernel may use in this process."""
     return cpp_thread_count()
 
 
 def timeout_seconds() -> float:
-    """NGD_TIMEOUT: the deadline of everything that waits for a rank; 0 = none."""
+    """Return NGD_TIMEOUT, the limit of waits for a rank in seconds; 0 means none."""
     return cpp_timeout_seconds()
 
 
 def available_cores() -> int:
-    """The cores of this process's affinity mask and cgroup quota."""
+    """Return the number of cores in the affinity mask and the cgroup quota."""
     return cpp_available_cores()
 
 
 def xla_handler() -> int:
-    """The address of what runs collectives in XLA's programs (src/cpp/bridges/xla.hpp)."""
+    """Return the address of the handler for XLA (src/cpp/bridges/xla.hpp)."""
     return cpp_xla_handler()
 
 
 def set_thread_share(int threads) -> None:
-    """Tell how many threads are left for this process beside the ranks that share its cores."""
+    """Set the number of threads of this process, which shares its cores with other ranks."""
     cpp_set_thread_share(threads)
 
 

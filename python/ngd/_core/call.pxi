@@ -36,7 +36,7 @@ cdef void _keep_for_mpi(object memory) noexcept:
 
 
 cdef inline int _dtype_of(ndarray array) noexcept:
-    """Return the dtype of ngd + 1, or 0 if there is none."""
+    """Return the dtype of ngd + 1, or 0 if ngd does not have it."""
     cdef int number = PyArray_TYPE(array)
     if 0 <= number < TYPE_NUMBERS:
         return _dtypes[number]
@@ -89,8 +89,8 @@ cdef class Sequence:
 cdef class Call:
     """A collective on an array, on a list of arrays or on memory.
 
-    It keeps its arrays until the collective is over. collective.hpp says what count, root, counts
-    and receive_counts mean to each kind.
+    It keeps its arrays until the collective is over. collective.hpp defines count, root, counts and
+    receive_counts for each kind.
     """
 
     cdef Communicator communicator
@@ -241,7 +241,7 @@ cdef class Call:
         return 0
 
     cdef int ends_within(self, Communicator communicator, double seconds) except -1:
-        """As wait_for. The communicator of a dropped call is given."""
+        """Do the same as wait_for, with the communicator, which a dropped call does not have."""
         cdef cbool is_over
         with nogil:
             is_over = self.state.get().wait_for(

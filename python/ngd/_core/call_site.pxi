@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: call sites, as texts that stay: the engine counts by their address.
+# Part of _core.pyx: call sites, as texts that are never freed: the engine counts calls by address.
 
 cdef extern from *:
     """
@@ -12,13 +12,12 @@ cdef extern from *:
     PyObject* ngd_frame_code(PyFrameObject* frame)  # a new reference
     int PyFrame_GetLineNumber(PyFrameObject* frame)
 
-cdef enum Owner:
+cdef enum Owner:  # of the code of a frame
     OF_NGD
     OF_LIBRARY
     OF_USER
 
-# A caller outside of ngd: an instruction of a code object. Those of one place in the table drive
-# each other out.
+# An instruction that called ngd. Callers with the same slot of the table replace each other.
 cdef struct Caller:
     PyObject* code  # owned
     int instruction
@@ -39,7 +38,7 @@ cdef const char* _interned(const string& site):
 
 
 cdef const char* _caller_site() except? NULL:
-    """Of the user who called the Python function that runs; NULL where ngd or C called it."""
+    """Return the line that called the running Python function; NULL if ngd or C called it."""
     cdef object frame
     cdef Owner owner
     cdef const char* site
@@ -61,13 +60,13 @@ cdef const char* _caller_site() except? NULL:
 
 
 cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NULL:
-    """Where a frame is, and whose it is (callsite.py); NULL of ngd's own."""
+    """Return the line of a frame and its owner (callsite.py); NULL for a frame of ngd."""
     cdef PyObject* code = ngd_frame_code(frame)
     cdef int instruction = (<object> frame).f_lasti
-    cdef size_t place = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS
-    cdef Caller* caller = &_callers[place]
+    cdef size_t slot = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS
+    cdef Caller* caller = &_callers[slot]
     if caller.code == code and caller.instruction == instruction:
-        Py_DECREF(<object> code)  # the table has one
+        Py_DECREF(<object> code)  # the table holds a reference
         owner[0] = caller.owner
         return caller.site
     file = (<object> code).co_filename
@@ -81,5 +80,5 @@ cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NUL
     caller.instruction = instruction
     caller.owner = owner[0]
     caller.site = site
-    Py_XDECREF(before)  # last: what this ends may call
+    Py_XDECREF(before)  # last: it may run code that calls this function
     return site

@@ -2,7 +2,7 @@
 # Part of _core.pyx: devices, and memory on them.
 
 cdef class Device:
-    """A device of this build, by name: its memory, and the table of its kernels."""
+    """A device of this build, with its table of kernels."""
 
     cdef CppDevice* device
     cdef KernelTable table
@@ -14,11 +14,11 @@ cdef class Device:
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the device."""
         return _text(self.device.name())
 
     def kernel_table(self) -> list:
-        """(op, implementation) of every row of the table, in order."""
+        """Return (op, implementation) of every row of the table, in order."""
         return [
             (_text(self.table[i].op), _text(self.table[i].implementation))
             for i in range(self.table.size())
@@ -49,7 +49,7 @@ cdef class Device:
 
 
 cdef class CommonMemory:
-    """Memory of a host that several ranks read and write, while this lives.
+    """Memory of a host that several ranks read and write while this object exists.
 
     A process may also map it a second time, for views that it may write to without changing the
     memory (Communicator.map_privately).
@@ -72,21 +72,21 @@ cdef class CommonMemory:
         return [(ranges[i].begin, ranges[i].end) for i in range(ranges.size())]
 
     def discard_copies(self) -> None:
-        """Let the private views show what the memory holds."""
+        """Discard the copies: the private views show the memory again."""
         if self.mapping.get() != NULL:
             self.mapping.get().discard()
 
     def write(self, size_t offset, ndarray array, size_t begin, size_t end) -> None:
-        """Copy bytes [begin, end) of a contiguous array to their place in an array at `offset`."""
+        """Copy bytes [begin, end) of an array to the same bytes of the array at `offset`."""
         memcpy(<char*> self.memory.get() + offset + begin, <char*> PyArray_DATA(array) + begin,
                end - begin)
 
 
-cdef uint64_t _moves = 1  # how often a buffer has moved, and 1
+cdef uint64_t _moves = 1  # 1 + the number of moves of buffers
 
 
 cdef class Memory:
-    """The memory of a buffer: that of this process, or memory in common. Views keep it alive."""
+    """The memory of a buffer, private or in common. Views keep it alive."""
 
     cdef CppBuffer own
     cdef CommonMemory common
@@ -107,17 +107,17 @@ cdef class MemoryView:
 
 
 def moves() -> int:
-    """Return a number that grows whenever a buffer has moved: then views show an old value."""
+    """Return a number that grows when a buffer moves; views made before show an old value."""
     return _moves
 
 
 cdef class Buffer:
-    """Memory on a device: the value of a variable. It may lie in memory in common."""
+    """The value of a variable on a device, in memory of its own or in common memory."""
 
     cdef Memory memory
-    cdef char* data  # where the first byte is, or would be
+    cdef char* data  # the address of byte 0, which it may not have
     cdef size_t nbytes
-    cdef size_t begin, end  # of the bytes that it has: all, or a part
+    cdef size_t begin, end  # the bytes that it has: all, or a part
     cdef CppDevice* device
 
     def __init__(self, Device device not None, size_t nbytes):
@@ -129,11 +129,11 @@ cdef class Buffer:
 
     @property
     def is_common(self) -> bool:
-        """Whether it lies in memory in common."""
+        """True if the value is in common memory."""
         return self.memory.common is not None
 
     def view(self) -> memoryview:
-        """Return the bytes, which must be all of them, without a copy."""
+        """Return all bytes without a copy."""
         if self.end - self.begin != self.nbytes:
             raise ValueError(f"Buffer.view: {self.end - self.begin} of {self.nbytes} bytes")
         cdef MemoryView view = MemoryView()
@@ -142,14 +142,14 @@ cdef class Buffer:
 
     @property
     def common(self) -> tuple | None:
-        """The memory in common that has the value, and the offset there; else None."""
+        """The common memory of the value and the offset in it; None if the memory is private."""
         cdef CommonMemory common = self.memory.common
         if common is None:
             return None
         return common, self.data - <char*> common.memory.get()
 
     def private_view(self) -> memoryview:
-        """Return the bytes as the private mapping of its memory in common shows them."""
+        """Return the bytes of the private mapping of the common memory."""
         cdef MemoryView view = MemoryView()
         cdef CommonMemory common = self.memory.common
         if common is None or common.mapping.get() == NULL:
@@ -159,10 +159,10 @@ cdef class Buffer:
         return memoryview(view)
 
     def lie_in(self, CommonMemory common, size_t offset) -> None:
-        """Lie in memory in common from now on, and hold what stands there; None: in its own memory.
+        """Move to common memory, and take the value from there. None: move to private memory.
 
-        There it holds what it held before. No step uses it now; the device's kernels address the
-        host's memory.
+        A move to private memory keeps the value. No step may use the buffer now, and the kernels of
+        the device address the memory of the host.
         """
         global _moves
         cdef Memory memory = Memory()
@@ -179,9 +179,9 @@ cdef class Buffer:
         _moves += 1
 
     def keep(self, Buffer memory not None, size_t begin) -> None:
-        """Have some bytes alone from now on, in the memory of another buffer, which is used up.
+        """Keep only the bytes from `begin` on, in the memory of another buffer of their size.
 
-        They are as many as that one has, from `begin` on. No step uses it now.
+        The other buffer must not be used again. No step may use this one now.
         """
         global _moves
         if self.memory.common is not None or begin + memory.nbytes > self.nbytes:
@@ -193,39 +193,39 @@ cdef class Buffer:
         _moves += 1
 
     def write(self, ndarray array) -> None:
-        """Copy a contiguous array in; as many bytes as the buffer has."""
+        """Copy from a contiguous array of the same size."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.nbytes}")
         cdef const void* source = PyArray_DATA(array)
         cdef Memory memory = self.memory
         cdef cbool common = memory.common is not None
-        with nogil:  # the caller holds the variable: no step uses it, and it does not move
+        with nogil:  # the caller holds the variable, so no step uses it, and it does not move
             if common:
                 memcpy(self.data, source, self.nbytes)
             else:
                 memory.own.write(source)
 
     def write_part(self, ndarray array, size_t begin, size_t end) -> None:
-        """Copy some bytes of a contiguous array, which it has, to their place."""
+        """Copy bytes [begin, end) from a contiguous array of the whole value."""
         if <size_t> array.nbytes != self.nbytes or not self.begin <= begin <= end <= self.end:
             raise ValueError(f"Buffer.write_part: {array.nbytes} bytes into {self.nbytes}")
         memcpy(self.data + begin, <char*> PyArray_DATA(array) + begin, end - begin)
 
-    # The GIL is held to the end: no step begins to write the variable meanwhile.
+    # These hold the GIL until they return, so no step can begin to write the variable.
     def read(self, ndarray array, Cell cell) -> None:
-        """Copy the bytes out to a contiguous array, where the variable may be read now."""
+        """Copy to a contiguous array; raise an error if the variable may not be read now."""
         cell.check_readable()
         self.copy_to(array)
 
     def read_part(self, ndarray array, Cell cell) -> None:
-        """The same of the bytes alone that it has."""
+        """Do the same for the bytes that this buffer has."""
         cell.check_readable()
         if <size_t> array.nbytes != self.end - self.begin:
             raise ValueError(f"Buffer.read_part: {self.end - self.begin} into {array.nbytes}")
         memcpy(PyArray_DATA(array), self.data + self.begin, array.nbytes)
 
     def copy_to(self, ndarray array) -> None:
-        """The same for who holds the variable."""
+        """Do the same for a caller that holds the variable."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
         if self.memory.common is not None:
@@ -234,7 +234,7 @@ cdef class Buffer:
             self.memory.own.read(PyArray_DATA(array))
 
     def checksum(self) -> tuple[int, int]:
-        """Return a checksum of 128 bits of the bytes, whose variable the caller holds."""
+        """Return a checksum of 128 bits. The caller holds the variable."""
         return _checksum(self.data + self.begin, self.end - self.begin)
 
 

@@ -59,7 +59,7 @@ PyObject* builtin_class(ngd::ErrorKind kind) {
   }
 }
 
-// A message may hold a path that is no UTF-8, or another rank's words.
+// A message may contain a path that is not UTF-8, or the text of another rank.
 PyObject* text_of(const char* message) {
   return PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)),
                               "backslashreplace");
@@ -72,13 +72,12 @@ void set_error(PyObject* type, const char* message) {
   Py_DECREF(text);
 }
 
-// What owns a reference: gives it back.
 struct Drop {
   void operator()(PyObject* object) const { Py_DECREF(object); }
 };
 using Owned = std::unique_ptr<PyObject, Drop>;
 
-// Any of these that is null has set a Python error of its own, which then stands.
+// Raises the error. If a step fails, the Python error of that step is set instead.
 void set(const ngd::Error& error) {
   const char* name = class_name(error.kind());
   if (name == nullptr || error_module == nullptr) {
@@ -100,7 +99,7 @@ void set(const ngd::Error& error) {
     PyErr_SetObject(type.get(), raised.get());
 }
 
-// One of ngd.errors that speaks of no rank.
+// Raises a class of ngd.errors that names no ranks.
 void set_named(const char* name, const char* message) {
   const Owned type(error_module ? PyObject_GetAttrString(error_module, name) : nullptr);
   set_error(type ? type.get() : PyExc_IndexError, message);
@@ -119,7 +118,7 @@ void ngd_begin_end(unsigned long thread) {
   ending = true;
 }
 
-// Without the GIL, which the main thread needs.
+// Releases the GIL first, which the main thread needs.
 void ngd_stay_if_ending() {
   if (!ending || PyThread_get_thread_ident() == main_thread) return;
   PyEval_SaveThread();
@@ -128,12 +127,12 @@ void ngd_stay_if_ending() {
 
 void ngd_raise_python_error() {
   ngd_stay_if_ending();
-  if (PyErr_Occurred()) return;  // a Python error raised inside, such as KeyboardInterrupt, stands
+  if (PyErr_Occurred()) return;  // keep an error that was raised inside, such as KeyboardInterrupt
   try {
     throw;
   } catch (const ngd::Error& error) {
     set(error);
-  } catch (const std::out_of_range& error) {  // an index, which a kernel has found
+  } catch (const std::out_of_range& error) {  // a kernel has found a bad index
     set_named("OutOfRangeError", error.what());
   } catch (const std::invalid_argument& error) {
     set_error(PyExc_ValueError, error.what());

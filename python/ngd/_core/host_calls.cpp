@@ -13,7 +13,7 @@ namespace {
 
 PyObject* host_invoke = nullptr;
 
-// A list of memoryviews; None stands for an output that is not read. Null if Python raised.
+// Returns a list of memoryviews, with None for an output that is not read; null after an error.
 PyObject* views_of(std::span<const ngd::kernels::HostBuffer> buffers, int flags) {
   PyObject* views = PyList_New(static_cast<Py_ssize_t>(buffers.size()));
   static char empty[1];
@@ -36,7 +36,7 @@ PyObject* views_of(std::span<const ngd::kernels::HostBuffer> buffers, int flags)
   return views;
 }
 
-// Returns with the error set in the thread's state, where ngd_raise_python_error finds it.
+// Leaves an error set in the state of the thread, for ngd_raise_python_error.
 bool call_host(std::int64_t function, std::span<const ngd::kernels::HostBuffer> inputs,
                std::span<const ngd::kernels::HostBuffer> outputs) noexcept {
   const PyGILState_STATE state = PyGILState_Ensure();

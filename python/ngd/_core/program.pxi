@@ -2,7 +2,7 @@
 # Part of _core.pyx: compiled steps.
 
 def first_fit(list lives) -> list:
-    """The lowest free offsets of blocks (first instruction, last instruction, bytes), in turn."""
+    """Return the lowest free offset of each block (first instruction, last instruction, bytes)."""
     cdef vector[Life] blocks
     cdef Life life
     blocks.reserve(len(lives))
@@ -12,7 +12,7 @@ def first_fit(list lives) -> list:
 
 
 cdef class Arena:
-    """Memory that several executables use in turn. One of them runs at a time."""
+    """Memory that several executables share. Only one of them runs at a time."""
 
     cdef shared_ptr[CppArena] arena
 
@@ -24,7 +24,7 @@ cdef class ProgramBuilder:
     """Fills a Program; `str()` is its stable text form."""
 
     cdef CppProgram program
-    cdef Arena arena  # None: the executable has memory of its own
+    cdef Arena arena  # None: the executable allocates its own memory
 
     def add_value(self, str dtype, tuple shape, str memory, size_t position, size_t offset) -> int:
         """Add a value and return its number."""
@@ -71,13 +71,13 @@ cdef class ProgramBuilder:
             self.program.instructions.at(number).members.push_back(member)
 
     def set_sizes(self, size_t inputs, size_t outputs, size_t variables) -> None:
-        """How many inputs, outputs and variables a call has."""
+        """Set the numbers of inputs, outputs and variables of a call."""
         self.program.inputs = inputs
         self.program.outputs = outputs
         self.program.variables = variables
 
     def set_arenas(self, size_t private_bytes, size_t shared_bytes) -> None:
-        """The sizes of the two arenas."""
+        """Set the sizes of the two arenas."""
         self.program.private_bytes = private_bytes
         self.program.shared_bytes = shared_bytes
 
@@ -110,7 +110,7 @@ cdef class ArrayType:
             self.shape[axis] = shape[axis]
 
     cdef cbool fits(self, array) noexcept:
-        """Whether this is a contiguous array of the type, as NumPy makes them."""
+        """Return whether this is a contiguous NumPy array of the type."""
         return (
             type(array) is ndarray
             and PyArray_TYPE(<ndarray> array) == self.number
@@ -120,22 +120,22 @@ cdef class ArrayType:
         )
 
     cdef ndarray fresh(self):
-        """A new array of the type."""
+        """Return a new array of the type."""
         return PyArray_EMPTY(self.axes, self.shape, self.number, 0)
 
 
 @cython.no_gc_clear
 cdef class Executable:
-    """A program made ready to run on a device, on which its variables are."""
+    """A program that can run on the device of its variables."""
 
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
     cdef list given, made  # the types of the arrays of a call
-    cdef list checks  # called where a variable has moved: they say what is wrong with its new place
-    cdef cbool entered  # the last call has come to the executor
+    cdef list checks  # called if a variable has moved; they raise if it may not be used there
+    cdef cbool entered  # the last call has reached the executor
     cdef size_t n_inputs, n_outputs
-    cdef uint64_t moves  # of buffers, before the executor was told where they are
+    cdef uint64_t moves  # of buffers, when the executor last got their addresses
 
     def __init__(
         self, Device device not None, ProgramBuilder builder, list communicators, list variables,
@@ -156,8 +156,8 @@ cdef class Executable:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.find(pointers)
-        # Minutes for a large program: oneDNN compiles its kernels, and the arenas are committed. No
-        # other thread has this object yet, and the first run asks where the variables are now.
+        # Takes minutes for a large program: oneDNN compiles its kernels, and the arenas are committed.
+        # No other thread has this object yet, and the first run finds the addresses of the variables.
         with nogil:
             self.executor.reset(new Executor(
                 builder.program, dereference(device.device), device.table, groups, pointers,
@@ -165,7 +165,7 @@ cdef class Executable:
             ))
 
     cdef int follow(self) except -1:
-        """Find the variables where they are now, if they may be there."""
+        """Give the executor the present addresses of the variables, after the checks."""
         for check in self.checks:
             check()
         cdef vector[void*] variables
@@ -175,7 +175,7 @@ cdef class Executable:
         return 0
 
     cdef int find(self, vector[void*]& variables) except -1:
-        """Where the variables are."""
+        """Append the addresses of the variables."""
         for variable in self.variables:
             variables.push_back((<Buffer> variable).data)
         return 0
@@ -184,7 +184,7 @@ cdef class Executable:
         self.executor.reset()
 
     def call(self, Hold hold not None, tuple arrays):
-        """Run once and return fresh arrays; None, with nothing done, where the given don't fit."""
+        """Run once and return new arrays. Return None, and do nothing, if the inputs do not fit."""
         cdef Py_ssize_t i
         if len(arrays) != len(self.given):
             return None
@@ -220,13 +220,13 @@ cdef class Executable:
 
     @property
     def variables_touched(self) -> bool:
-        """Whether the last run failed after the first write to a variable had begun."""
+        """True if the last run failed after it had begun to write a variable."""
         return self.entered and dereference(self.executor).variables_touched()
 
     def record(self) -> tuple:
-        """What runs took in the last recording that had any: (whole, instructions, bodies).
+        """Return the times of the last recording with a run: (whole, instructions, bodies).
 
-        Times are (calls, ns in all, ns at least, of a wait: ns from its start's begin to its end).
+        Times are (calls, total ns, least ns, and for a wait the ns since the collective started).
         """
         return _record(dereference(self.executor).record())
 

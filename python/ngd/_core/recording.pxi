@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: what instructions take, while somebody asks.
+# Part of _core.pyx: recordings of the time that instructions take.
 
 def begin_recording(size_t max_events) -> None:
-    """Begin the process's recording; the last one is forgotten. 0: of times, of no events."""
+    """Begin a recording and forget the last one. most_events=0 records times and no events."""
     recording().begin(max_events)
 
 
 def end_recording() -> None:
-    """End it."""
+    """End the recording."""
     recording().end()
 
 
 def recorded_events() -> list:
-    """(program, instruction or -1: the whole run, thread, begin and end in ns) of the last one."""
+    """Return (program, instruction or -1 for the run, thread, begin ns, end ns) of all events."""
     return [
         (e.program, -1 if e.instruction == whole_run else <int64_t> e.instruction, e.thread,
          e.begin_ns, e.end_ns)
@@ -21,7 +21,7 @@ def recorded_events() -> list:
 
 
 def recorded_labels() -> dict:
-    """Of each program among the events: (action, op, call site, number of a wait's start)."""
+    """Return (action, op, call site, instruction that a wait ends) for each program."""
     cdef unordered_map[uint64_t, vector[Label]] labels = recording().labels()
     cdef dict found = {}
     cdef unordered_map[uint64_t, vector[Label]].iterator each = labels.begin()
@@ -32,7 +32,7 @@ def recorded_labels() -> dict:
 
 
 cdef list _labels(const vector[Label]& labels):
-    # A loop over the vector itself would copy texts, and end the process without memory.
+    # A loop over the vector would copy texts outside of a try block: bad_alloc would end the process.
     cdef list found = []
     cdef const Label* label
     cdef size_t i
@@ -44,12 +44,12 @@ cdef list _labels(const vector[Label]& labels):
 
 
 def dropped_events() -> int:
-    """How many events were more than wanted."""
+    """Return the number of events that did not fit."""
     return recording().dropped()
 
 
 def clock_ns() -> int:
-    """CLOCK_MONOTONIC, by which events are timed."""
+    """Return the time of CLOCK_MONOTONIC, which events use."""
     return now_ns()
 
 

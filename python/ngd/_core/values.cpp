@@ -9,7 +9,7 @@
 
 namespace {
 
-// Python's error is set, and says more.
+// Thrown after Python has set an error.
 struct PythonError : std::exception {};
 
 struct Release {

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python's values as C++'s. Cython's own conversions return copies, outside of any try block: where
-// there is no memory for one, they end the process. These throw, each with Python's error set or
-// std::bad_alloc.
+// Conversions of Python values to C++. Cython's own conversions copy outside of any try block, so they
+// end the process if there is no memory. These throw std::bad_alloc, or set a Python error and throw.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-// A str in UTF-8. Of a path that is no UTF-8: the bytes that it was.
+// A str in UTF-8. A path that is not UTF-8 gives its original bytes.
 std::string ngd_bytes_of(struct _object* text);
-// Of any sequence of ints.
+// From any sequence of ints.
 std::vector<int> ngd_ints_of(struct _object* numbers);
 std::vector<std::int64_t> ngd_int64s_of(struct _object* numbers);
 std::vector<std::uint64_t> ngd_uint64s_of(struct _object* numbers);
-// Of any sequence of what has a float's value, or of str.
+// From any sequence of numbers, or of str.
 std::vector<double> ngd_doubles_of(struct _object* numbers);
 std::vector<std::string> ngd_texts_of(struct _object* texts);

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: who uses a variable now.
+# Part of _core.pyx: a lock for variables.
 #
-# A step holds the variables that it reads, as do others that read them, and those that it writes,
-# alone. Nobody waits: who finds a variable held is refused. Taking and giving back are a few
-# assignments while the GIL is held, between which no Python code runs: no other thread comes
-# between them, and no Ctrl-C or signal handler leaves a variable held.
+# A step holds the variables that it reads together with other readers, and the variables that it
+# writes exclusively. Nothing waits for the lock: a call that needs a variable of another step raises
+# a BusyError. To take and to release is to assign a few fields while the GIL is held. No Python code
+# runs in between, so no other thread, Ctrl-C or signal handler can leave a variable held.
 
 cdef class Cell:
-    """What all users of a variable share: who holds it, and which value is the newest."""
+    """The state of a variable: its readers, its writer and the device of its newest value."""
 
     cdef readonly str name
     cdef int readers
@@ -20,14 +20,14 @@ cdef class Cell:
         self.name = name
 
     def check_readable(self) -> None:
-        """Raise what a read raises now."""
+        """Raise the error that a read raises now."""
         self.expect_no_writer()
         self.expect_value()
 
     def replace(self, list storages, ndarray value) -> str | None:
-        """Write the value to all storages; or say why one of them refuses it.
+        """Write the value to all storages. Return the reason if one of them refuses it.
 
-        What happens in the middle leaves none that is valid.
+        An exception during the writes poisons the variable.
         """
         self.expect_nobody()
         self.writing = True
@@ -54,7 +54,7 @@ cdef class Cell:
         return 0
 
     cpdef int expect_nobody(self) except -1:
-        """Raise a BusyError while somebody reads or writes the variable."""
+        """Raise a BusyError while a step reads or writes the variable."""
         self.expect_no_writer()
         if self.readers > 0:
             self.refuse("is read")
@@ -76,7 +76,7 @@ cdef class Cell:
 
 
 def while_held(list cells, call):
-    """What call() returns, made while the variables are held: a BusyError if somebody has one."""
+    """Return call(), while the variables are held; raise a BusyError if a step holds one."""
     cdef Cell cell
     for object_ in cells:
         cell = <Cell?> object_
@@ -92,7 +92,7 @@ def while_held(list cells, call):
 
 
 cdef class Hold:
-    """The variables of an executable: runs a step while it holds them."""
+    """The variables of an executable, which it holds while it runs."""
 
     cdef list read, written
     cdef str device
@@ -100,11 +100,11 @@ cdef class Hold:
     def __init__(self, list read, list written, str device):
         cdef Cell cell
         for cell in read + written:
-            pass  # all of them are cells: from here on nobody asks
+            pass  # the loop checks the types; later code casts without a check
         self.read, self.written, self.device = read, written, device
 
     def run(self, step, list inputs, list outputs) -> None:
-        """Run step.run(inputs, outputs); a failure poisons what it has begun to write."""
+        """Run step.run(inputs, outputs). A failure during the writes poisons the written ones."""
         cdef Cell cell
         self.take()
         try:
@@ -125,7 +125,7 @@ cdef class Hold:
                 (<Cell> object_).writing = False
 
     cdef int take(self) except -1:
-        """Take all or none."""
+        """Take all variables, or raise an error and take none."""
         cdef Cell cell
         for object_ in self.read:
             cell = <Cell> object_
