@@ -17,17 +17,17 @@ void reduce(Combine combine, DType dtype, const void* const* sources, int n, voi
 
 void reduce_to_many(Combine combine, DType dtype, const void* const* sources, int n,
                     void* const* destinations, int m, std::size_t count, double divisor) {
-  static const auto function = NGD_SIMD_SELECT(reduce_to_many);
+  static const auto function = NGD_SIMD_SELECT(simd_level(), reduce_to_many);
   function(combine, dtype, sources, n, destinations, m, count, divisor);
 }
 
 void widen(DType half, const void* source, float* destination, std::size_t count) {
-  static const auto function = NGD_SIMD_SELECT(widen);
+  static const auto function = NGD_SIMD_SELECT(simd_level(), widen);
   function(half, source, destination, count);
 }
 
 void narrow(DType half, const float* source, void* destination, std::size_t count) {
-  static const auto function = NGD_SIMD_SELECT(narrow);
+  static const auto function = NGD_SIMD_SELECT(simd_level(), narrow);
   function(half, source, destination, count);
 }
 

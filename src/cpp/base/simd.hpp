@@ -43,10 +43,11 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name 
   NGD_DECLARE_IN_LEVEL(Baseline, baseline, , , __VA_ARGS__) \
   NGD_BUILT_SIMD_LEVELS(NGD_DECLARE_IN_LEVEL, __VA_ARGS__)
 
-// NGD_SIMD_SELECT(function): the function of that name in the namespace of simd_level().
-#define NGD_IF_LEVEL(level, name, features, flags, function) \
-  ::ngd::simd_level() == ::ngd::SimdLevel::level ? &name::function:
-#define NGD_SIMD_SELECT(function) \
-  (NGD_BUILT_SIMD_LEVELS(NGD_IF_LEVEL, function) & baseline::function)
+// NGD_SIMD_SELECT(level, function): the function of that name in the namespace of a level.
+#define NGD_IF_LEVEL(row, name, features, flags, level, function) \
+  (level) == ::ngd::SimdLevel::row ? &name::function:
+#define NGD_SIMD_SELECT(level, function) \
+  (static_cast<void>(level),             \
+   NGD_BUILT_SIMD_LEVELS(NGD_IF_LEVEL, level, function) & baseline::function)
 
 }  // namespace ngd

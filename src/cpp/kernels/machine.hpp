@@ -10,6 +10,8 @@ namespace ngd::kernels {
 
 // A plain value: a test may describe another machine than the one that it runs on. The cache sizes
 // are those of Zen 4 with 16 MiB of L3. The rules that use them were measured there.
+//
+// Loops over tiles and reductions have the same results on all SIMD levels, and use simd_level().
 struct Machine {
   int threads = 1;
   SimdLevel simd = SimdLevel::Baseline;

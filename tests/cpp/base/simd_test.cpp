@@ -50,7 +50,9 @@ NGD_DEFINE(Baseline, baseline)
 NGD_BUILT_SIMD_LEVELS(NGD_DEFINE, )
 #undef NGD_DEFINE
 
-TEST(Simd, SelectsTheFunctionOfTheLevel) { EXPECT_EQ(NGD_SIMD_SELECT(own_level)(), simd_level()); }
+TEST(Simd, SelectsTheFunctionOfTheLevel) {
+  EXPECT_EQ(NGD_SIMD_SELECT(simd_level(), own_level)(), simd_level());
+}
 
 }  // namespace
 }  // namespace ngd

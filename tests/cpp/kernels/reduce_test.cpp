@@ -216,7 +216,7 @@ TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
 
 const reduce::ReduceTable* best_table() {
   using namespace reduce;
-  return &NGD_SIMD_SELECT(reduce_table)();
+  return &NGD_SIMD_SELECT(simd_level(), reduce_table)();
 }
 
 TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
@@ -423,7 +423,7 @@ TEST(Moments, BitsDependNeitherOnThreadsNorOnTheSimdLevel) {
       device::set_thread_share(device::available_cores());
       EXPECT_EQ(several, single) << to_string(x.type());
     }
-    const auto best = NGD_SIMD_SELECT(moment_table)()[dtype == DType::F64];
+    const auto best = NGD_SIMD_SELECT(simd_level(), moment_table)()[dtype == DType::F64];
     const auto base = baseline::moment_table()[dtype == DType::F64];
     for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
       const Tensor x = random_floats(dtype, {n * 3}, 8), shifts = random_floats(dtype, {n}, 9);

@@ -77,7 +77,7 @@ TEST(Softmax, LargeAndNonFiniteInputs) {
 
 const fused::SoftmaxTable& best_table() {
   using namespace fused;
-  return NGD_SIMD_SELECT(softmax_table)();
+  return NGD_SIMD_SELECT(simd_level(), softmax_table)();
 }
 
 TEST(Softmax, BitsDoNotDependOnTheSimdLevel) {

@@ -68,11 +68,11 @@ struct Chunks {
 template <class T>
 class Columns {
  public:
-  Columns(const ConvShape& shape, int threads)
+  Columns(const ConvShape& shape, const Machine& machine)
       : s_(shape),
         chunks_(shape),
-        whole_(product_of(shape, chunks_.chunk), threads),
-        rest_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), threads) {}
+        whole_(product_of(shape, chunks_.chunk), machine),
+        rest_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), machine) {}
 
   std::int64_t scratch_elements() const {
     return chunks_.elements() + std::max(whole_.scratch_elements(), rest_.scratch_elements());
@@ -211,7 +211,7 @@ template <class T>
 class Conv final : public Kernel {
  public:
   Conv(const KernelQuery& query, const ConvShape& shape, const Machine& machine)
-      : columns_(shape, machine.threads),
+      : columns_(shape, machine),
         dtype_(query.outputs[0].dtype),
         counts_{query.inputs[0].count(), query.inputs[1].count()},
         output_count_(query.outputs[0].count()) {}

@@ -54,7 +54,7 @@ class GemmProducts {
  public:
   GemmProducts(const MatmulShape& largest, DType dtype, const Machine& machine)
       : largest_(largest),
-        threads_(machine.threads),
+        machine_(machine),
         a_(dtype, largest.m * largest.k),
         b_(dtype, largest.k * largest.n),
         out_(dtype, largest.m * largest.n) {}
@@ -63,19 +63,20 @@ class GemmProducts {
     const std::int64_t wide =
         a_.scratch_elements() + b_.scratch_elements() + out_.scratch_elements();
     return sizeof(T) * static_cast<std::size_t>(
-                           wide + gemm::PackedGemm<T>::max_scratch_elements(largest_, threads_));
+                           wide + gemm::PackedGemm<T>::max_scratch_elements(largest_, machine_));
   }
 
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
            std::int64_t out) const {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
-    const std::int64_t threads = std::min<std::int64_t>(threads_, device::thread_count());
+    Machine machine = machine_;  // with one thread in a forked child
+    machine.threads = std::min(machine.threads, device::thread_count());
     T* wide_a = static_cast<T*>(args.scratch);
     T* wide_b = wide_a + a_.scratch_elements();
     T* wide_out = wide_b + b_.scratch_elements();
     const T* rows = a_.read(args.inputs[0], a, m * k, wide_a);
     const T* columns = b_.read(args.inputs[1], b, k * shape.n, wide_b);
-    gemm::PackedGemm<T>(shape, threads)
+    gemm::PackedGemm<T>(shape, machine)
         .run(rows, columns, nullptr, out_.place(args.outputs[0], out, wide_out),
              wide_out + out_.scratch_elements());
     out_.store(args.outputs[0], out, m * shape.n, wide_out);
@@ -83,7 +84,7 @@ class GemmProducts {
 
  private:
   MatmulShape largest_;
-  std::int64_t threads_;
+  Machine machine_;
   Wide<T> a_, b_, out_;
 };
 

@@ -50,7 +50,7 @@ template <class T>
 class Matmul final : public Kernel {
  public:
   Matmul(const KernelQuery& query, const Machine& machine)
-      : gemm_(MatmulShape(query), machine.threads),
+      : gemm_(MatmulShape(query), machine),
         dtype_(query.outputs[0].dtype),
         cast_in_(gemm::cast_to_computed(dtype_)),
         cast_out_(gemm::cast_to_stored(dtype_)) {

@@ -44,11 +44,11 @@ struct Moments {
 template <class T>
 class MomentsKernel final : public Kernel {
  public:
-  explicit MomentsKernel(const KernelQuery& query)
+  MomentsKernel(const KernelQuery& query, const Machine& machine)
       : item_(size_of(query.inputs[0].dtype)),
         widen_(tiles::widening(query.inputs[0].dtype)),
         geometry_(make_geometry(query.inputs[0].shape, query.attrs.integers("axes"))),
-        loops_(NGD_SIMD_SELECT(moment_table)()[sizeof(T) == 8]),
+        loops_(NGD_SIMD_SELECT(machine.simd, moment_table)()[sizeof(T) == 8]),
         sums_(reduce::reduce_table()[static_cast<int>(Reduction::Sum)]
                                     [static_cast<int>(sizeof(T) == 8 ? DType::F64 : DType::F32)]) {}
 
@@ -164,7 +164,7 @@ class MomentsKernel final : public Kernel {
 
 }  // namespace
 
-Offer offer_moments(const KernelQuery& query, const Machine&) {
+Offer offer_moments(const KernelQuery& query, const Machine& machine) {
   const TensorType& x = query.inputs[0];
   if (!is_floating(x.dtype)) return Offer::refuse("moments are of floats");
   for (const std::int64_t axis : query.attrs.integers("axes"))
@@ -176,8 +176,8 @@ Offer offer_moments(const KernelQuery& query, const Machine&) {
         output.count() != g.kept_count * g.width)
       return Offer::refuse("an output has not the input's dtype, widened, and kept axes");
   if (g.total == 0) return Offer::refuse("moments of no elements");
-  if (x.dtype == DType::F64) return {std::make_unique<MomentsKernel<double>>(query)};
-  return {std::make_unique<MomentsKernel<float>>(query)};
+  if (x.dtype == DType::F64) return {std::make_unique<MomentsKernel<double>>(query, machine)};
+  return {std::make_unique<MomentsKernel<float>>(query, machine)};
 }
 
 }  // namespace ngd::kernels::fallback

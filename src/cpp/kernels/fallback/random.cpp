@@ -40,8 +40,8 @@ enum class Distribution { Bits, Uniform, Normal };
 
 class Random final : public Kernel {
  public:
-  explicit Random(const KernelQuery& query)
-      : philox_(NGD_SIMD_SELECT(philox)),
+  Random(const KernelQuery& query, const Machine& machine)
+      : philox_(NGD_SIMD_SELECT(machine.simd, philox)),
         distribution_(query.op == "random_bits"      ? Distribution::Bits
                       : query.op == "random_uniform" ? Distribution::Uniform
                                                      : Distribution::Normal),
@@ -145,7 +145,7 @@ class Random final : public Kernel {
 
 }  // namespace
 
-Offer offer_random(const KernelQuery& query, const Machine&) {
+Offer offer_random(const KernelQuery& query, const Machine& machine) {
   const TensorType& state = query.inputs[0];
   if ((state.dtype != DType::I64 && state.dtype != DType::U64) || state.count() != 2)
     return Offer::refuse("input 0 is not two 64-bit integers: seed and stream offset");
@@ -153,7 +153,7 @@ Offer offer_random(const KernelQuery& query, const Machine&) {
   if (query.op == "random_bits" ? is_floating(dtype) : !is_floating(dtype))
     return Offer::refuse(std::string(query.op) + " does not make " +
                          std::string(short_name_of(dtype)));
-  return {std::make_unique<Random>(query)};
+  return {std::make_unique<Random>(query, machine)};
 }
 
 }  // namespace ngd::kernels::fallback

@@ -26,8 +26,8 @@ constexpr std::int64_t kDiagonalStep = 32;    // queries or keys per step along 
 constexpr std::int64_t kGrainWork = 1 << 18;  // multiplications that are worth a thread
 
 template <class T>
-const AttentionLoops<T>& loops() {
-  const AttentionTable& table = NGD_SIMD_SELECT(attention_table)();
+const AttentionLoops<T>& loops_of(SimdLevel level) {
+  const AttentionTable& table = NGD_SIMD_SELECT(level, attention_table)();
   if constexpr (std::is_same_v<T, float>)
     return table.f32;
   else
@@ -138,7 +138,8 @@ class Mask {
   // Store the mask of a block, one row per key. `staged` is memory for a block with one row per query.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
-             std::int64_t key, std::int64_t keys, T* staged, T* out) const {
+             std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* staged,
+             T* out) const {
     const std::int64_t first = begin(head) + query * row_ + key * column_;
     Dense<const T> rows{static_cast<const T*>(mask) + first, row_};
     if (is_bool_ || column_ == 0) {
@@ -148,7 +149,7 @@ class Mask {
           staged[i * kKeyBlock + p] = addend<T>(mask, first + i * row_ + p * column_);
       rows = {staged, row_ == 0 ? 0 : kKeyBlock};
     }
-    loops<T>().transpose(rows, queries, keys, 1, out);
+    loops.transpose(rows, queries, keys, 1, out);
   }
 
  private:
@@ -182,7 +183,7 @@ class Attention {
   Attention(const KernelQuery& query, std::size_t mask_place, const Machine& machine)
       : problem_(query),
         mask_(mask_of(query, mask_place)),
-        loops_(loops<T>()),
+        loops_(loops_of<T>(machine.simd)),
         pieces_(std::clamp<std::int64_t>(problem_.multiplications() / kGrainWork, 1,
                                          machine.threads)) {}
 
@@ -228,7 +229,7 @@ class Attention {
     multiply_to_scores(b, key, keys, k, queries, problem_.extent, out);
     if (mask_) {
       T *staged = out + kKeyBlock * kQueries, *addends = staged + kKeyBlock * kQueries;
-      mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, staged, addends);
+      mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, loops_, staged, addends);
       loops_.add_mask(addends, keys, b.columns, out);
     }
     if (problem_.causal)

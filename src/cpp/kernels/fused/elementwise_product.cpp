@@ -122,7 +122,7 @@ class ElementwiseProduct final : public Kernel {
   ElementwiseProduct(const KernelQuery& query, const Machine& machine)
       : plan_(elementwise_of(query)),
         gemm_(MatmulShape(matmul_of(query, 0)),
-              static_cast<std::int64_t>(products_of(query).size()), machine.threads),
+              static_cast<std::int64_t>(products_of(query).size()), machine),
         width_(query.attrs.integers("product_shape").back()) {
     std::size_t next = num_operands(query);
     for (const InputPlan& input : plan_.inputs)

@@ -20,14 +20,12 @@ namespace {
 constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
 constexpr std::int64_t kGrainWork = 1 << 13;  // elements; fewer do not pay for a thread
 
-const SoftmaxTable& table() { return NGD_SIMD_SELECT(softmax_table)(); }
-
 template <class T>
-const SoftmaxLoops<T>& loops() {
+const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
   if constexpr (std::is_same_v<T, float>)
-    return table().f32;
+    return table.f32;
   else
-    return table().f64;
+    return table.f64;
 }
 
 // The rows of a tensor along one axis: row r is at (r / inner * length * inner + r % inner), with
@@ -142,6 +140,7 @@ class Softmax final : public Kernel {
   Softmax(const KernelQuery& query, const Machine& machine)
       : rows_(query.inputs[0].shape, static_cast<std::size_t>(query.attrs.integer("axis")),
               machine.threads),
+        table_(NGD_SIMD_SELECT(machine.simd, softmax_table)()),
         dtype_(query.inputs[0].dtype),
         logarithmic_(query.op == "log_softmax") {}
 
@@ -160,16 +159,17 @@ class Softmax final : public Kernel {
                   [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
                     const T* x = stage.in(args.inputs[0], row, rows, w.x);
                     T* y = stage.target(args.outputs[0], row, w.x);
-                    loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+                    loops_of<T>(table_).exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
                     if (logarithmic_)
-                      loops<T>().logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
+                      loops_of<T>(table_).logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
                     else
-                      loops<T>().divide(w.e, rows, rows_.length, w.sums, nullptr, y);
+                      loops_of<T>(table_).divide(w.e, rows, rows_.length, w.sums, nullptr, y);
                     stage.out(y, row, rows, args.outputs[0]);
                   });
   }
 
   Rows rows_;
+  const SoftmaxTable& table_;
   DType dtype_;
   bool logarithmic_;
 };
@@ -179,6 +179,7 @@ class SoftmaxCrossEntropy final : public Kernel {
  public:
   SoftmaxCrossEntropy(const KernelQuery& query, const Machine& machine)
       : rows_(query.inputs[0].shape, query.inputs[0].shape.size() - 1, machine.threads),
+        table_(NGD_SIMD_SELECT(machine.simd, softmax_table)()),
         dtype_(query.inputs[0].dtype),
         labels_(query, 1, query.inputs[0].shape.back(), false),
         gradient_(query.inputs.size() == 3) {}
@@ -200,7 +201,7 @@ class SoftmaxCrossEntropy final : public Kernel {
     for_blocks<T>(rows_, args.scratch,
                   [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
                     const T* x = stage.in(args.inputs[0], row, rows, w.x);
-                    loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+                    loops_of<T>(table_).exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
                     if (gradient_)
                       gradient(stage, w, row, rows, args);
                     else
@@ -250,11 +251,12 @@ class SoftmaxCrossEntropy final : public Kernel {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];
     }
-    loops<T>().divide(w.e, rows, rows_.length, w.sums, w.scale, y);
+    loops_of<T>(table_).divide(w.e, rows, rows_.length, w.sums, w.scale, y);
     stage.out(y, row, rows, args.outputs[0]);
   }
 
   Rows rows_;
+  const SoftmaxTable& table_;
   DType dtype_;
   IndexCheck labels_;
   bool gradient_;

@@ -7,7 +7,7 @@
 
 #include "base/bits.hpp"
 #include "device/team.hpp"
-#include "kernels/gemm/tile_of.hpp"
+#include "kernels/gemm/tile.hpp"
 
 namespace ngd::kernels::gemm {
 
@@ -16,9 +16,9 @@ struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 
   // The number of groups is a multiple of `multiple`, if there are enough vectors.
-  ChannelGroups(std::int64_t channels, std::int64_t multiple)
-      : vectors(channels / tile_of<float>().lanes), lanes(tile_of<float>().lanes) {
-    const std::int64_t max_vectors = tile_of<float>().columns / lanes;
+  ChannelGroups(std::int64_t channels, std::int64_t multiple, const GemmTile<float>& tile)
+      : vectors(channels / tile.lanes), lanes(tile.lanes) {
+    const std::int64_t max_vectors = tile.columns / lanes;
     count = std::min(vectors, round_up(divide_up(vectors, max_vectors), multiple));
   }
   std::int64_t begin(std::int64_t group) const { return share_of(group).begin * lanes; }

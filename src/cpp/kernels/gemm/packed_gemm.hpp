@@ -17,17 +17,17 @@ namespace ngd::kernels::gemm {
 template <class T>
 class PackedGemm {
  public:
-  PackedGemm(const MatmulShape& shape, std::int64_t threads)
+  PackedGemm(const MatmulShape& shape, const Machine& machine)
       : shape_(shape),
-        blocking_(Blocking::packed(shape, tile_of<T>(), threads)),
-        panels_(shape, tile_of<T>(), !blocking_.has_one_row_block) {}
+        blocking_(Blocking::packed(shape, tile_of<T>(machine.simd), machine.threads)),
+        panels_(shape, tile_of<T>(machine.simd), !blocking_.has_one_row_block) {}
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
   // Return the scratch that is enough for a product of this shape and for those with a smaller m or k.
-  static std::int64_t max_scratch_elements(const MatmulShape& largest, std::int64_t threads) {
-    const GemmTile<T>& tile = tile_of<T>();
-    const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, threads);
+  static std::int64_t max_scratch_elements(const MatmulShape& largest, const Machine& machine) {
+    const GemmTile<T>& tile = tile_of<T>(machine.simd);
+    const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, machine.threads);
     const std::int64_t rows =
         round_up(std::min(std::max<std::int64_t>(largest.m, 1), kPackedLimits.rows), tile.rows);
     const std::int64_t depth = std::clamp<std::int64_t>(largest.k, 1, kMaxBlockDepth);

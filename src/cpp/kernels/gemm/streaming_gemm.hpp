@@ -24,11 +24,12 @@ namespace ngd::kernels::gemm {
 template <class T>
 class StreamingGemm {
  public:
-  StreamingGemm(const MatmulShape& shape, std::int64_t num_products, std::int64_t threads)
+  StreamingGemm(const MatmulShape& shape, std::int64_t num_products, const Machine& machine)
       : shape_(shape),
         num_products_(num_products),
-        blocking_(Blocking::streaming(shape, num_products, tile_of<T>(), threads)),
-        panels_(shape, tile_of<T>(), true) {}
+        blocking_(
+            Blocking::streaming(shape, num_products, tile_of<T>(machine.simd), machine.threads)),
+        panels_(shape, tile_of<T>(machine.simd), true) {}
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 

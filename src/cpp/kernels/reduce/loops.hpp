@@ -42,6 +42,6 @@ using ReduceTable = ReduceLoops[kReductionCount][kDTypeCount];
 
 NGD_DECLARE_SIMD_LEVELS(const ReduceTable& reduce_table());
 
-inline const ReduceTable& reduce_table() { return NGD_SIMD_SELECT(reduce_table)(); }
+inline const ReduceTable& reduce_table() { return NGD_SIMD_SELECT(simd_level(), reduce_table)(); }
 
 }  // namespace ngd::kernels::reduce

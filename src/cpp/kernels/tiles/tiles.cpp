@@ -5,7 +5,7 @@
 
 namespace ngd::kernels::tiles {
 
-const TileTable& tile_table() { return NGD_SIMD_SELECT(tile_table)(); }
+const TileTable& tile_table() { return NGD_SIMD_SELECT(simd_level(), tile_table)(); }
 
 TileFunction widening(DType dtype) {
   if (dtype == DType::F16) return tile_table().widen_f16;

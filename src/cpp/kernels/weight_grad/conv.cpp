@@ -30,10 +30,11 @@ constexpr std::int64_t kBlock = 128;  // output positions, at most
 class WeightGradient final : public Kernel {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
-      : s_(s),
+      : tile_(gemm::tile_of<float>(machine.simd)),
+        s_(s),
         pieces_(machine.threads),
         positions_(s.batch * s.window_count()),
-        in_(s.in, 1),
+        in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
     // A block of dy fills half of the core's cache.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
@@ -157,7 +158,7 @@ class WeightGradient final : public Kernel {
     });
   }
 
-  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
+  const gemm::GemmTile<float>& tile_;
   ConvShape s_;
   std::int64_t pieces_, positions_;
   ChannelGroups in_;

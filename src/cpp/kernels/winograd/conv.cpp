@@ -23,6 +23,7 @@ namespace {
 using device::Range;
 using device::share;
 using gemm::ChannelGroups;
+using gemm::GemmTile;
 using gemm::TileWork;
 using Which = ConvShape::Which;
 
@@ -31,8 +32,6 @@ constexpr std::int64_t kLine = 16;  // elements: a plane stride is an odd number
 constexpr std::int64_t kBlock = 48;           // transformed tiles that are multiplied at once
 constexpr std::int64_t kMinPhaseTiles = 256;  // tiles that are transformed before a multiplication
 constexpr std::int64_t kMinSumTiles = 64;     // tiles whose products are summed at once
-
-const Transforms& transforms() { return NGD_SIMD_SELECT(transforms)(); }
 
 // Images with channels last, divided into tiles. A tile begins kTile positions after the previous one.
 struct Images {
@@ -62,8 +61,8 @@ struct Images {
 };
 
 // Return the plane stride for these numbers of tiles and channels.
-std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels) {
-  return round_up(tiles, gemm::tile_of<float>().rows) * channels + kLine;
+std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmTile<float>& tile) {
+  return round_up(tiles, tile.rows) * channels + kLine;
 }
 
 // The division into tiles, and the number of threads, for all three ops.
@@ -90,7 +89,9 @@ struct Tiling {
 class TileConv {
  public:
   TileConv(const ConvShape& s, const Machine& machine)
-      : tiling_(s, machine),
+      : tile_(gemm::tile_of<float>(machine.simd)),
+        transforms_(NGD_SIMD_SELECT(machine.simd, transforms)()),
+        tiling_(s, machine),
         rotated_(s.which == Which::DataGrad),
         depth_(tiling_.data.channels),
         columns_(tiling_.result.channels),
@@ -99,7 +100,7 @@ class TileConv {
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
-        groups_(columns_, divides_tiles_ ? 1 : tiling_.pieces) {
+        groups_(columns_, divides_tiles_ ? 1 : tiling_.pieces, tile_) {
     const std::int64_t fit = machine.core_cache_bytes / (kPlanes * (depth_ + columns_) * 4);
     const std::int64_t fewest = 4;
     block_ = divides_tiles_
@@ -132,10 +133,10 @@ class TileConv {
   }
   std::int64_t max_kernel_elements() const { return kPlanes * (depth_ * max_width_ + kLine); }
   std::int64_t data_elements(std::int64_t tiles) const {
-    return kPlanes * plane_stride(tiles, depth_);
+    return kPlanes * plane_stride(tiles, depth_, tile_);
   }
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
-  std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width()); }
+  std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
   // Transform all kernels. Then each thread computes some tiles.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
@@ -150,10 +151,10 @@ class TileConv {
       const Range own = share(tiling_.tiles, 1, piece, tiling_.pieces);
       for (std::int64_t t = own.begin; t < own.end; t += block_) {
         const std::int64_t count = std::min(block_, own.end - t);
-        transform_data(data, t, count, values, plane_stride(block_, depth_));
+        transform_data(data, t, count, values, plane_stride(block_, depth_, tile_));
         for (std::int64_t v = 0; v < kPlanes; ++v)
           for (std::int64_t g = 0; g < groups_.count; ++g)
-            multiply(v, g, values, plane_stride(block_, depth_), count,
+            multiply(v, g, values, plane_stride(block_, depth_, tile_), count,
                      scratch + kernel_offsets_[g], sums + groups_.begin(g));
         finish(sums, t, count, 0, columns_, bias, out);
       }
@@ -168,7 +169,7 @@ class TileConv {
       const std::int64_t some = std::min(phase_tiles_, tiling_.tiles - first);
       device::for_range(some, 1, [&](std::int64_t begin, std::int64_t end) {
         transform_data(data, first + begin, end - begin, scratch + begin * depth_,
-                       plane_stride(phase_tiles_, depth_));
+                       plane_stride(phase_tiles_, depth_, tile_));
       });
       device::for_pieces(tiling_.pieces, [&](std::int64_t piece) {
         float* workspace = workspaces + piece * (max_kernel_elements() + sums_elements());
@@ -187,7 +188,7 @@ class TileConv {
     for (std::int64_t t = 0; t < some; t += block_) {
       const std::int64_t count = std::min(block_, some - t);
       for (std::int64_t v = 0; v < kPlanes; ++v)
-        multiply(v, group, values + t * depth_, plane_stride(phase_tiles_, depth_), count,
+        multiply(v, group, values + t * depth_, plane_stride(phase_tiles_, depth_, tile_), count,
                  workspace, sums);
       finish(sums, first + t, count, groups_.begin(group), groups_.width(group), bias, out);
     }
@@ -223,7 +224,7 @@ class TileConv {
     work.c_stride = sums_width();
     for (std::int64_t i = 0; i < count; i += tile_.rows) {
       work.a = values + v * values_stride + i * depth_;
-      work.c = sums + v * plane_stride(block_, sums_width()) + i * work.c_stride;
+      work.c = sums + v * plane_stride(block_, sums_width(), tile_) + i * work.c_stride;
       work.rows = std::min(tile_.rows, count - i);
       tile_.multiply_strided(work);
     }
@@ -232,13 +233,13 @@ class TileConv {
   void finish(const float* sums, std::int64_t first, std::int64_t count, std::int64_t column,
               std::int64_t width, const float* bias, float* out) const {
     for (std::int64_t t = 0; t < count; ++t)
-      transforms_.result(sums + t * sums_width(), plane_stride(block_, sums_width()), width,
+      transforms_.result(sums + t * sums_width(), plane_stride(block_, sums_width(), tile_), width,
                          bias == nullptr ? nullptr : bias + column,
                          tiling_.result.tile(out, first + t, kTile, column));
   }
 
-  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
-  const Transforms& transforms_ = transforms();
+  const GemmTile<float>& tile_;
+  const Transforms& transforms_;
   Tiling tiling_;
   bool rotated_;
   std::int64_t depth_, columns_;  // input channels, and channels of the result
@@ -254,9 +255,11 @@ class TileConv {
 class WeightGradient {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
-      : tiling_(s, machine),
-        in_(s.in, 1),
-        out_(s.out, 1),
+      : tile_(gemm::tile_of<float>(machine.simd)),
+        transforms_(NGD_SIMD_SELECT(machine.simd, transforms)()),
+        tiling_(s, machine),
+        in_(s.in, 1, tile_),
+        out_(s.out, 1, tile_),
         step_(s.in * kWeights),
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
@@ -319,14 +322,14 @@ class WeightGradient {
 
   // The transformed values of a block of tiles: the groups of the data, then those of dy.
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
-    return plane_stride(block_, groups.width(group));
+    return plane_stride(block_, groups.width(group), tile_);
   }
   std::int64_t in_offset(std::int64_t group) const { return group_offset(in_, group); }
   std::int64_t out_offset(std::int64_t group) const {
     return in_offset(in_.count) + group_offset(out_, group);
   }
   std::int64_t group_offset(const ChannelGroups& groups, std::int64_t group) const {
-    return kPlanes * (plane_stride(block_, groups.begin(group)) + (group - 1) * kLine);
+    return kPlanes * (plane_stride(block_, groups.begin(group), tile_) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_offset(out_.count); }
   // For one pair.
@@ -380,8 +383,8 @@ class WeightGradient {
     });
   }
 
-  const gemm::GemmTile<float>& tile_ = gemm::tile_of<float>();
-  const Transforms& transforms_ = transforms();
+  const GemmTile<float>& tile_;
+  const Transforms& transforms_;
   Tiling tiling_;
   ChannelGroups in_, out_;
   std::int64_t step_, pairs_;  // elements from one kernel to the next; the number of pairs
