@@ -15,6 +15,12 @@
 #include "comm/layout.hpp"
 #include "comm/retry.hpp"
 
+// Submits a collective and waits for it.
+inline void run_collective(ngd::comm::Communicator& group, const ngd::comm::Collective& collective,
+                           double timeout_seconds) {
+  ngd::comm::wait_retrying(group, group.submit(collective), timeout_seconds);
+}
+
 struct CallState {
   using Communicator = ngd::comm::Communicator;
 
@@ -55,6 +61,7 @@ struct CallState {
     return grouped ? grouped->wait_for(seconds) : group.wait_for(work, seconds);
   }
   void run(Communicator& group, double timeout_seconds) {
+    if (!is_list) return run_collective(group, collective, timeout_seconds);
     submit(group, false, timeout_seconds);
     finish(group, timeout_seconds);
   }

@@ -146,12 +146,12 @@ cdef class Communicator:
 
     def quick_barrier(self) -> bool:
         """Return True after a barrier; return False, and start nothing, without a call site."""
-        cdef CallState state
-        state.collective.site = _caller_site()
-        if state.collective.site == NULL:
+        cdef Collective collective
+        collective.site = _caller_site()
+        if collective.site == NULL:
             return False
         with nogil:
-            state.run(dereference(self.communicator), self.timeout)
+            run_collective(dereference(self.communicator), collective, self.timeout)
         return True
 
     def split(self, int color, int key) -> Communicator | None:

@@ -262,6 +262,9 @@ cdef extern from "call_state.hpp" nogil:
             except +ngd_raise_python_error
         cbool wait_for(CppCommunicator& group, double seconds) except +ngd_raise_python_error
         void run(CppCommunicator& group, double timeout_seconds) except +ngd_raise_python_error
+    void run_collective(
+        CppCommunicator& group, const Collective& collective, double timeout_seconds
+    ) except +ngd_raise_python_error
     unique_ptr[CallState] make_call_state() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
