@@ -9,8 +9,9 @@ and the results that may be computed in place. The environment variables pose as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ngd._core import Device
@@ -22,7 +23,7 @@ class Query(NamedTuple):
     op: str
     inputs: list[Type]
     outputs: list[Type]
-    attrs: dict[str, Any] = {}
+    attrs: Mapping[str, Any] = MappingProxyType({})
 
     def __str__(self) -> str:
         types = [" ".join(f"{d}{list(s)}" for d, s in t) for t in (self.inputs, self.outputs)]
@@ -158,7 +159,7 @@ def queries() -> list[Query]:
 def main() -> None:
     device = Device("CPU")
     for query in queries():
-        kernel, reasons, scratch, in_place = device.query_kernel(*query)
+        kernel, _, scratch, in_place = device.query_kernel(*query[:3], dict(query.attrs))
         if kernel in (None, "onednn"):
             print(f"{query}: {kernel}")
         else:

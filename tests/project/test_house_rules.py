@@ -41,7 +41,7 @@ ONE_PLACE = {
         ["base/error.hpp"],
     ),
 }
-"""Ideas of the core that stand in one place: what their source looks like, and the files."""
+"""Ideas of the core that have one place: a pattern of their source, and the files with it."""
 
 INCLUDES = {
     "base": {"base"},
@@ -335,7 +335,7 @@ def test_folders_of_the_core_do_not_include_each_other_in_cycles() -> None:
 
 
 @pytest.mark.parametrize("idea", ONE_PLACE)
-def test_an_idea_stands_in_one_place(idea: str) -> None:
+def test_an_idea_has_one_place(idea: str) -> None:
     pattern, places = ONE_PLACE[idea]
     found = [p for p in CPP_FILES if re.search(pattern, p.read_text())]
     assert [str(p.relative_to(CORE)) for p in found] == places

@@ -32,7 +32,7 @@ SWITCH: Final = ("0", "1")
 DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
 """The names of the devices, the default first; ngd/devices has a class for each."""
 SIMD_LEVELS: Final = ("baseline", "avx2", "avx512")
-"""The SIMD levels, lowest first; src/cpp/base/simd_levels.inc has a row for each above the baseline."""
+"""The SIMD levels, lowest first. src/cpp/base/simd_levels.inc has a row for each but the first."""
 
 
 VARIABLES: Final = (

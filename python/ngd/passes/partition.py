@@ -12,7 +12,7 @@ from ..dtypes import Type
 from ..ops.collectives.groups import ONE_RANK, Ranks
 
 SMALL_BYTES: Final = 2048
-"""A variable of at most this size is not divided: its sum is sent with the flag (shm/inline.cpp)."""
+"""A variable of at most this size is not divided: its sum is sent with a flag (shm/inline.cpp)."""
 UNIT: Final = 64
 """Shards begin at multiples of this number of elements, which are cache lines for every dtype."""
 

@@ -42,7 +42,7 @@ Kept facts_of(Call&& call) {
   } catch (const std::exception&) {
     return kept;
   }
-  ADD_FAILURE() << "expected the exception to go on";
+  ADD_FAILURE() << "expected the exception to continue";
   return kept;
 }
 
