@@ -124,7 +124,9 @@ cdef class Communicator:
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
         result.maker, result.number, result.nbytes = maker, number, nbytes
         with nogil:
-            result.memory = common_memory_of(dereference(self.communicator)).open_common(maker, number)
+            result.memory = common_memory_of(dereference(self.communicator)).open_common(
+                maker, number
+            )
         return result
 
     def map_privately(self, CommonMemory common not None) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: a lock that an interrupt never leaves locked. Python raises KeyboardInterrupt, or
-# the exception of a signal handler, only between two bytecodes, and this code has no bytecodes.
+# Part of _core.pyx: a lock that an interrupt never leaves locked. Python raises KeyboardInterrupt,
+# or the exception of a signal handler, only between two bytecodes, and this code has no bytecodes.
 
 
 cdef class FairLock:

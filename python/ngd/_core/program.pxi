@@ -156,8 +156,8 @@ cdef class Executable:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.find(pointers)
-        # Takes minutes for a large program: oneDNN compiles its kernels, and the arenas are committed.
-        # No other thread has this object yet, and the first run finds the addresses of the variables.
+        # Takes minutes for a large program: oneDNN compiles kernels, and the arenas are committed.
+        # No other thread has this object yet. The first run finds the variables' addresses.
         with nogil:
             self.executor.reset(new Executor(
                 builder.program, dereference(device.device), device.table, groups, pointers,

@@ -32,7 +32,8 @@ def recorded_labels() -> dict:
 
 
 cdef list _labels(const vector[Label]& labels):
-    # A loop over the vector would copy texts outside of a try block: bad_alloc would end the process.
+    # A loop over the vector would copy texts outside of a try block, and bad_alloc would end
+    # the process.
     cdef list found = []
     cdef const Label* label
     cdef size_t i
