@@ -4,7 +4,8 @@
 # The handler of a signal may raise an exception between any two bytecodes of Python. Here it does
 # so only where the engine waits and asks for signals. So each pair of steps that must not be
 # separated is one call into this file: submit and note that it was submitted, or submit and wait.
-# The submitted call keeps the memory that the engine uses, because an exception ends the frames of Python.
+# The submitted call keeps the memory that the engine uses, because an exception ends the frames of
+# Python.
 
 # The dtype of ngd + 1 for each type number of NumPy; 0 if ngd has no such dtype.
 cdef enum:
@@ -292,8 +293,8 @@ cdef class AbortOnError:
     """A context for a call that makes several collectives: an exception inside closes the groups.
 
     The rank that raises has left the groups' common sequence, so each function of `aborts` is
-    called with the reason. `is_promised`: an exception before the first collective closes the groups too,
-    unless it is a BusyError.
+    called with the reason. `is_promised`: an exception before the first collective closes the
+    groups too, unless it is a BusyError.
     """
 
     cdef list communicators, aborts

@@ -2,9 +2,9 @@
 # Part of _core.pyx: a lock for variables.
 #
 # A step holds the variables that it reads together with other readers, and those that it writes
-# exclusively. Nothing waits for the lock: a call that needs a variable of another step
-# raises a BusyError. To take and to release is to assign a few fields while the GIL is held. No Python
-# code runs in between, so no other thread, Ctrl-C or signal handler can leave a variable held.
+# exclusively. Nothing waits for the lock: a call that needs a variable of another step raises a
+# BusyError. To take and to release is to assign a few fields while the GIL is held. No Python code
+# runs in between, so no other thread, Ctrl-C or signal handler can leave a variable held.
 
 cdef class Cell:
     """The state of a variable: its readers, its writer and the device of its newest value."""
