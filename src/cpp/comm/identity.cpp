@@ -9,7 +9,6 @@ namespace {
 // Each pair of ranks compares the counts of an all_to_all itself: the hash is then the same for all
 // counts.
 std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
-  if (collective.counts == nullptr) return 0;
   std::uint64_t hash = mix(1, ~std::uint64_t{0});
   for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r)
     hash = mix(hash, collective.counts[r]);
@@ -52,23 +51,11 @@ std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
 
 }  // namespace
 
-// A hash of a layout and of a program share one step: a compiled step's types say all about its
-// arrays, so it has no layout.
-std::uint64_t Identity::hash(std::uint64_t seed) const noexcept {
-  std::uint64_t hash =
-      mix(seed, static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
-                    static_cast<std::uint64_t>(dtype) << 16 |
-                    static_cast<std::uint64_t>(algorithm) << 24 |
-                    static_cast<std::uint64_t>(root) << 32);
-  hash = mix(hash, count ^ counts_hash);
-  return mix(hash, program_hash ^ layout_hash);
-}
-
 void CallRecord::assign(const Collective& collective, int size) noexcept {
   const Kind kind = collective.kind;
   const bool is_counted = kind != Kind::Barrier && collective.counts == nullptr;
   identity.count = is_counted ? collective.count : 0;
-  identity.counts_hash = hash_of_counts(collective, size);
+  identity.counts_hash = collective.counts == nullptr ? 0 : hash_of_counts(collective, size);
   identity.layout_hash = collective.layout == nullptr ? 0 : collective.layout->hash;
   identity.program_hash = collective.program == nullptr ? 0 : collective.program->hash;
   identity.root = has_root(kind) || between_two(kind) ? collective.root : 0;

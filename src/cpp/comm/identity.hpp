@@ -30,8 +30,15 @@ struct Identity {
   Algorithm algorithm = Algorithm::Flat;
 
   bool operator==(const Identity&) const noexcept = default;
-  // `seed` distinguishes groups.
-  std::uint64_t hash(std::uint64_t seed) const noexcept;
+  // `seed` distinguishes groups. The layout and the program share one step, because a compiled step
+  // has no layout: its program says all about its arrays.
+  std::uint64_t hash(std::uint64_t seed) const noexcept {
+    const std::uint64_t small =
+        static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
+        static_cast<std::uint64_t>(dtype) << 16 | static_cast<std::uint64_t>(algorithm) << 24 |
+        static_cast<std::uint64_t>(root) << 32;
+    return mix(mix(mix(seed, small), count ^ counts_hash), program_hash ^ layout_hash);
+  }
 };
 
 // A rank publishes this record of a collective, in shared memory or in an MPI message.

@@ -21,15 +21,6 @@ Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   return {"shm", rank, size, rank, size};
 }
 
-Deadline deadline_of(const WaitLimits& limits) {
-  if (limits.has_patience())
-    return {limits.patience_seconds, false, now_ns() + ns_of(limits.patience_seconds)};
-  Deadline deadline{limits.timeout_seconds};
-  if (limits.timeout_seconds > 0 && limits.waited_seconds > 0)
-    deadline.at_ns = now_ns() + ns_of(limits.timeout_seconds - limits.waited_seconds);
-  return deadline;
-}
-
 }  // namespace
 
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks,
@@ -96,8 +87,8 @@ void ShmCommunicator::progress() {
   }
 }
 
-bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
-  return guarded(*family_, [&] { return waiter_.wait(work, deadline); });
+bool ShmCommunicator::wait_inside(Work work, const WaitLimits& limits) {
+  return guarded(*family_, [&] { return waiter_.wait(work, limits); });
 }
 
 Progress ShmCommunicator::try_wait(Work work, const WaitLimits& limits) {
@@ -108,7 +99,7 @@ Progress ShmCommunicator::try_wait(Work work, const WaitLimits& limits) {
   check_usable([&] { return works_.describe(work); });
   const bool is_done = limits.patience_seconds <= 0
                            ? guarded(*family_, [&] { return waiter_.poll(work); })
-                           : wait_inside(work, deadline_of(limits));
+                           : wait_inside(work, limits);
   return is_done ? Progress::Done : Progress::NotYet;
 }
 

@@ -69,7 +69,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   std::string describe_call(Collective collective) const;
   void report_failure(std::string_view why) noexcept;
   Work submit_inside(const Collective& collective);
-  bool wait_inside(Work work, Deadline deadline);
+  bool wait_inside(Work work, const WaitLimits& limits);
 
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;

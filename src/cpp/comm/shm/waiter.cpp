@@ -14,16 +14,26 @@ namespace {
 constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two looks at the peers
 constexpr std::uint64_t kLongNs = 100'000'000;  // a wait that has taken so long is published
 
-}  // namespace
-
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
 }
 
-bool Waiter::wait(Work work, Deadline deadline) {
+}  // namespace
+
+Waiter::Deadline Waiter::deadline_of(const WaitLimits& limits) {
+  if (limits.has_patience())
+    return {limits.patience_seconds, false, now_ns() + ns_of(limits.patience_seconds)};
+  Deadline deadline{limits.timeout_seconds};
+  if (limits.timeout_seconds > 0 && limits.waited_seconds > 0)
+    deadline.at_ns = now_ns() + ns_of(limits.timeout_seconds - limits.waited_seconds);
+  return deadline;
+}
+
+bool Waiter::wait(Work work, const WaitLimits& limits) {
   works_.check_known(work);
   family_.progress();
   if (works_.is_complete(work)) return true;
+  Deadline deadline = deadline_of(limits);
   struct Unpublish {
     const Deadline& deadline;
     RankRecord& record;

@@ -20,17 +20,6 @@
 
 namespace ngd::comm::shm {
 
-// How long a wait may take. seconds: 0 = without a limit.
-struct Deadline {
-  double seconds = 0;
-  bool is_error = true;             // otherwise the wait just returns false
-  std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
-  std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
-  bool is_published = false;        // what I wait for, in my record (note_wait)
-};
-
-std::uint64_t ns_of(double seconds);
-
 class Waiter {
  public:
   Waiter(const Member& member, Family& family, const Group& group, const Works& works,
@@ -42,12 +31,22 @@ class Waiter {
         statistics_(statistics),
         is_interrupted_(std::move(is_interrupted)) {}
 
-  // Wait until a work is complete. Return false if the deadline passes and that is no error.
-  bool wait(Work work, Deadline deadline);
+  // Wait until a work is complete. Return false if the patience of the caller ends before that.
+  bool wait(Work work, const WaitLimits& limits);
   // Return true if a work is complete. Throws what wait() would throw.
   bool poll(Work work);
 
  private:
+  // How long a wait may take. seconds: 0 = without a limit.
+  struct Deadline {
+    double seconds = 0;
+    bool is_error = true;             // otherwise the wait just returns false
+    std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
+    std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
+    bool is_published = false;        // what I wait for, in my record (note_wait)
+  };
+  static Deadline deadline_of(const WaitLimits& limits);
+
   bool block(Work work, Deadline& deadline);
   void sleep(Work work, const Deadline& deadline);
   std::uint32_t bell_of(Work work) const noexcept;
