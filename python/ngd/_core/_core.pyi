@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as _Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 from numpy.typing import NDArray
 
@@ -107,6 +107,7 @@ class Sequence:
 class Mark:
     def __init__(self, name: str) -> None: ...
 
+@final
 class Communicator:
     @staticmethod
     def make_self() -> Communicator: ...
@@ -152,6 +153,7 @@ class FairLock:
     def __exit__(self, *error: object) -> None: ...
     def has_waiters(self) -> bool: ...
 
+@final
 class Call:
     @property
     def started(self) -> bool: ...
