@@ -44,7 +44,7 @@ inline constexpr bool kCanBypassCaches = true;
   std::memcpy(to + at, from + at, bytes - at);
 }
 
-// Call this before a flag tells other threads or processes that the data is there.
+// Order the stores before a flag by which other threads or processes find that the data is ready.
 [[gnu::always_inline]] static inline void finish_past_caches() { _mm_sfence(); }
 #else
 inline constexpr bool kCanBypassCaches = false;

@@ -60,8 +60,8 @@ static_assert(std::is_trivially_copyable_v<CallRecord>);
 // another collective only if this rank holds that computation too.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
-// Return the collective of a record, for messages: `counts` only says whether there are any, and
-// the site points into the record.
+// Return the collective of a record, for messages. `counts` is null or not null, but has no values,
+// and the site points into the record.
 Collective collective_of(const CallRecord& record) noexcept;
 std::string describe(const CallRecord& record);
 

@@ -23,10 +23,10 @@ class Nested {
 };
 
 // Build the nested programs of an instruction with the operands of `query`. Its last two outputs are
-// not values, but the private and the shared memory, and `arenas` has their addresses.
+// the private and the shared memory, which are not values. `arenas` has their addresses.
 //
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
-//   inputs:  `carries` carried values; `slices` tensors, of which iteration t reads slice t; values
+//   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values
 //            that all iterations read
 //   outputs: the carried values after the last iteration; tensors whose slice t iteration t writes;
 //            for each carried value a tensor (its history) whose slice t is the input of iteration t
