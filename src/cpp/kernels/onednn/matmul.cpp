@@ -3,6 +3,7 @@
 // factors the result, a bias and the added operand may each be f32. The table first asks ngd's GEMM,
 // which serves the shapes that it multiplies faster (fallback/matmul.cpp).
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 
 #include "device/team.hpp"
@@ -88,8 +89,8 @@ struct Plan {
 
   dnnl::matmul::primitive_desc matmul;
   std::size_t bytes = 0;  // of scratch
-  memory::desc added;     // null: nothing is added
-  int added_post = 0;     // the number of the post-operation that adds it
+  std::optional<memory::desc> added;
+  int added_post = 0;  // the number of the post-operation that adds it
 
  private:
   // The primitive computes post-operations except relu: see append_post. 256 x 256 by 256 x 1024
@@ -101,7 +102,7 @@ struct Plan {
     for (const std::string& post : shape.post)
       if (post == "add") {
         added_post = posts.len();
-        posts.append_binary(dnnl::algorithm::binary_add, added);
+        posts.append_binary(dnnl::algorithm::binary_add, *added);
       } else {
         append_post(posts, post);
       }
@@ -127,7 +128,7 @@ class Primitive {
       operands_.emplace(DNNL_ARG_BIAS, bias_);
     }
     if (plan.added) {
-      added_ = memory(plan.added, engine(), nullptr);
+      added_ = memory(*plan.added, engine(), nullptr);
       operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(plan.added_post) | DNNL_ARG_SRC_1, added_);
     }
   }
