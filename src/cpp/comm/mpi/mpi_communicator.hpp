@@ -7,7 +7,7 @@
 // collectives are not used, because they report no error when a connection is cut.
 //
 // The parts: headers.hpp compares the headers, peer_reports.hpp knows which peers have ended, works.hpp
-// advances what was submitted, choice.hpp chooses the transfers, long_wait.hpp finds late ranks,
+// advances what was submitted, choose.hpp chooses the transfers, long_wait.hpp finds late ranks,
 // teardown.hpp ends the group, groups.hpp makes new ones.
 #pragma once
 

@@ -121,7 +121,7 @@ class LongMessage {
   std::vector<Requests> slots_;  // message m is in slot m % kDepth: they are posted in order
 };
 
-// ---- transfers over MPI only, on the tags from `tag` on; choice.hpp chooses
+// ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses
 
 // Reductions in which every rank owns a part and reduces it in the canonical order. all_reduce: the
 // owner sends the result to all ranks, 2 S (n - 1) / n bytes per rank; reduce: to the root;

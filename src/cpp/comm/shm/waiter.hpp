@@ -2,7 +2,9 @@
 // Waits for works of a group, and finds out why a wait does not end.
 //
 // A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
-// sleep, it looks at its peers. Each of these ends a wait with an error, which closes the family:
+// sleep, it looks at its peers, unless NGD_CHECK=0. Each of these ends a wait with an error.
+// guarded.hpp catches the error and calls Family::fail_with(): it writes the failure into this rank's
+// record and wakes the peers, which then raise the same error. No later call of this rank succeeds.
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;

@@ -1,6 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of how a collective over MPI moves: with its headers, over the hosts of the group, or
-// as a transfer over MPI only.
+// Choose how a collective moves in a group over MPI:
+//
+//   condition                                        transfer
+//   small: travels_with_header()                     with the headers, in one message per rank
+//   every host of the group has the same number      hierarchical (Hosts::make_transfer): shared
+//     of ranks, more than one, and the kind has        memory inside a host, MPI between hosts
+//     such a transfer
+//   all_reduce for which the ring is requested       a ring over MPI
+//   all_reduce, reduce, reduce_scatter               flat: each rank reduces one block
+//   all other kinds                                  see choose_transfer()
+//
+// A group whose ranks share one host is not over MPI: shm/choose.hpp chooses.
 #pragma once
 
 #include <memory>
