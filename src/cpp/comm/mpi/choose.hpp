@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choose how a collective moves in a group over MPI:
+// Choose how a collective moves in a group over MPI. The first line whose condition holds wins:
 //
 //   condition                                        transfer
 //   small: travels_with_header()                     with the headers, in one message per rank
-//   every host of the group has the same number      hierarchical (Hosts::make_transfer): shared
-//     of ranks, more than one, and the kind has        memory inside a host, MPI between hosts
-//     such a transfer
 //   all_reduce for which the ring is requested       a ring over MPI
+//   every host of the group has the same number      hierarchical (hierarchical/hosts.cpp): shared
+//     of ranks, more than one, and the kind has        memory inside a host, MPI between
+//     such a transfer                                  counterparts
 //   all_reduce, reduce, reduce_scatter               flat: each rank reduces one block
 //   all other kinds                                  see choose_transfer()
 //
-// A group whose ranks share one host is not over MPI: shm/choose.hpp chooses.
+// Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host is
+// not over MPI: shm/choose.hpp chooses.
 #pragma once
 
 #include <memory>
