@@ -313,7 +313,7 @@ ADDED: Final = "add"
 
 
 def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
-    """Return a heavy op's operands without the added one, and the added one or None."""
+    """Split the operands of a heavy op into its own and the operand to add, or None."""
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 

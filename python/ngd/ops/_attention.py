@@ -140,9 +140,9 @@ def _matmul_by_head(a: Node, b: Node, groups: int) -> Node:
 def _masked_scores(
     q: Node, k: Node, mask: Node | None, causal: bool, scale: float
 ) -> tuple[Node, Node | None]:
-    """Return the scores, with -inf where attention is masked out, and the mask of the others.
+    """Return the scores and a mask that is True where a query attends to a key.
 
-    The second value is True where a query attends to a key, or None if each attends to all keys.
+    The other scores are -inf. The mask is None if each query attends to all keys.
     """
     scores = _matmul_by_head(q * scale, k, k.shape[-3])
     allowed: Node | None = None
@@ -158,7 +158,7 @@ def _masked_scores(
 def _masked_scores_array(
     q: Array, k: Array, mask: Sequence[Array], causal: bool, scale: float
 ) -> tuple[Array, Array]:
-    """Return the scores and the mask as `_masked_scores`, in NumPy. The heads of k are repeated."""
+    """Return the results of `_masked_scores` in NumPy, for keys whose heads are repeated."""
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
     for each in mask:
@@ -206,9 +206,8 @@ class Attend(Op):
             q, k, v = map(_swap, (q, k, v))
         masked, allowed = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
         has_key = None if allowed is None else any(allowed, -1, keepdims=True)
-        if (
-            has_key is not None
-        ):  # equal scores for a query without keys, since exp(-inf + inf) is NaN
+        if has_key is not None:
+            # Equal scores for a query that attends to no key: exp(-inf + inf) would be NaN.
             masked = where(has_key, masked, 0)
         top = max(masked, -1, keepdims=True)
         powers = exp(masked - top)
@@ -231,7 +230,8 @@ class Attend(Op):
         adjoints = attend_grad.node(operands, node.attrs).results
         if not mask or not is_float(mask[0].dtype):
             return (*adjoints, *(None for _ in mask))
-        # The adjoint of a mask is as large as the scores. Nodes compute it, only if it is used.
+        # The adjoint of a mask is as large as the scores. Simple ops compute it, and only if a
+        # step needs it.
         return (*adjoints, attend_grad.to_scores(*operands, **node.attrs)[1])
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
@@ -472,7 +472,7 @@ def attention(
         operands = [expand_dims(x, 0) for x in operands]
     scores = _scores_shape(where_, *(x.type for x in operands))
     unswapped = [x for x in map(_operand_of_swap, operands) if x is not None]
-    heads_last = len(unswapped) == len(operands)  # the kernel reads the operands before their swap
+    heads_last = len(unswapped) == len(operands)  # then the kernel reads them without a copy
     operands = unswapped if heads_last else operands
     if mask is not None:
         node = _as_mask(mask, operands[0].dtype)

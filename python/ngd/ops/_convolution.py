@@ -96,9 +96,9 @@ class ConvolutionOp(Op):
     dtypes = FLOATS
     numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
-    """The positions of the convolution's result and of the weights.
+    """The positions of the convolution's result and of its weights.
 
-    They count the operands of this op, followed by its result.
+    They are positions in the list of this op's operands, followed by this op's result.
     """
     shape_attr: ClassVar[str] = ""
     """The attribute with the result's spatial extents, if the operands do not determine them."""

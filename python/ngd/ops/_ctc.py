@@ -53,7 +53,10 @@ def shifted(alpha: Node, by: int) -> Node:
 
 
 def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
-    """Return alpha [N, L] after the last step of each sequence. `scores` are [T, N, L]."""
+    """Return alpha [N, L] after the last step of each sequence.
+
+    `scores` [T, N, L] are the logarithms of the probabilities of the labels of the path.
+    """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)
     skips = logical_and(skips, not_equal(path, blank))

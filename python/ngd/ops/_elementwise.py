@@ -149,8 +149,8 @@ def align(where: str, *values: Value) -> list[Node]:
 def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -> None:
     """Note that narrower floats became float64 because of another operand.
 
-    Constants of narrower floats are ignored, because they widen no other operand. float64 that the
-    user asked for is ignored too.
+    Two cases are ignored: constants of narrower floats, because they widen no other operand, and
+    float64 that the user asked for by a cast.
     """
     strong_operands = [
         v for v in operands if isinstance(v, Node) and not isinstance(kind_of(v), float)

@@ -44,7 +44,7 @@ def nll_loss(
     weight: Value | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
-) -> Node:  # long because each argument is described
+) -> Node:
     """Return -log_probabilities[label], as torch.nn.functional.nll_loss.
 
     Parameters
@@ -56,7 +56,7 @@ def nll_loss(
     weight
         [C], a factor for each class, or None. The mean divides by the sum of the weights.
     ignore_index
-        A label whose elements do not count.
+        The label of elements that do not count.
     reduction
         "mean", "sum" or "none".
 
