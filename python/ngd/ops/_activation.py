@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise activations of neural networks.
+"""Elementwise activation functions of neural networks.
 
-Those that other ops make up are written so that neither the value nor the gradient overflows or
-cancels: an exponential is taken of what is not positive.
+Their expansions into other ops, and their gradients, neither overflow nor cancel: an exponential is
+computed only of arguments that are not positive.
 """
 
 from __future__ import annotations
@@ -39,7 +39,22 @@ __all__ = [
 
 
 class Relu(Unary):
-    """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
+    """Return max(x, 0), element by element.
+
+    NaN propagates. The gradient at 0 is 0.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.relu)(np.array([-2.0, 0.0, 3.0]))
+        array([0., 0., 3.])
+    """
 
     name = "relu"
     numerics = Numerics(needs_float32_gradient=False)
@@ -48,7 +63,7 @@ class Relu(Unary):
     smooth = False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (where(node > 0, dy, 0),)  # of the result: the operand need not be kept
+        return (where(node > 0, dy, 0),)  # reads the result, so that x need not be stored
 
 
 relu: Final[Relu] = register(Relu())
@@ -60,7 +75,20 @@ def _sigmoid(x: Array) -> Array:
 
 
 class Sigmoid(Unary):
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x)), without overflow.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sigmoid)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([0.2689, 0.5   , 0.7311])
+    """
 
     name = "sigmoid"
     dtypes = FLOATS
@@ -74,19 +102,19 @@ sigmoid: Final[Sigmoid] = register(Sigmoid())
 
 
 class Activation(Op):
-    """An elementwise function of floats that is made of other ops; integers become floats first."""
+    """An elementwise function of floats that is composed of other ops. Integers become floats."""
 
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
     domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
-    """From where samples draw."""
+    """The intervals from which samples draw the operand."""
     kink_at_zero: ClassVar[bool] = False
 
     def __call__(self, x: Value) -> Node:
         return self.of(x, {})
 
     def of(self, x: Value, attrs: dict[str, Any]) -> Node:
-        """Apply the op to what the user gave."""
+        """Apply the op, with these attributes, to the caller's operand."""
         x = as_node(x, where=self.name)
         return self.node((cast(x, float_of(x.dtype)),), attrs)
 
@@ -95,14 +123,14 @@ class Activation(Op):
         return inputs[0]
 
     def compute(self, x: Array, **attrs: Any) -> Array:
-        """The function in NumPy, in the operand's dtype."""
+        """Compute the function in NumPy, in the dtype of the operand."""
         raise NotImplementedError(self.name)
 
     def reference(self, x: Array, **attrs: Any) -> Array:
         return narrow(self.compute(widen(x), **attrs), x.dtype)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        """The attributes of the samples."""
+        """Return the attributes of the samples."""
         return ({},)
 
     def samples(self) -> Iterable[Sample]:
@@ -115,9 +143,24 @@ class Activation(Op):
 
 
 class Softplus(Activation):
-    """log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)).
+    """Return log(1 + exp(x)), without overflow.
 
-    Dugas et al., "Incorporating second-order functional knowledge" (NIPS 2000), equation 3.
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    It is computed as max(x, 0) + log1p(exp(-abs(x))). Dugas et al., "Incorporating second-order
+    functional knowledge" (NIPS 2000), equation 3.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.softplus)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([0.3133, 0.6931, 1.3133])
     """
 
     name = "softplus"
@@ -137,9 +180,23 @@ softplus: Final[Softplus] = register(Softplus())
 
 
 class Silu(Activation):
-    """x * sigmoid(x), also called swish.
+    """Return x * sigmoid(x), which is also called swish.
 
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Notes
+    -----
     Elfwing, Uchibe and Doya 2018 (arXiv:1702.03118), equation 3.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.silu)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([-0.2689,  0.    ,  0.7311])
     """
 
     name = "silu"
@@ -161,7 +218,7 @@ silu: Final[Silu] = register(Silu())
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 TANH_SATURATES: Final = 16.0
-"""At no smaller magnitude of its operand has gelu's tanh a slope, in any dtype: it is 1 or -1."""
+"""The magnitude of x from which gelu's tanh is 1 or -1 in every dtype, so that its slope is 0."""
 
 
 def _tanh_operand(x: Any) -> Any:
@@ -169,10 +226,34 @@ def _tanh_operand(x: Any) -> Any:
 
 
 class Gelu(Activation):
-    """gelu(x, approximate="none"): x times the normal distribution function of x.
+    """Return x times the standard normal distribution function of x.
 
-    With approximate="tanh", 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))). Both are of
-    Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2. Attrs: approximate.
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+    approximate
+        "none" (the default) for the exact function, or "tanh" for an approximation.
+
+    Raises
+    ------
+    ValueError
+        `approximate` is neither "none" nor "tanh".
+
+    Notes
+    -----
+    The formulas of "none" and of "tanh" are those of Hendrycks and Gimpel 2016 (arXiv:1606.08415),
+    section 2:
+
+        0.5 * x * (1 + erf(x / sqrt(2)))
+        0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.gelu)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([-0.1587,  0.    ,  0.8413])
     """
 
     name = "gelu"
@@ -203,11 +284,11 @@ class Gelu(Activation):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         if node.attrs["approximate"] == "tanh":
-            # The slope of tanh is 0 beyond, where the square of x might overflow.
-            near = clipped(x, TANH_SATURATES)
-            t = tanh(_tanh_operand(near))
-            slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * square(near))
-            return (dy * (0.5 * (1 + t) + 0.5 * near * ((1 - t * t) * slope)),)
+            # Beyond the bound the slope of tanh is 0, and the square of x may overflow.
+            bounded = clipped(x, TANH_SATURATES)
+            t = tanh(_tanh_operand(bounded))
+            slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * square(bounded))
+            return (dy * (0.5 * (1 + t) + 0.5 * bounded * ((1 - t * t) * slope)),)
         density = exp(-0.5 * square(x)) * (1 / math.sqrt(2 * math.pi))
         return (dy * (0.5 * (1 + erf(x * math.sqrt(0.5))) + x * density),)
 
@@ -221,22 +302,26 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
     op.lower(**attrs)[0]: (op, attrs)
     for op, attrs in ((relu, {}), (silu, {}), *((gelu, a) for a in gelu.attributes()))
 }
-"""What a heavy op may apply to its result, by the name that its kernel knows: op and attributes."""
+"""The post-operations that a heavy op may apply to its result: the op and its attributes.
+
+The key is the name that the kernel of the heavy op knows.
+"""
 
 
 ADDED: Final = "add"
-"""Among what a heavy op applies: its last operand, of the result's type, is added."""
+"""The post-operation that adds the last operand, which has the type of the result."""
 
 
 def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
-    """A heavy op's own operands, and what it adds behind, or None."""
+    """Split the operands of a heavy op into its own and the operand to add, or None."""
     return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
 
 
 def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
-    """The adjoint of a heavy op's result before its `post`, and that of what is added, if any.
+    """Return the adjoint of a heavy op's result before its post-operations.
 
-    What stands between is computed again.
+    The second value is a list with the adjoint of the added operand, or an empty list. The values
+    between the post-operations are computed again.
     """
     posts: tuple[str, ...] = node.attrs.get("post", ())
     if not posts:
@@ -246,19 +331,19 @@ def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
     for name in posts:
         op, attrs = POSTS.get(name, (None, {}))
         values.append(op.node((values[-1],), attrs) if op else values[-1] + added)
-    of_added: list[Node] = []
+    added_adjoints: list[Node] = []
     for name, value in zip(posts[::-1], values[:0:-1], strict=True):
         if name == ADDED:
-            of_added = [dy]
+            added_adjoints = [dy]
             continue
         (slope,) = value.op.grad(value, dy)
         assert slope is not None
         dy = slope
-    return dy, of_added
+    return dy, added_adjoints
 
 
 def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
-    """What these make of a value in turn."""
+    """Apply these post-operations to x one after the other, in NumPy."""
     for name in posts:
         op, attrs = POSTS.get(name, (None, {}))
         x = np.asarray(op.reference(x, **attrs) if op else x + added)
@@ -266,15 +351,33 @@ def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None)
 
 
 def clipped(x: Node, bound: float) -> Node:
-    """Between -bound and bound."""
+    """Return x, limited to [-bound, bound]."""
     return minimum(maximum(x, -bound), bound)
 
 
 class LeakyRelu(Activation):
-    """leaky_relu(x, negative_slope=0.01): x where it is positive, else negative_slope * x.
+    """Return x where it is positive, and negative_slope * x elsewhere.
 
+    The gradient at 0 is negative_slope.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+    negative_slope
+        The slope for negative x, a Python float.
+
+    Notes
+    -----
     Maas, Hannun and Ng, "Rectifier nonlinearities improve neural network acoustic models" (2013),
-    equation 2. Its gradient at 0 is negative_slope. Attrs: negative_slope.
+    equation 2.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.leaky_relu(x))(np.array([-1.0, 0.0, 1.0]))
+        array([-0.01,  0.  ,  1.  ])
     """
 
     name = "leaky_relu"
@@ -301,9 +404,25 @@ leaky_relu: Final[LeakyRelu] = register(LeakyRelu())
 
 
 class Elu(Activation):
-    """elu(x, alpha=1.0): x where it is positive, else alpha * (exp(x) - 1); attrs: alpha.
+    """Return x where it is positive, and alpha * (exp(x) - 1) elsewhere.
 
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+    alpha
+        The negative of the limit for x to minus infinity, a Python float.
+
+    Notes
+    -----
     Clevert, Unterthiner and Hochreiter 2016 (arXiv:1511.07289), equation 14.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.elu(x))(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([-0.6321,  0.    ,  1.    ])
     """
 
     name = "elu"
@@ -334,7 +453,22 @@ def _inside(x: Node) -> Node:
 
 
 class Hardsigmoid(Activation):
-    """min(max(x + 3, 0), 6) / 6: the gate of hardswish. Its gradient at -3 and at 3 is 0."""
+    """Return min(max(x + 3, 0), 6) / 6, the gate of hardswish.
+
+    The gradient at -3 and at 3 is 0.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.hardsigmoid)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([0.3333, 0.5   , 0.6667])
+    """
 
     name = "hardsigmoid"
     smooth = False
@@ -354,9 +488,25 @@ hardsigmoid: Final[Hardsigmoid] = register(Hardsigmoid())
 
 
 class Hardswish(Activation):
-    """x * min(max(x + 3, 0), 6) / 6.
+    """Return x * min(max(x + 3, 0), 6) / 6.
 
-    Howard et al. 2019 (arXiv:1905.02244), section 5.2. Its gradient at -3 is 0, at 3 it is 1.
+    The gradient at -3 is 0, and at 3 it is 1.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    Howard et al. 2019 (arXiv:1905.02244), section 5.2.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.hardswish)(np.array([-1.0, 0.0, 1.0])).round(4)
+        array([-0.3333,  0.    ,  0.6667])
     """
 
     name = "hardswish"

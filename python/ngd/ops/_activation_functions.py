@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further activations of neural networks, made of other ops, as torch.nn.functional has them."""
+"""More activation functions, composed of other ops, as in torch.nn.functional."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ SELU_SCALE: Final = 1.0507009873554805
 
 @public
 def glu(x: Value, axis: int = -1) -> Node:
-    """Return the first half of an axis times sigmoid of the second half.
-
-    Dauphin et al. 2016 (arXiv:1612.08083), equation 1.
+    """Return the first half of an axis times the sigmoid of the second half: a gated linear unit.
 
     Parameters
     ----------
     x
-        Floats.
+        Floats of any shape. Integers become floats.
     axis
-        The axis, of an even extent.
+        The axis, with an even extent. The result has half of it.
 
     Raises
     ------
     ShapeError
-        The extent is odd.
+        The extent of the axis is odd.
+
+    Notes
+    -----
+    Dauphin et al. 2016 (arXiv:1612.08083), equation 1.
 
     Examples
     --------
@@ -71,8 +73,8 @@ def glu(x: Value, axis: int = -1) -> Node:
             f"glu: expected an even extent of axis {axis}; got {node.type}. Choose another axis, "
             "or pad it."
         )
-    wide, dtype = widened("glu", node)
-    first, second = split(wide, 2, along)
+    operand, dtype = widened("glu", node)
+    first, second = split(operand, 2, along)
     return cast(first * sigmoid(second), dtype)
 
 
@@ -80,12 +82,14 @@ def glu(x: Value, axis: int = -1) -> Node:
 def mish(x: Value) -> Node:
     """Return x * tanh(softplus(x)).
 
-    Misra 2019 (arXiv:1908.08681), equation 1.
-
     Parameters
     ----------
     x
-        Floats of any shape.
+        Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    Misra 2019 (arXiv:1908.08681), equation 1.
 
     Examples
     --------
@@ -94,28 +98,30 @@ def mish(x: Value) -> Node:
         >>> ngd.function(ops.mish)(np.array([-1.0, 0.0, 1.0]))
         array([-0.3034,  0.    ,  0.8651])
     """
-    wide, dtype = widened("mish", x)
-    return cast(wide * tanh(softplus(wide)), dtype)
+    operand, dtype = widened("mish", x)
+    return cast(operand * tanh(softplus(operand)), dtype)
 
 
 @public
 def prelu(x: Value, weight: Value) -> Node:
-    """Return x where it is positive, else weight * x.
-
-    He et al. 2015 (arXiv:1502.01852), equation 1.
+    """Return x where it is positive, and weight * x elsewhere.
 
     Parameters
     ----------
     x
-        Floats [N, C, ...], or of any shape for one weight.
+        Numbers [N, C, ...], or of any shape for one weight.
     weight
-        The slope for negative x: one number, or [C], one per channel, which is axis 1 of x (axis 0
-        if x has one axis).
+        The slope for negative x: one number, or [C], one per channel. The channels are axis 1 of x,
+        or axis 0 if x has one axis. It is cast to the dtype of x.
 
     Raises
     ------
     ShapeError
-        The number of weights is neither 1 nor that of the channels.
+        The number of weights is neither 1 nor the number of channels.
+
+    Notes
+    -----
+    He et al. 2015 (arXiv:1502.01852), equation 1.
 
     Examples
     --------
@@ -140,14 +146,16 @@ def prelu(x: Value, weight: Value) -> Node:
 
 @public
 def selu(x: Value) -> Node:
-    """Return scale * x where x is positive, else scale * alpha * (exp(x) - 1).
-
-    Klambauer et al. 2017 (arXiv:1706.02515), equation 2, with alpha = 1.6733 and scale = 1.0507.
+    """Return scale * x where x is positive, and scale * alpha * (exp(x) - 1) elsewhere.
 
     Parameters
     ----------
     x
-        Floats of any shape.
+        Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    Klambauer et al. 2017 (arXiv:1706.02515), equation 2, with alpha = 1.6733 and scale = 1.0507.
 
     Examples
     --------
@@ -156,9 +164,9 @@ def selu(x: Value) -> Node:
         >>> ngd.function(ops.selu)(np.array([-1.0, 0.0, 1.0]))
         array([-1.1113,  0.    ,  1.0507])
     """
-    wide, dtype = widened("selu", x)
-    negative = SELU_ALPHA * expm1(minimum(wide, 0))
-    return cast(SELU_SCALE * where(wide > 0, wide, negative), dtype)
+    operand, dtype = widened("selu", x)
+    negative = SELU_ALPHA * expm1(minimum(operand, 0))
+    return cast(SELU_SCALE * where(operand > 0, operand, negative), dtype)
 
 
 @public
@@ -168,7 +176,7 @@ def softsign(x: Value) -> Node:
     Parameters
     ----------
     x
-        Floats of any shape.
+        Floats of any shape. Integers become floats.
 
     Examples
     --------
@@ -177,9 +185,9 @@ def softsign(x: Value) -> Node:
         >>> ngd.function(ops.softsign)(np.array([-1.0, 0.0, 3.0]))
         array([-0.5 ,  0.  ,  0.75])
     """
-    wide, dtype = widened("softsign", x)
-    size = where(wide < 0, -wide, wide)  # its gradient at 0 is that of x
-    return cast(wide / (1 + size), dtype)
+    operand, dtype = widened("softsign", x)
+    size = where(operand < 0, -operand, operand)  # at 0 its gradient is 1, and that of abs is 0
+    return cast(operand / (1 + size), dtype)
 
 
 @public
@@ -189,7 +197,7 @@ def logsigmoid(x: Value) -> Node:
     Parameters
     ----------
     x
-        Floats of any shape.
+        Floats of any shape. Integers become floats.
 
     Examples
     --------
@@ -198,13 +206,15 @@ def logsigmoid(x: Value) -> Node:
         >>> ngd.function(ops.logsigmoid)(np.array([-1000.0, 0.0]))
         array([-1000.    ,    -0.6931])
     """
-    wide, dtype = widened("logsigmoid", x)
-    return cast(-softplus(-wide), dtype)
+    operand, dtype = widened("logsigmoid", x)
+    return cast(-softplus(-operand), dtype)
 
 
 @public
 def hardtanh(x: Value, min: float = -1.0, max: float = 1.0) -> Node:
-    """Return x, clipped to [min, max].
+    """Limit each element of x to [min, max].
+
+    The gradient of an element on a bound goes to x.
 
     Parameters
     ----------
@@ -225,14 +235,14 @@ def hardtanh(x: Value, min: float = -1.0, max: float = 1.0) -> Node:
 
 @public
 def softmin(x: Value, axis: int = -1) -> Node:
-    """Return softmax(-x).
+    """Return softmax(-x) along an axis.
 
     Parameters
     ----------
     x
-        Floats with at least one element along the axis.
+        Floats with at least one element along the axis. Integers become floats.
     axis
-        The axis that sums to 1.
+        The axis along which the result sums to 1.
 
     Examples
     --------
@@ -254,9 +264,7 @@ def gumbel_softmax(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Return softmax of (logits + Gumbel noise) / tau: a differentiable draw of classes.
-
-    Jang et al. 2016 (arXiv:1611.01144), equation 2.
+    """Return softmax((logits + Gumbel noise) / tau), a differentiable random draw of a class.
 
     Parameters
     ----------
@@ -265,16 +273,20 @@ def gumbel_softmax(
     tau
         The temperature, > 0.
     hard
-        If True, the result is one-hot; its gradient is that of the softmax.
+        If True, the result is one-hot, and its gradient is that of the softmax.
     axis
         The axis of the classes.
     seed, offset
-        As in ops.random_uniform.
+        The seed and the offset of the noise, as in ops.random_uniform.
 
     Raises
     ------
     ValueError
-        tau is not positive.
+        `tau` is not positive.
+
+    Notes
+    -----
+    Jang et al. 2016 (arXiv:1611.01144), equation 2.
 
     Examples
     --------
@@ -285,11 +297,11 @@ def gumbel_softmax(
     """
     if not tau > 0:
         raise ValueError(f"gumbel_softmax: expected tau > 0; got {tau}")
-    wide, dtype = widened("gumbel_softmax", logits)
-    along = as_axis("gumbel_softmax", axis, wide.ndim, wide.type)
-    noise = gumbel(wide.shape, wide.dtype, seed=seed, offset=offset)
-    soft = softmax((wide + noise) * (1 / tau), along)
+    operand, dtype = widened("gumbel_softmax", logits)
+    along = as_axis("gumbel_softmax", axis, operand.ndim, operand.type)
+    noise = gumbel(operand.shape, operand.dtype, seed=seed, offset=offset)
+    soft = softmax((operand + noise) * (1 / tau), along)
     if hard:
-        chosen = one_hot(argmax(soft, along), wide.shape[along], wide.dtype)
+        chosen = one_hot(argmax(soft, along), operand.shape[along], operand.dtype)
         soft = stop_gradient(moveaxis(chosen, -1, along) - soft) + soft
     return cast(soft, dtype)

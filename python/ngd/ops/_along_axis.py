@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices that each line along an axis has of its own."""
+"""take_along_axis and its adjoint: each line along the axis has indices of its own."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from ._shape import broadcast_to, moved
 __all__ = ["take_along_axis"]
 
 
-def _beside(shape: Shape, axis: int, extent: int) -> Shape:
+def _with_extent(shape: Shape, axis: int, extent: int) -> Shape:
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _expect(where: str, x: Type, indices: Type, axis: int) -> None:
     expect_dtype(where, (indices,), INDICES)
     same_rank = len(x.shape) == len(indices.shape) > axis
-    if not same_rank or _beside(x.shape, axis, 0) != _beside(indices.shape, axis, 0):
+    if not same_rank or _with_extent(x.shape, axis, 0) != _with_extent(indices.shape, axis, 0):
         raise ShapeError(
             f"{where}: expected indices of the tensor's shape but for axis {axis}; got "
             f"{got(x, indices)}. Reshape or broadcast the indices."
@@ -53,14 +53,44 @@ _CASES: Final[tuple[tuple[Shape, Shape, int], ...]] = (
     ((2, 3, 5), (2, 4, 5), 1),
     ((2, 3), (0, 3), 0),
 )
-"""Tensor, indices, axis."""
+"""The cases of the samples: shape of the array, shape of the indices, axis."""
 
 
 class TakeAlongAxis(Op):
-    """take_along_axis(x, indices, axis): numpy.take_along_axis; attrs: axis.
+    """Return the elements at the indices along an axis, as numpy.take_along_axis.
 
-    Negative indices count from the end. One out of range is an OutOfRangeError, an IndexError and a
-    ValueError, when the step runs.
+    Each line along the axis has its own indices. ops.take uses the same indices for all lines.
+
+    Parameters
+    ----------
+    x
+        An array of any dtype.
+    indices
+        Integers, with the same number of axes as x. Negative indices count from the end. The other
+        axes of x and of the indices broadcast.
+    axis
+        The axis of x that the indices refer to.
+
+    Returns
+    -------
+    Node
+        An array of the dtype of x. Its extent along the axis is that of the indices.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[10, 20, 30], [40, 50, 60]])
+        >>> ngd.function(lambda x: ops.take_along_axis(x, [[2], [0]], axis=1))(x)
+        array([[30],
+               [40]])
     """
 
     name = "take_along_axis"
@@ -76,10 +106,10 @@ class TakeAlongAxis(Op):
                 f"{self.name}: expected as many axes in both; got {types}. Reshape the indices."
             )
         along = as_axis(self.name, axis, x.ndim, x.type)
-        one = _beside(x.shape, along, 1), _beside(chosen.shape, along, 1)
-        common = broadcast_shapes(self.name, *one)
-        x = broadcast_to(x, _beside(common, along, x.shape[along]))
-        chosen = broadcast_to(chosen, _beside(common, along, chosen.shape[along]))
+        unit_shapes = _with_extent(x.shape, along, 1), _with_extent(chosen.shape, along, 1)
+        common = broadcast_shapes(self.name, *unit_shapes)
+        x = broadcast_to(x, _with_extent(common, along, x.shape[along]))
+        chosen = broadcast_to(chosen, _with_extent(common, along, chosen.shape[along]))
         return self.node((x, chosen), {"axis": along})
 
     def infer(self, x: Type, indices: Type, *, axis: int) -> Type:
@@ -106,10 +136,10 @@ take_along_axis: Final[TakeAlongAxis] = register(TakeAlongAxis())
 
 
 class AddAlongAxis(Op):
-    """add_along_axis(updates, indices, axis, size): the adjoint of take_along_axis.
+    """The adjoint of take_along_axis: zeros to which updates are added at the indices.
 
-    Zeros, with the updates added where take_along_axis reads. Two-byte floats are accumulated in
-    float32 and rounded once. Attrs: axis, size; caller as take has it.
+    16-bit floats are accumulated in float32 and rounded once. Attrs: axis; size, the extent of the
+    result along the axis; caller, the public op that error messages name.
     """
 
     name = "add_along_axis"
@@ -131,7 +161,7 @@ class AddAlongAxis(Op):
                 f"{self.name}: expected an index an update; got {got(updates, indices)}. Reshape "
                 "the indices to the shape of the updates."
             )
-        return Type(updates.dtype, _beside(updates.shape, axis, size))
+        return Type(updates.dtype, _with_extent(updates.shape, axis, size))
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
         attrs = {**node.attrs, "axis": axes[node.attrs["axis"]]}
@@ -144,7 +174,7 @@ class AddAlongAxis(Op):
         self, updates: Array, indices: Array, *, axis: int, size: int, caller: str | None = None
     ) -> Array:
         chosen = check_indices(caller or self.name, indices, size)
-        total = np.zeros(_beside(updates.shape, axis, size), widen(updates).dtype)
+        total = np.zeros(_with_extent(updates.shape, axis, size), widen(updates).dtype)
         index: list[Array] = list(np.indices(updates.shape, sparse=True))
         index[axis] = chosen
         np.add.at(total, tuple(index), widen(updates))

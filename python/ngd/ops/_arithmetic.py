@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise arithmetic and roundings."""
+"""Elementwise arithmetic and rounding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Rounding(Unary):
-    """A step function: its gradient is zero. Integers are their own result."""
+    """A rounding to integers. Its gradient is zero, and integers are returned unchanged."""
 
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=False)
@@ -57,7 +57,20 @@ class Rounding(Unary):
 
 
 class Add(Binary):
-    """a + b."""
+    """Return a + b, element by element.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.add)(np.array([1.0, 2.0]), np.array([10.0, 20.0]))
+        array([11., 22.])
+    """
 
     name = "add"
     fusion = Fusion(is_addition=True)
@@ -72,7 +85,20 @@ add: Final[Add] = register(Add())
 
 
 class Subtract(Binary):
-    """a - b."""
+    """Return a - b, element by element.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.subtract)(np.array([1.0, 2.0]), np.array([10.0, 20.0]))
+        array([ -9., -18.])
+    """
 
     name = "subtract"
     numerics = Numerics(needs_float32_gradient=False)
@@ -86,7 +112,20 @@ subtract: Final[Subtract] = register(Subtract())
 
 
 class Multiply(Binary):
-    """a * b."""
+    """Return a * b, element by element.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.multiply)(np.array([1.0, 2.0]), np.array([10.0, 20.0]))
+        array([10., 40.])
+    """
 
     name = "multiply"
     fusion = Fusion(is_multiplication=True)
@@ -107,7 +146,20 @@ multiply: Final[Multiply] = register(Multiply())
 
 
 class Divide(Binary):
-    """a / b in floats: integers become float64 first."""
+    """Return a / b in floats, element by element.
+
+    Parameters
+    ----------
+    a, b
+        Numbers or bools that broadcast. They are promoted to one dtype. Integers become float64.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.divide)(np.array([1, 7]), np.array([2, 2]))
+        array([0.5, 3.5])
+    """
 
     name = "divide"
     dtypes = FLOATS
@@ -133,7 +185,22 @@ divide: Final[Divide] = register(Divide())
 
 
 class FloorDivide(Binary):
-    """The floor of a / b, as NumPy: an integer divided by zero is 0. Its gradient is zero."""
+    """Return the largest integer that is not greater than a / b, as numpy.floor_divide.
+
+    An integer divided by zero is 0. The gradient is zero.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.floor_divide)(np.array([7, -7, 7]), np.array([2, 2, 0]))
+        array([ 3, -4,  0])
+    """
 
     name = "floor_divide"
     compute = np.floor_divide
@@ -148,7 +215,22 @@ floor_divide: Final[FloorDivide] = register(FloorDivide())
 
 
 class Remainder(Binary):
-    """a - floor_divide(a, b) * b, with the sign of b, as NumPy: an integer modulo zero is 0."""
+    """Return a - floor_divide(a, b) * b, which has the sign of b, as numpy.remainder.
+
+    An integer modulo zero is 0.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.remainder)(np.array([7, -7, 7]), np.array([3, 3, 0]))
+        array([1, 2, 0])
+    """
 
     name = "remainder"
     compute = np.remainder
@@ -164,7 +246,22 @@ remainder: Final[Remainder] = register(Remainder())
 
 
 class Maximum(Binary):
-    """The larger of a and b; NaN propagates. Equal operands get half of the gradient each."""
+    """Return the larger of a and b, element by element.
+
+    NaN propagates. Equal operands get half of the gradient each.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.maximum)(np.array([1.0, 5.0]), np.array([3.0, 2.0]))
+        array([3., 5.])
+    """
 
     name = "maximum"
     compute = np.maximum
@@ -180,7 +277,22 @@ maximum: Final[Maximum] = register(Maximum())
 
 
 class Minimum(Binary):
-    """The smaller of a and b; NaN propagates. Equal operands get half of the gradient each."""
+    """Return the smaller of a and b, element by element.
+
+    NaN propagates. Equal operands get half of the gradient each.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.minimum)(np.array([1.0, 5.0]), np.array([3.0, 2.0]))
+        array([1., 2.])
+    """
 
     name = "minimum"
     compute = np.minimum
@@ -196,7 +308,7 @@ minimum: Final[Minimum] = register(Minimum())
 
 
 def ends_of(dtype: DType) -> tuple[float, float]:
-    """The values of a dtype that nothing is below and above."""
+    """Return the smallest and the largest value of a dtype, infinities included."""
     if is_float(dtype):
         return -math.inf, math.inf
     limits = np.iinfo(dtype)
@@ -204,9 +316,25 @@ def ends_of(dtype: DType) -> tuple[float, float]:
 
 
 class Clip(Binary):
-    """clip(x, min=None, max=None): minimum(maximum(x, min), max), where a bound may be left out.
+    """Limit each element to [min, max]: minimum(maximum(x, min), max).
 
-    A bound takes the gradient where it is the result and x is not; x takes it on its bounds.
+    An element on a bound passes its gradient to x. If a bound replaces an element, the bound gets
+    the gradient.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+    min, max
+        The bounds, numbers that broadcast with x. None means no bound. If min > max, the result is
+        max.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.clip(x, 0.0, 2.0))(np.array([-1.0, 1.0, 3.0]))
+        array([0., 1., 2.])
     """
 
     name = "clip"
@@ -216,8 +344,8 @@ class Clip(Binary):
     compute = staticmethod(lambda x, low, high: np.minimum(np.maximum(x, low), high))
 
     def __call__(self, x: Value, min: Value | None = None, max: Value | None = None) -> Node:
-        given = [bound for bound in (min, max) if bound is not None]
-        node, *bounds = align(self.name, as_node(x, where=self.name), *given)
+        given_bounds = [bound for bound in (min, max) if bound is not None]
+        node, *bounds = align(self.name, as_node(x, where=self.name), *given_bounds)
         lowest, largest = (constant_node(end, node.dtype) for end in ends_of(node.dtype))
         low = lowest if min is None else bounds[0]
         return self.node((node, low, largest if max is None else bounds[-1]))
@@ -241,7 +369,20 @@ clip: Final[Clip] = register(Clip())
 
 
 class Negative(Unary):
-    """-x."""
+    """Return -x, element by element.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.negative)(np.array([-2.0, 3.0]))
+        array([ 2., -3.])
+    """
 
     name = "negative"
     numerics = Numerics(needs_float32_gradient=False)
@@ -259,7 +400,20 @@ negative: Final[Negative] = register(Negative())
 
 
 class Abs(Unary):
-    """|x|; its gradient at 0 is 0."""
+    """Return the absolute value of each element. The gradient at 0 is 0.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.abs)(np.array([-2.0, 3.0]))
+        array([2., 3.])
+    """
 
     name = "abs"
     numerics = Numerics(needs_float32_gradient=False)
@@ -275,7 +429,20 @@ abs: Final[Abs] = register(Abs())
 
 
 class Sign(Unary):
-    """-1, 0 or 1; NaN stays. Its gradient is zero."""
+    """Return -1, 0 or 1 for each element. NaN stays NaN, and the gradient is zero.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sign)(np.array([-2.0, 0.0, 3.0]))
+        array([-1.,  0.,  1.])
+    """
 
     name = "sign"
     numerics = Numerics(needs_float32_gradient=False)
@@ -291,7 +458,20 @@ sign: Final[Sign] = register(Sign())
 
 
 class Square(Unary):
-    """x * x."""
+    """Return x * x, element by element.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.square)(np.array([-2.0, 3.0]))
+        array([4., 9.])
+    """
 
     name = "square"
     compute = np.square
@@ -304,7 +484,20 @@ square: Final[Square] = register(Square())
 
 
 class Reciprocal(Unary):
-    """1 / x."""
+    """Return 1 / x, element by element.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.reciprocal)(np.array([1.0, 4.0]))
+        array([1.  , 0.25])
+    """
 
     name = "reciprocal"
     dtypes = FLOATS
@@ -319,7 +512,20 @@ reciprocal: Final[Reciprocal] = register(Reciprocal())
 
 
 class Floor(Rounding):
-    """The largest whole number <= x."""
+    """Return the largest integer that is not greater than each element. The gradient is zero.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. The result has their dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.floor)(np.array([-1.5, 0.4, 2.5]))
+        array([-2.,  0.,  2.])
+    """
 
     name = "floor"
     compute = np.floor
@@ -329,7 +535,20 @@ floor: Final[Floor] = register(Floor())
 
 
 class Ceil(Rounding):
-    """The smallest whole number >= x."""
+    """Return the smallest integer that is not less than each element. The gradient is zero.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. The result has their dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.ceil)(np.array([-1.5, 0.4, 2.5]))
+        array([-1.,  1.,  3.])
+    """
 
     name = "ceil"
     compute = np.ceil
@@ -339,7 +558,20 @@ ceil: Final[Ceil] = register(Ceil())
 
 
 class Round(Rounding):
-    """The nearest whole number, halves to the even one."""
+    """Round each element to the nearest integer, and halves to the even one. The gradient is zero.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. The result has their dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.round)(np.array([-1.5, 0.4, 2.5]))
+        array([-2.,  0.,  2.])
+    """
 
     name = "round"
     compute = np.rint

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: the value and its gradient are an op each, whose kernels store no scores."""
+"""Scaled dot-product attention.
+
+The value (`attend`) and its gradient (`attend_grad`) are one op each. Their kernels compute the
+scores block by block and do not store them. In the shapes below, L is the number of queries of a
+head, S the number of keys, E the extent of a query and of a key, and V the extent of a value.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,8 @@ from ._transcendental import exp, log
 
 __all__ = ["attention"]
 
-_WIDE: Final = (float32, float64)
+_COMPUTE_DTYPES: Final = (float32, float64)
+"""The dtypes that the kernels compute in."""
 _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
     ((1, 3, 4), (1, 5, 4), (1, 5, 2), None, False),
     ((4, 3, 2), (2, 3, 2), (2, 3, 5), (3, 3), True),
@@ -38,11 +44,11 @@ _SAMPLES: Final[tuple[tuple[Shape, Shape, Shape, Shape | None, bool], ...]] = (
     ((0, 2, 3, 4), (0, 2, 3, 4), (0, 2, 3, 4), None, False),
     ((2, 0, 4), (2, 3, 4), (2, 3, 4), None, False),
 )
-"""Shapes of query, key, value and mask; and whether they are causal."""
+"""The cases of the samples: shapes of query, key, value and mask, and True for causal ones."""
 
 
 def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
-    """The shape of the scores, [..., heads, L, S], of operands that fit."""
+    """Return the shape of the scores, [..., heads, L, S], or raise a ShapeError."""
     fits = len(q.shape) == len(k.shape) == len(v.shape) and len(q.shape) >= 3
     fits = fits and q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1]
     if not fits or q.shape[:-3] != k.shape[:-3]:
@@ -61,21 +67,21 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     return (*q.shape[:-1], k.shape[-2])
 
 
-def _pairs(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
-    """How many scores there are, a mask aside."""
-    q, k, _ = (_swapped(x.shape) if heads_last else x.shape for x in operands[:3])
-    places, keys = q[-2], k[-2]
-    pairs = places * keys
+def _num_scores(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
+    """Return the number of scores that `causal` leaves. A mask does not change it."""
+    q, k, _ = (_swap_shape(x.shape) if heads_last else x.shape for x in operands[:3])
+    num_queries, num_keys = q[-2], k[-2]
+    num_scores = num_queries * num_keys
     if causal:
-        corner = builtins.min(places, keys)
-        pairs = corner * (corner + 1) // 2 + (places - corner) * keys
-    return math.prod(q[:-2]) * pairs
+        corner = builtins.min(num_queries, num_keys)
+        num_scores = corner * (corner + 1) // 2 + (num_queries - corner) * num_keys
+    return math.prod(q[:-2]) * num_scores
 
 
 def _as_mask(mask: Value, dtype: DType) -> Node:
     """Return a mask as a node of bools, or of floats of the scores' dtype.
 
-    An integer mask is refused. Added to the scores, its ones and zeros would mask nothing.
+    An integer mask raises a DTypeError: added to the scores, its ones and zeros would mask nothing.
     """
     node = as_node(mask, where="attention: mask")
     if node.dtype == bool_:
@@ -89,6 +95,7 @@ def _as_mask(mask: Value, dtype: DType) -> Node:
 
 
 def _check_mask(where_: str, mask: Type, scores: Type) -> None:
+    """Raise unless the mask has a valid dtype and broadcasts to the scores."""
     if mask.dtype not in (bool_, scores.dtype):
         raise DTypeError(f"{where_}: expected a mask of bools or of {scores.dtype}; got {mask}")
     if broadcast_shapes(where_, mask.shape, scores.shape) != scores.shape:
@@ -97,12 +104,13 @@ def _check_mask(where_: str, mask: Type, scores: Type) -> None:
         )
 
 
-def _swapped(shape: Shape) -> Shape:
-    """With the heads behind the places; or before them again."""
+def _swap_shape(shape: Shape) -> Shape:
+    """Exchange the heads and the positions in a shape [..., heads, L, E] or [..., L, heads, E]."""
     return (*shape[:-3], shape[-2], shape[-3], shape[-1])
 
 
 def _swap(x: Node) -> Node:
+    """Exchange the axes of the heads and of the positions."""
     return swapaxes(x, -2, -3)
 
 
@@ -110,100 +118,106 @@ def _swap_array(x: Array) -> Array:
     return np.swapaxes(x, -2, -3)
 
 
-def _before(x: Node) -> Node | None:
-    """What was transposed to put these heads before the places; None: something else."""
+def _operand_of_swap(x: Node) -> Node | None:
+    """Return x before the transposition that moved its heads before the positions, else None."""
     axes = tuple(range(x.ndim))
     swapped = x.ndim >= 3 and (*axes[:-3], x.ndim - 2, x.ndim - 3, x.ndim - 1)
     return x.inputs[0] if x.op.layout.is_transpose and x.attrs["axes"] == swapped else None
 
 
-def _grouped(x: Node, groups: int) -> Node:
-    """Part the heads into groups: [..., groups, heads / groups, places, extent]."""
+def _group_heads(x: Node, groups: int) -> Node:
+    """Split the heads into groups: [..., groups, heads / groups, positions, extent]."""
     heads = x.shape[-3] // groups
     return reshape(x, (*x.shape[:-3], groups, heads, *x.shape[-2:]))
 
 
-def _products(a: Node, b: Node, groups: int) -> Node:
-    """Multiply the heads of a with those of b, transposed: [..., heads, L, S]."""
-    made = matmul(_grouped(a, groups), swapaxes(_grouped(b, groups), -1, -2))
-    return reshape(made, (*a.shape[:-1], b.shape[-2]))
+def _matmul_by_head(a: Node, b: Node, groups: int) -> Node:
+    """Multiply each head of a by the transposed head of b: [..., heads, L, S]."""
+    scores = matmul(_group_heads(a, groups), swapaxes(_group_heads(b, groups), -1, -2))
+    return reshape(scores, (*a.shape[:-1], b.shape[-2]))
 
 
-def _seen(
+def _masked_scores(
     q: Node, k: Node, mask: Node | None, causal: bool, scale: float
 ) -> tuple[Node, Node | None]:
-    """The scores, -inf where a key is not seen, and which are seen; None: all."""
-    scores = _products(q * scale, k, k.shape[-3])
+    """Return the scores and a mask that is True where a query attends to a key.
+
+    The other scores are -inf. The mask is None if each query attends to all keys.
+    """
+    scores = _matmul_by_head(q * scale, k, k.shape[-3])
     allowed: Node | None = None
     if mask is not None:
         allowed = mask if mask.dtype == bool_ else not_equal(mask, -math.inf)
         scores = scores if mask.dtype == bool_ else scores + mask
     if causal:
-        earlier = tri(*scores.shape[-2:])
-        allowed = earlier if allowed is None else logical_and(allowed, earlier)
+        causal_mask = tri(*scores.shape[-2:])
+        allowed = causal_mask if allowed is None else logical_and(allowed, causal_mask)
     return (scores if allowed is None else where(allowed, scores, -math.inf)), allowed
 
 
-def _seen_array(
+def _masked_scores_array(
     q: Array, k: Array, mask: Sequence[Array], causal: bool, scale: float
 ) -> tuple[Array, Array]:
-    """What `_seen` gives, in NumPy; the keys' heads are repeated."""
+    """Return the results of `_masked_scores` in NumPy, for keys whose heads are repeated."""
     scores = (q * q.dtype.type(scale)) @ np.swapaxes(k, -1, -2)
     allowed = np.ones(scores.shape, bool)
-    for given in mask:
-        allowed = allowed & (given if given.dtype == bool_ else given != -math.inf)
-        scores = scores if given.dtype == bool_ else scores + given
+    for each in mask:
+        allowed = allowed & (each if each.dtype == bool_ else each != -math.inf)
+        scores = scores if each.dtype == bool_ else scores + each
     if causal:
         allowed = allowed & (np.tri(*scores.shape[-2:]) != 0)
     return np.where(allowed, scores, scores.dtype.type(-math.inf)), allowed
 
 
-def _repeated(x: Array, heads: int) -> Array:
+def _repeat_heads(x: Array, heads: int) -> Array:
+    """Repeat each head of the keys or values for all query heads that use it."""
     return np.repeat(x, heads // x.shape[-3], axis=-3)
 
 
 class Attend(Op):
-    """The value of attention, and the logarithm of each query's sum of exponentials.
+    """Attention, with two results: the value, and the logsumexp of the scores of each query.
 
-    Of query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and perhaps a mask; attrs:
-    causal, scale, heads_last. With the last, all of them, the result too, are [..., L, heads, E];
-    the logarithm is [..., heads, L] always. Of a query that sees nothing both results are 0.
+    The operands are query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and at most
+    one mask. Attrs: causal, scale, heads_last. With heads_last, query, key, value and the first
+    result are [..., L, heads, E]. The second result is [..., heads, L] in both cases. Both results
+    are 0 for a query that attends to no key.
     """
 
     name = "attend"
     public = False
-    dtypes = _WIDE
+    dtypes = _COMPUTE_DTYPES
 
     def infer(
         self, q: Type, k: Type, v: Type, *mask: Type, causal: bool, scale: float, heads_last: bool
     ) -> tuple[Type, ...]:
-        dtype = expect_dtype(self.name, (q, k, v), _WIDE)
+        dtype = expect_dtype(self.name, (q, k, v), _COMPUTE_DTYPES)
         if heads_last:
-            q, k, v = (Type(dtype, _swapped(x.shape)) for x in (q, k, v))
+            q, k, v = (Type(dtype, _swap_shape(x.shape)) for x in (q, k, v))
         scores = _scores_shape(self.name, q, k, v)
-        for given in mask:
-            _check_mask(self.name, given, Type(dtype, scores))
+        for each in mask:
+            _check_mask(self.name, each, Type(dtype, scores))
         value = (*scores[:-1], v.shape[-1])
-        return Type(dtype, _swapped(value) if heads_last else value), Type(dtype, scores[:-1])
+        return Type(dtype, _swap_shape(value) if heads_last else value), Type(dtype, scores[:-1])
 
     def expand(
         self, q: Node, k: Node, v: Node, *mask: Node, causal: bool, scale: float, heads_last: bool
     ) -> tuple[Node, ...]:
         if heads_last:
             q, k, v = map(_swap, (q, k, v))
-        seen, allowed = _seen(q, k, mask[0] if mask else None, causal, scale)
-        some = None if allowed is None else any(allowed, -1, keepdims=True)
-        if some is not None:  # of a query that sees nothing all scores are made equal
-            seen = where(some, seen, 0)
-        top = max(seen, -1, keepdims=True)
-        powers = exp(seen - top)
+        masked, allowed = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
+        has_key = None if allowed is None else any(allowed, -1, keepdims=True)
+        if has_key is not None:
+            # Equal scores for a query that attends to no key: exp(-inf + inf) would be NaN.
+            masked = where(has_key, masked, 0)
+        top = max(masked, -1, keepdims=True)
+        powers = exp(masked - top)
         total = sum(powers, -1, keepdims=True)
         weights, logsum = powers / total, top + log(total)
-        if some is not None:
-            weights, logsum = where(some, weights, 0), where(some, logsum, 0)
+        if has_key is not None:
+            weights, logsum = where(has_key, weights, 0), where(has_key, logsum, 0)
         h = k.shape[-3]
-        made = matmul(_grouped(weights, h), _grouped(v, h))
-        value = reshape(made, (*q.shape[:-1], v.shape[-1]))
+        value_by_group = matmul(_group_heads(weights, h), _group_heads(v, h))
+        value = reshape(value_by_group, (*q.shape[:-1], v.shape[-1]))
         return _swap(value) if heads_last else value, reshape(logsum, q.shape[:-1])
 
     def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
@@ -213,16 +227,17 @@ class Attend(Op):
             for d, x in zip(dy, node.results, strict=True)
         )
         operands = (q, k, v, value, logsum, to_value, to_logsum, *mask)
-        slopes = attend_grad.node(operands, node.attrs).results
+        adjoints = attend_grad.node(operands, node.attrs).results
         if not mask or not is_float(mask[0].dtype):
-            return (*slopes, *(None for _ in mask))
-        # As many numbers as scores: it is made of them, where it is asked for.
-        return (*slopes, attend_grad.to_scores(*operands, **node.attrs)[1])
+            return (*adjoints, *(None for _ in mask))
+        # The adjoint of a mask is as large as the scores. Simple ops compute it, and only if a
+        # step needs it.
+        return (*adjoints, attend_grad.to_scores(*operands, **node.attrs)[1])
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Two products, of the scores that are seen as far as the attributes say."""
+        """Return the cost of two matmuls over the scores. A mask does not reduce it."""
         q, _, v, *_ = operands
-        terms = _pairs(operands, **attrs) * (q.shape[-1] + v.shape[-1])
+        terms = _num_scores(operands, **attrs) * (q.shape[-1] + v.shape[-1])
         return Cost.touching(2 * terms, (*operands, *results))
 
     def reference(
@@ -237,22 +252,22 @@ class Attend(Op):
     ) -> tuple[Array, ...]:
         if heads_last:
             q, k, v = map(_swap_array, (q, k, v))
-        k, v = _repeated(k, q.shape[-3]), _repeated(v, q.shape[-3])
-        seen, allowed = _seen_array(q, k, mask, causal, scale)
-        some = allowed.any(-1, keepdims=True)
-        seen = np.where(some, seen, 0)
-        top = seen.max(-1, keepdims=True)
-        powers = np.exp(seen - top)
+        k, v = _repeat_heads(k, q.shape[-3]), _repeat_heads(v, q.shape[-3])
+        masked, allowed = _masked_scores_array(q, k, mask, causal, scale)
+        has_key = allowed.any(-1, keepdims=True)
+        masked = np.where(has_key, masked, 0)
+        top = masked.max(-1, keepdims=True)
+        powers = np.exp(masked - top)
         total = powers.sum(-1, keepdims=True)
-        logsum = np.where(some, top + np.log(total), 0)
-        value = np.asarray(np.where(some, powers / total, 0) @ v)
+        logsum = np.where(has_key, top + np.log(total), 0)
+        value = np.asarray(np.where(has_key, powers / total, 0) @ v)
         return _swap_array(value) if heads_last else value, logsum[..., 0]
 
     def samples(self) -> Iterable[Sample]:
         for number, (q, k, v, mask, causal) in enumerate(_SAMPLES):
-            last = number % 2 == 1
-            attrs = {"causal": causal, "scale": 0.4, "heads_last": last}
-            operands = tuple(Operand(_swapped(x) if last else x) for x in (q, k, v))
+            heads_last = number % 2 == 1
+            attrs = {"causal": causal, "scale": 0.4, "heads_last": heads_last}
+            operands = tuple(Operand(_swap_shape(x) if heads_last else x) for x in (q, k, v))
             if mask is None:
                 yield Sample(operands, attrs)
             else:
@@ -266,14 +281,14 @@ attend: Final[Attend] = register(Attend())
 class AttendGrad(Op):
     """The adjoints of attend's query, key and value.
 
-    Of these, the value, the logarithms of sums, the adjoints of these two, and perhaps a mask.
-    Dao et al. 2022 (arXiv:2205.14135), algorithm 4.
+    The operands are query, key and value, the two results of attend, the adjoints of these results,
+    and at most one mask. Dao et al. 2022 (arXiv:2205.14135), algorithm 4.
     """
 
     name = "attend_grad"
     public = False
     smooth = False
-    dtypes = _WIDE
+    dtypes = _COMPUTE_DTYPES
 
     def infer(
         self,
@@ -287,7 +302,7 @@ class AttendGrad(Op):
         *mask: Type,
         **attrs: Any,
     ) -> tuple[Type, ...]:
-        expect_dtype(self.name, (q, k, v), _WIDE)
+        expect_dtype(self.name, (q, k, v), _COMPUTE_DTYPES)
         results = attend.infer(q, k, v, *mask, **attrs)
         if (y, logsum) != results or (dy, dlogsum) != results:
             raise ShapeError(
@@ -310,24 +325,24 @@ class AttendGrad(Op):
         scale: float,
         heads_last: bool,
     ) -> tuple[Node, Node]:
-        """The weights and the adjoint of the scores, as nodes."""
+        """Return, as nodes, the attention weights and the adjoint of the scores."""
         if heads_last:
             q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
-        seen, _ = _seen(q, k, mask[0] if mask else None, causal, scale)
-        weights = exp(seen - expand_dims(logsum, -1))
+        masked, _ = _masked_scores(q, k, mask[0] if mask else None, causal, scale)
+        weights = exp(masked - expand_dims(logsum, -1))
         delta = expand_dims(sum(dy * y, -1) - dlogsum, -1)
-        return weights, weights * (_products(dy, v, v.shape[-3]) - delta)
+        return weights, weights * (_matmul_by_head(dy, v, v.shape[-3]) - delta)
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Five products: the scores once more, the weights' adjoints, and a result each."""
+        """Return the cost of five matmuls: scores, adjoint of the weights, and one per result."""
         q, _, v, *_ = operands
-        terms = _pairs(operands, **attrs) * (3 * q.shape[-1] + 2 * v.shape[-1])
+        terms = _num_scores(operands, **attrs) * (3 * q.shape[-1] + 2 * v.shape[-1])
         return Cost.touching(2 * terms, (*operands, *results))
 
     def expand(
         self, *operands: Node, causal: bool, scale: float, heads_last: bool
     ) -> tuple[Node, ...]:
-        weights, slopes = self.to_scores(
+        weights, scores_adjoint = self.to_scores(
             *operands, causal=causal, scale=scale, heads_last=heads_last
         )
         q, k, dy = operands[0], operands[1], operands[5]
@@ -336,11 +351,11 @@ class AttendGrad(Op):
         h = k.shape[-3]
 
         def to_keys(left: Node, right: Node) -> Node:
-            made = matmul(swapaxes(_grouped(left, h), -1, -2), _grouped(right, h))
-            return sum(made, -3)
+            by_head = matmul(swapaxes(_group_heads(left, h), -1, -2), _group_heads(right, h))
+            return sum(by_head, -3)
 
-        to_query = reshape(matmul(_grouped(slopes, h), _grouped(k, h)), q.shape)
-        made = (to_query * scale, to_keys(slopes, q) * scale, to_keys(weights, dy))
+        to_query = reshape(matmul(_group_heads(scores_adjoint, h), _group_heads(k, h)), q.shape)
+        made = (to_query * scale, to_keys(scores_adjoint, q) * scale, to_keys(weights, dy))
         return tuple(map(_swap, made)) if heads_last else made
 
     def reference(
@@ -360,8 +375,8 @@ class AttendGrad(Op):
         if heads_last:
             q, k, v, y, dy = map(_swap_array, (q, k, v, y, dy))
         heads, h = q.shape[-3], k.shape[-3]
-        k, v = _repeated(k, heads), _repeated(v, heads)
-        weights = np.exp(_seen_array(q, k, mask, causal, scale)[0] - logsum[..., None])
+        k, v = _repeat_heads(k, heads), _repeat_heads(v, heads)
+        weights = np.exp(_masked_scores_array(q, k, mask, causal, scale)[0] - logsum[..., None])
         delta = ((dy * y).sum(-1) - dlogsum)[..., None]
         slopes = weights * (dy @ np.swapaxes(v, -1, -2) - delta) * q.dtype.type(scale)
 
@@ -378,7 +393,7 @@ class AttendGrad(Op):
             q, k, v, *mask = sample.operands
             y, logsum = (*q.shape[:-1], v.shape[-1]), q.shape[:-1]
             if sample.attrs["heads_last"]:
-                logsum = _swapped(y)[:-1]
+                logsum = _swap_shape(y)[:-1]
             more = (Operand(y), Operand(logsum, 1, 2), Operand(y), Operand(logsum), *mask)
             yield Sample((q, k, v, *more), sample.attrs)
 
@@ -394,21 +409,56 @@ def attention(
     mask: Value | None = None,
     causal: bool = False,
     scale: float | None = None,
-) -> Node:
-    """softmax(query @ key^T * scale) @ value, as torch...scaled_dot_product_attention.
+) -> Node:  # long because each argument is described
+    """Return softmax(query @ key^T * scale) @ value, the scaled dot-product attention.
 
-    query is [..., heads, L, E], key [..., h, S, E], value [..., h, S, V]; h divides heads, and each
-    of the h is used by heads / h queries in turn (enable_gqa). The mask broadcasts to
-    [..., heads, L, S]: of bools, True takes part; floats are added; integers are a DTypeError.
-    With causal, place i of L sees
-    places up to i of S. A query that sees nothing gives 0. The scale is 1 / sqrt(E) by default.
+    The arguments are those of torch.nn.functional.scaled_dot_product_attention. Memory grows
+    linearly with the length of the context.
 
-    Scores are computed block by block and never stored, neither for the value nor for the gradient,
-    which computes them again: memory grows with the context, not with its square. Only the gradient
-    of a mask, and the gradient of a gradient, hold heads * L * S numbers.
+    Parameters
+    ----------
+    query
+        [..., heads, L, E], or [L, E] for one head if key and value have two axes too.
+    key
+        [..., h, S, E], S >= 1, where h divides heads. Each key head serves heads / h consecutive
+        query heads (grouped-query attention, enable_gqa in PyTorch).
+    value
+        [..., h, S, V].
+    mask
+        None, or a mask that broadcasts to [..., heads, L, S]. In a mask of bools, True means that
+        the query attends to the key. Floats are added to the scores.
+    causal
+        If True, query i attends only to keys 0 to i.
+    scale
+        The factor of the scores. The default is 1 / sqrt(E).
 
-    Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2305.13245); Dao
-    et al. 2022 (arXiv:2205.14135).
+    Returns
+    -------
+    Node
+        [..., heads, L, V]. The result is 0 for a query that attends to no key.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    DTypeError
+        The mask consists of integers.
+
+    Notes
+    -----
+    Scores are computed block by block and not stored. The gradient computes them again. Only the
+    gradient of a mask, and the gradient of a gradient, hold heads * L * S numbers.
+
+    Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2305.13245) for
+    grouped queries; Dao et al. 2022 (arXiv:2205.14135) for the computation in blocks.
+
+    Examples
+    --------
+    ::
+
+        >>> query, key, value = np.ones((1, 2, 3, 4)), np.ones((1, 2, 5, 4)), np.ones((1, 2, 5, 6))
+        >>> ngd.function(ops.attention)(query, key, value).shape
+        (1, 2, 3, 6)
     """
     where_ = "attention"
     q, k, v = (cast(x, float_of(x.dtype)) for x in align(where_, query, key, value))
@@ -421,13 +471,15 @@ def attention(
     if q.ndim == k.ndim == v.ndim == 2:
         operands = [expand_dims(x, 0) for x in operands]
     scores = _scores_shape(where_, *(x.type for x in operands))
-    as_stored = [x for x in map(_before, operands) if x is not None]
-    last = len(as_stored) == len(operands)  # the kernel reads them as they lie
-    operands = as_stored if last else operands
+    unswapped = [x for x in map(_operand_of_swap, operands) if x is not None]
+    heads_last = len(unswapped) == len(operands)  # then the kernel reads them without a copy
+    operands = unswapped if heads_last else operands
     if mask is not None:
         node = _as_mask(mask, operands[0].dtype)
         _check_mask(where_, node.type, Type(operands[0].dtype, scores))
         operands.append(node)
-    made = attend.node(operands, {"causal": bool(causal), "scale": factor, "heads_last": last})
-    made = _swap(made) if last else made
-    return cast(reshape(made, (*q.shape[:-1], v.shape[-1])), q.dtype)
+    result = attend.node(
+        operands, {"causal": bool(causal), "scale": factor, "heads_last": heads_last}
+    )
+    result = _swap(result) if heads_last else result
+    return cast(reshape(result, (*q.shape[:-1], v.shape[-1])), q.dtype)

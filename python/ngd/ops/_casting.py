@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The change of dtype: elementwise, and what all other ops promote by."""
+"""Conversion to another dtype. All other ops promote their operands by it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,29 @@ __all__ = ["cast"]
 
 
 class Cast(Op):
-    """cast(x, dtype): the values in another dtype; attrs: dtype.
+    """Return the values in another dtype.
 
-    Integers wrap. A float becomes an integer towards zero; out of range it saturates, and NaN is 0.
-    Anything but zero is True. float64 and integers reach a two-byte float by way of float32.
+    Parameters
+    ----------
+    x
+        An array of any dtype and shape.
+    dtype
+        The dtype of the result, such as "float32" or np.int64.
+
+    Notes
+    -----
+    Integers wrap around. A float becomes an integer by rounding towards zero; a value out of range
+    becomes the nearest limit, and NaN becomes 0. Every value except 0 becomes True. float64 and
+    integers are rounded to float32 first if they become 16-bit floats.
+
+    A gradient is cast back to the dtype of x. No gradient flows to integers or bools.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.cast(x, "int32"))(np.array([1.7, -1.7, np.nan]))
+        array([ 1, -1,  0], dtype=int32)
     """
 
     name = "cast"
@@ -53,12 +72,14 @@ class Cast(Op):
         x = widen(x)
         if is_float(x.dtype) and dtype in INTEGERS:
             limits = np.iinfo(dtype)
-            low, beyond = float(limits.min), float(int(limits.max) + 1)
-            whole = np.trunc(x.astype(float64))
-            inside = (whole >= low) & (whole < beyond)
-            outside = np.where(whole >= beyond, limits.max, limits.min).astype(dtype)
-            kept = np.where(inside, whole, 0).astype(dtype)
-            return np.where(inside, kept, np.where(np.isnan(whole), dtype.type(0), outside))
+            low, upper = float(limits.min), float(int(limits.max) + 1)
+            truncated = np.trunc(x.astype(float64))
+            is_inside = (truncated >= low) & (truncated < upper)
+            outside = np.where(truncated >= upper, limits.max, limits.min).astype(dtype)
+            converted = np.where(is_inside, truncated, 0).astype(dtype)
+            return np.where(
+                is_inside, converted, np.where(np.isnan(truncated), dtype.type(0), outside)
+            )
         return (x.astype(float32) if dtype in HALVES else x).astype(dtype)
 
     def samples(self) -> Iterable[Sample]:
@@ -71,5 +92,5 @@ cast: Final[Cast] = register(Cast())
 
 
 def as_floats(x: Node) -> Node:
-    """Return floats as they are, and other numbers as float64."""
+    """Return x if it has floats; convert other numbers to float64."""
     return x if is_float(x.dtype) else cast(x, float64)

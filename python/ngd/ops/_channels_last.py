@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of data whose channels come last: the order in which vendors' kernels are fast.
+"""Convolutions of data in the layout channels last, in which the kernels of vendors are fast.
 
-The compiler makes them of the ops of convolution.py where the device has a kernel for them
-(passes/layouts.py). Data and results are [N, spatial..., C]; weights are as ever.
+The compiler replaces the ops of _convolution.py by these ops if the device has a kernel for them
+(passes/layouts.py). Data and results are [N, spatial..., C]. The layout of weights is unchanged.
 """
 
 from __future__ import annotations
@@ -27,80 +27,82 @@ NAME: Final = "channels last"
 """The name of the layout."""
 
 
-def to_first(x: Node) -> Node:
-    """Data as the plain op takes it."""
+def channels_first(x: Node) -> Node:
+    """Transpose data to [N, C, spatial...], which the op of _convolution.py takes."""
     return transpose(x, first(x.ndim))
 
 
 class ChannelsLast(Op):
-    """A convolution or one of its gradients; attrs: its own."""
+    """A convolution or one of its gradients in this layout, with the same attributes."""
 
     dtypes = FLOATS
     public = False
     numerics = Numerics(is_contraction=True)
     data: ClassVar[tuple[int, ...]]
-    """Which operands are data: not weights."""
-    gives_data: ClassVar[bool] = True
+    """The positions of the operands that are data and not weights."""
+    is_data_result: ClassVar[bool] = True
+    """True if the result is data, False if it is the gradient of weights."""
 
     @property
     def row_major_op(self) -> Op:
-        """The same op on data whose channels precede the spatial axes."""
+        """The same op on data [N, C, spatial...]."""
         op: Op = self.layout.row_major_op
         return op
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         expect_dtype(self.name, inputs[:2], self.dtypes)
-        given = self.with_data(
+        types = self.map_data(
             inputs, lambda x: Type(x.dtype, ordered(x.shape, first(len(x.shape))))
         )
-        made: Any = self.row_major_op.infer(*given, **attrs)
-        if not self.gives_data:
-            return Type(made.dtype, made.shape)
-        return Type(made.dtype, ordered(made.shape, last(len(made.shape))))
+        result: Any = self.row_major_op.infer(*types, **attrs)
+        if not self.is_data_result:
+            return Type(result.dtype, result.shape)
+        return Type(result.dtype, ordered(result.shape, last(len(result.shape))))
 
     def expand(self, *inputs: Node, **attrs: Any) -> Node:
-        made = self.row_major_op.node(self.with_data(inputs, to_first), attrs)
-        return transpose(made, last(made.ndim)) if self.gives_data else made
+        result = self.row_major_op.node(self.map_data(inputs, channels_first), attrs)
+        return transpose(result, last(result.ndim)) if self.is_data_result else result
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        made = self.row_major_op.node(self.with_data(node.inputs, to_first), node.attrs)
-        dy = transpose(dy, first(dy.ndim)) if self.gives_data else dy
-        adjoints = self.row_major_op.grad(made, dy)
-        return self.with_data(adjoints, lambda g: None if g is None else transpose(g, last(g.ndim)))
+        row_major = self.row_major_op.node(self.map_data(node.inputs, channels_first), node.attrs)
+        dy = transpose(dy, first(dy.ndim)) if self.is_data_result else dy
+        adjoints = self.row_major_op.grad(row_major, dy)
+        return self.map_data(adjoints, lambda g: None if g is None else transpose(g, last(g.ndim)))
 
     def replace_row_major(self, node: Node) -> Node | None:
         if node.inputs[0].ndim < 4:
             return None
-        operands = self.with_data(node.inputs, lambda x: moved(x, last(x.ndim)))
-        made = self.node(operands, node.attrs)
-        return moved(made, first(made.ndim)) if self.gives_data else made
+        operands = self.map_data(node.inputs, lambda x: moved(x, last(x.ndim)))
+        result = self.node(operands, node.attrs)
+        return moved(result, first(result.ndim)) if self.is_data_result else result
 
     def reference(self, *inputs: Array, **attrs: Any) -> Array:
-        given = self.with_data(inputs, lambda x: np.transpose(x, first(x.ndim)))
-        made: Any = self.row_major_op.reference(*given, **attrs)
-        return np.transpose(made, last(made.ndim)) if self.gives_data else made
+        arrays = self.map_data(inputs, lambda x: np.transpose(x, first(x.ndim)))
+        result: Any = self.row_major_op.reference(*arrays, **attrs)
+        return np.transpose(result, last(result.ndim)) if self.is_data_result else result
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         name, lowered = self.row_major_op.lower(**attrs)
         return name, {**lowered, "channels_last": 1}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        return self.row_major_op.cost(operands, results, **attrs)  # of counts, and of weights
+        # The cost depends on numbers of elements and on the weights, which have the same layout.
+        return self.row_major_op.cost(operands, results, **attrs)
 
     def samples(self) -> Iterable[Sample]:
         for sample in self.row_major_op.samples():
-            operands = self.with_data(
+            operands = self.map_data(
                 sample.operands, lambda x: Operand(ordered(x.shape, last(len(x.shape))), -1, 1)
             )
             yield Sample(tuple(operands), sample.attrs)
 
-    def with_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-        """One value an operand, those of data changed."""
-        return [change(x) if place in self.data else x for place, x in enumerate(values)]
+    def map_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+        """Apply a function to the operands that are data. Return all operands."""
+        return [change(x) if position in self.data else x for position, x in enumerate(values)]
 
 
 class ConvChannelsLast(ChannelsLast):
-    """conv of [N, spatial..., C]."""
+    """The op conv on data [N, spatial..., C]."""
 
     name = "conv_channels_last"
     layout = Layout(NAME, row_major_op=conv)
@@ -112,7 +114,7 @@ class ConvChannelsLast(ChannelsLast):
 
 
 class ConvDataGradChannelsLast(ChannelsLast):
-    """conv_data_grad of [N, spatial..., C]."""
+    """The op conv_data_grad on data [N, spatial..., C]."""
 
     name = "conv_data_grad_channels_last"
     layout = Layout(NAME, row_major_op=conv_data_grad)
@@ -120,11 +122,11 @@ class ConvDataGradChannelsLast(ChannelsLast):
 
 
 class ConvWeightGradChannelsLast(ChannelsLast):
-    """conv_weight_grad of [N, spatial..., C]."""
+    """The op conv_weight_grad on data [N, spatial..., C]."""
 
     name = "conv_weight_grad_channels_last"
     layout = Layout(NAME, row_major_op=conv_weight_grad)
-    data, gives_data = (0, 1), False
+    data, is_data_result = (0, 1), False
 
 
 for op in (ConvChannelsLast(), ConvDataGradChannelsLast(), ConvWeightGradChannelsLast()):

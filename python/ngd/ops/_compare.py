@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise comparisons, logic, bits, and the choice between two."""
+"""Elementwise comparisons, logic, operations on bits, and `where`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Comparison(Binary):
-    """A bool of two operands."""
+    """An op of two operands whose result is a bool."""
 
     numerics = Numerics(needs_float32_gradient=False)
     dtypes: ClassVar[tuple[DType, ...]] = ALL
@@ -49,7 +49,7 @@ class Comparison(Binary):
 
 
 class Logical(Comparison):
-    """A bool of two bools; other dtypes are compared with zero first."""
+    """An op of two bools whose result is a bool. Other dtypes are compared with zero first."""
 
     dtypes = (bool_,)
     domain = ((0, 1), (0, 1))
@@ -59,7 +59,20 @@ class Logical(Comparison):
 
 
 class Equal(Comparison):
-    """a == b; NaN equals nothing."""
+    """Return True where a equals b. NaN does not equal any number.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.equal)(np.array([1.0, 2.0, np.nan]), np.array([1.0, 3.0, np.nan]))
+        array([ True, False, False])
+    """
 
     name = "equal"
     compute = np.equal
@@ -69,7 +82,20 @@ equal: Final[Equal] = register(Equal())
 
 
 class NotEqual(Comparison):
-    """a != b."""
+    """Return True where a differs from b. NaN differs from every number.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.not_equal)(np.array([1.0, 2.0, np.nan]), np.array([1.0, 3.0, np.nan]))
+        array([False,  True,  True])
+    """
 
     name = "not_equal"
     compute = np.not_equal
@@ -79,7 +105,20 @@ not_equal: Final[NotEqual] = register(NotEqual())
 
 
 class Less(Comparison):
-    """a < b."""
+    """Return True where a < b.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.less)(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]))
+        array([ True, False, False])
+    """
 
     name = "less"
     compute = np.less
@@ -89,7 +128,20 @@ less: Final[Less] = register(Less())
 
 
 class LessEqual(Comparison):
-    """a <= b."""
+    """Return True where a <= b.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.less_equal)(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]))
+        array([ True,  True, False])
+    """
 
     name = "less_equal"
     compute = np.less_equal
@@ -99,7 +151,20 @@ less_equal: Final[LessEqual] = register(LessEqual())
 
 
 class Greater(Comparison):
-    """a > b."""
+    """Return True where a > b.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.greater)(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]))
+        array([False, False,  True])
+    """
 
     name = "greater"
     compute = np.greater
@@ -109,7 +174,20 @@ greater: Final[Greater] = register(Greater())
 
 
 class GreaterEqual(Comparison):
-    """a >= b."""
+    """Return True where a >= b.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.greater_equal)(np.array([1.0, 2.0, 3.0]), np.array([2.0, 2.0, 2.0]))
+        array([False,  True,  True])
+    """
 
     name = "greater_equal"
     compute = np.greater_equal
@@ -119,7 +197,20 @@ greater_equal: Final[GreaterEqual] = register(GreaterEqual())
 
 
 class LogicalAnd(Logical):
-    """Whether both are true."""
+    """Return True where both a and b are true.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. Numbers other than 0 are true.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logical_and)(np.array([True, False]), np.array([True, True]))
+        array([ True, False])
+    """
 
     name = "logical_and"
     compute = np.logical_and
@@ -129,7 +220,20 @@ logical_and: Final[LogicalAnd] = register(LogicalAnd())
 
 
 class LogicalOr(Logical):
-    """Whether one is true."""
+    """Return True where a or b is true.
+
+    Parameters
+    ----------
+    a, b
+        Arrays of any dtype that broadcast. Numbers other than 0 are true.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logical_or)(np.array([True, False]), np.array([False, False]))
+        array([ True, False])
+    """
 
     name = "logical_or"
     compute = np.logical_or
@@ -139,7 +243,20 @@ logical_or: Final[LogicalOr] = register(LogicalOr())
 
 
 class LogicalNot(Unary):
-    """Whether x is false; other dtypes are compared with zero first."""
+    """Return True where x is false.
+
+    Parameters
+    ----------
+    x
+        An array of any dtype and shape. Numbers other than 0 are true.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logical_not)(np.array([True, False]))
+        array([False,  True])
+    """
 
     name = "logical_not"
     dtypes = (bool_,)
@@ -158,7 +275,7 @@ logical_not: Final[LogicalNot] = register(LogicalNot())
 
 
 class Bitwise(Binary):
-    """Bit by bit, of integers and bools."""
+    """An op on the bits of two integers, or on two bools."""
 
     dtypes: ClassVar[tuple[DType, ...]] = (bool_, *INTEGERS)
     smooth = False
@@ -168,7 +285,20 @@ class Bitwise(Binary):
 
 
 class BitwiseAnd(Bitwise):
-    """The bits that both have."""
+    """Return the bits that are set in both a and b.
+
+    Parameters
+    ----------
+    a, b
+        Integers or bools that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.bitwise_and)(np.array([6, 3]), np.array([3, 5]))
+        array([2, 1])
+    """
 
     name = "bitwise_and"
     compute = np.bitwise_and
@@ -178,7 +308,20 @@ bitwise_and: Final[BitwiseAnd] = register(BitwiseAnd())
 
 
 class BitwiseOr(Bitwise):
-    """The bits that one has."""
+    """Return the bits that are set in a, in b, or in both.
+
+    Parameters
+    ----------
+    a, b
+        Integers or bools that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.bitwise_or)(np.array([6, 3]), np.array([3, 5]))
+        array([7, 7])
+    """
 
     name = "bitwise_or"
     compute = np.bitwise_or
@@ -188,7 +331,20 @@ bitwise_or: Final[BitwiseOr] = register(BitwiseOr())
 
 
 class BitwiseXor(Bitwise):
-    """The bits that one alone has."""
+    """Return the bits that are set in exactly one of a and b.
+
+    Parameters
+    ----------
+    a, b
+        Integers or bools that broadcast. They are promoted to one dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.bitwise_xor)(np.array([6, 3]), np.array([3, 5]))
+        array([5, 6])
+    """
 
     name = "bitwise_xor"
     compute = np.bitwise_xor
@@ -198,7 +354,20 @@ bitwise_xor: Final[BitwiseXor] = register(BitwiseXor())
 
 
 class BitwiseNot(Unary):
-    """The bits that x has not; of a bool, logical_not."""
+    """Invert each bit of an integer. For bools this is ops.logical_not.
+
+    Parameters
+    ----------
+    x
+        Integers or bools of any shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.bitwise_not)(np.array([0, 6]))
+        array([-1, -7])
+    """
 
     name = "bitwise_not"
     dtypes = INTEGERS
@@ -217,7 +386,11 @@ bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 
 
 def expect_choice(where: str, condition: Any) -> None:
-    """Refuse a Python bool: it is known already, and mostly the answer to another question."""
+    """Raise a TypeError if a condition is a Python bool.
+
+    Such a condition is known when the graph is built. It is usually a mistake: `is`, `in`, `not`
+    and comparisons with None return a Python bool.
+    """
     if isinstance(condition, bool):
         raise TypeError(
             f"{where}: expected a node or an array as the condition; got the Python bool "
@@ -228,7 +401,28 @@ def expect_choice(where: str, condition: Any) -> None:
 
 
 class Where(Elementwise):
-    """where(condition, x, y): x where the condition is true, else y, all broadcast together."""
+    """Return x where the condition is true, and y elsewhere.
+
+    Parameters
+    ----------
+    condition
+        An array of bools. Numbers other than 0 are true.
+    x, y
+        Arrays of any dtype. They are promoted to one dtype, and all three arguments broadcast.
+
+    Raises
+    ------
+    TypeError
+        The condition is a Python bool, which `is`, `in`, `not` and comparisons with None return.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([-1.0, 2.0])
+        >>> ngd.function(lambda x: ops.where(x > 0, x, 0.0))(x)
+        array([0., 2.])
+    """
 
     name = "where"
     numerics = Numerics(needs_float32_gradient=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases of elementwise functions that are made of other ops and have a gradient of their own."""
+"""Base classes of elementwise functions that are composed of other ops but have own gradients."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Ranges = tuple[tuple[float, float], ...]
 """An interval for each operand, from which samples are drawn."""
 
 FEW: Final = (3, 4)
-"""The shape of samples of further ranges."""
+"""The shape of the samples from the `further` intervals."""
 
 
 class CompositeUnary(Unary):
-    """A function of one operand; integers become floats. The fused kernel computes its parts."""
+    """A function of one operand. Integers become floats. The fused kernel computes its parts."""
 
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[tuple[float, float], ...]] = ()
-    """Other intervals that samples are drawn from, so that they reach all branches."""
+    """More intervals from which samples are drawn, so that they reach all branches."""
 
     def samples(self) -> Iterable[Sample]:
         for shape in UNARY_SHAPES:
@@ -38,11 +38,12 @@ class CompositeUnary(Unary):
 
 
 class CompositeBinary(Binary):
-    """A function of two operands that broadcast; integers become floats."""
+    """A function of two operands that broadcast. Integers become floats."""
 
     kernel = Kernel(is_elementwise=False)
     dtypes = FLOATS
     further: ClassVar[tuple[Ranges, ...]] = ()
+    """More intervals from which samples are drawn, so that they reach all branches."""
 
     def __call__(self, a: Value, b: Value) -> Node:
         operands = align(self.name, a, b)
@@ -50,11 +51,11 @@ class CompositeBinary(Binary):
 
     def samples(self) -> Iterable[Sample]:
         for shapes in BINARY_SHAPES:
-            yield Sample(tuple(self._drawn(shape, i) for i, shape in enumerate(shapes)))
+            yield Sample(tuple(self._operand(shape, i) for i, shape in enumerate(shapes)))
         for ranges in self.further:
             yield Sample(tuple(Operand(FEW, low, high) for low, high in ranges))
 
-    def _drawn(self, shape: tuple[int, ...], operand: int) -> Operand:
+    def _operand(self, shape: tuple[int, ...], operand: int) -> Operand:
         low, high = self.domain[operand]
         return Operand(shape, low, high, away_from_zero=self.kink_at_zero)
 
@@ -69,7 +70,10 @@ def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
 
 
 def widened(where: str, x: Value) -> tuple[Node, DType]:
-    """Return floats to compute in, and the dtype of the result: 16-bit floats become float32."""
+    """Return x as a node of the dtype to compute in, and the dtype of the result.
+
+    Integers become floats. 16-bit floats are computed in float32.
+    """
     node = as_node(x, where=where)
     dtype = float_of(node.dtype)
     return cast(node, compute_dtype(dtype)), dtype

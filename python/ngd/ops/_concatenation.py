@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Join tensors along an axis, and cut a tensor into parts."""
+"""Join arrays along an axis, and split an array into parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["concat", "split", "stack"]
 
 
 def expect_list(where: str, values: Any) -> Sequence[Value]:
-    """Refuse a node where several are expected."""
+    """Return the values as a list. Raise a TypeError for a node."""
     if isinstance(values, Node):
         raise TypeError(
             f"{where}: expected a list of tensors; got {values!r}. Write {where}([a, b])."
@@ -36,7 +36,29 @@ def expect_list(where: str, values: Any) -> Sequence[Value]:
 
 
 class Concat(Op):
-    """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
+    """Join arrays along an axis.
+
+    Parameters
+    ----------
+    values
+        A list of arrays of any dtype, at least one. Their shapes differ only along the axis. They
+        are promoted to one dtype.
+    axis
+        The axis along which they are joined.
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ along another axis, or the list is empty.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.concat([x, 10 * x], axis=1))(np.array([[1.0], [2.0]]))
+        array([[ 1., 10.],
+               [ 2., 20.]])
+    """
 
     name = "concat"
     batching = "axis"
@@ -44,10 +66,10 @@ class Concat(Op):
     dtypes = ALL
 
     def __call__(self, values: Sequence[Value], axis: int = 0) -> Node:
-        given = expect_list(self.name, values)
-        if not given:
+        items = expect_list(self.name, values)
+        if not items:
             raise ShapeError("concat: expected at least one tensor; got none")
-        nodes = align(self.name, *given)
+        nodes = align(self.name, *items)
         along = as_axis(self.name, axis, nodes[0].ndim, nodes[0].type)
         return nodes[0] if len(nodes) == 1 else self.node(nodes, {"axis": along})
 
@@ -64,8 +86,8 @@ class Concat(Op):
         return Type(dtype, tuple(shape))
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
-        made = self.node([x.inputs[0] for x in node.inputs], {"axis": axes[node.attrs["axis"]]})
-        return moved(made, axes)
+        joined = self.node([x.inputs[0] for x in node.inputs], {"axis": axes[node.attrs["axis"]]})
+        return moved(joined, axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         axis = node.attrs["axis"]
@@ -85,11 +107,38 @@ concat: Final[Concat] = register(Concat())
 
 
 class Split(Op):
-    """split(x, sections, axis=0): equal parts, or cut at the given places, as numpy.split.
+    """Split an array into equal parts, or at indices, as numpy.split.
 
-    Attrs: sizes, the extent of each part along axis. Along the outermost axis the parts are views.
+    Parameters
+    ----------
+    x
+        An array of any dtype.
+    sections
+        The number of equal parts, or the ascending indices at which the array is split.
+    axis
+        The axis that is split.
+
+    Returns
+    -------
+    tuple of Node
+        The parts, in order.
+
+    Raises
+    ------
+    ShapeError
+        The number of parts does not divide the extent, or the indices do not ascend.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.split(x, 2))(np.arange(4.0))
+        (array([0., 1.]), array([2., 3.]))
+        >>> ngd.function(lambda x: ops.split(x, [1]))(np.arange(4.0))
+        (array([0.]), array([1., 2., 3.]))
     """
 
+    # The attribute `sizes` has the extent of each part. Parts along the outermost axis are views.
     name = "split"
     batching = "axis"
     kernel = Kernel(is_copy=True)
@@ -108,10 +157,10 @@ class Split(Op):
                 )
             sizes = (n // int(sections),) * int(sections)
         else:
-            cuts = [0, *(range(n)[: operator.index(cut)].stop for cut in sections), n]
-            if cuts != sorted(cuts):
+            bounds = [0, *(range(n)[: operator.index(cut)].stop for cut in sections), n]
+            if bounds != sorted(bounds):
                 raise ShapeError(f"split: expected ascending indices; got {sections}. Sort them.")
-            sizes = tuple(end - begin for begin, end in pairwise(cuts))
+            sizes = tuple(end - begin for begin, end in pairwise(bounds))
         return self.node((x,), {"sizes": sizes, "axis": along}).results
 
     def infer(self, x: Type, *, sizes: Shape, axis: int) -> tuple[Type, ...]:
@@ -125,8 +174,8 @@ class Split(Op):
 
     def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
         parts = zip(dy, node.results, strict=True)
-        whole = [zeros(r.shape, r.dtype) if d is None else d for d, r in parts]
-        return (concat(whole, node.attrs["axis"]),)
+        adjoints = [zeros(r.shape, r.dtype) if d is None else d for d, r in parts]
+        return (concat(adjoints, node.attrs["axis"]),)
 
     def expand(self, x: Node, *, sizes: Shape, axis: int) -> tuple[Node, ...]:
         before = (builtins.slice(None),) * axis
@@ -149,7 +198,28 @@ split: Final[Split] = register(Split())
 
 @public
 def stack(values: Sequence[Value], axis: int = 0) -> Node:
-    """Join tensors of one shape along a new axis."""
+    """Join arrays of one shape along a new axis.
+
+    Parameters
+    ----------
+    values
+        A list of arrays of one shape. They are promoted to one dtype.
+    axis
+        The index of the new axis in the result.
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.stack([x, 10 * x]))(np.array([1.0, 2.0]))
+        array([[ 1.,  2.],
+               [10., 20.]])
+    """
     nodes = align("stack", *expect_list("stack", values))
     if len({n.shape for n in nodes}) != 1:
         types = got(*(n.type for n in nodes))

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of products by labels of axes: made of transposes, sums, products and matrix products.
+"""Einstein summation, composed of transpositions, sums, products and matmuls.
 
-Operands are contracted two at a time, in an order that numpy.einsum_path finds. Of two, a label is
-one of four kinds: of both and needed later (a batch axis), of both and not needed (summed over: the
-inner axis of a matrix product), of one and needed (its rows or columns), of one and not needed
-(summed over before).
+A *term* is the labels of one operand, one letter per axis. Operands are contracted two at a time,
+in the order that numpy.einsum_path finds. A label of such a pair is *needed* if the result or
+another operand has it. There are four kinds of labels:
+
+- in both operands and needed: a batch axis of the matmul;
+- in both operands and not needed: the inner axis of the matmul, which sums over it;
+- in one operand and needed: a row or column axis of the matmul;
+- in one operand and not needed: summed over before the matmul.
 """
 
 from __future__ import annotations
@@ -29,17 +33,43 @@ from ._shape import reshape, transpose
 
 __all__ = ["einsum"]
 
-Labelled: TypeAlias = tuple[str, Node]
-"""A tensor, and a letter an axis."""
+LabeledNode: TypeAlias = tuple[str, Node]
+"""The labels of an operand, one letter per axis, and the operand."""
 
 
 @public
-def einsum(equation: str, *operands: Value) -> Node:
-    """Sum products of elements by labels of axes: numpy.einsum.
+def einsum(equation: str, *operands: Value) -> Node:  # long because each argument is described
+    """Sum products of elements by labels of axes, as numpy.einsum.
 
-    The result's labels may be left out; "..." stands for axes that broadcast; a label twice in one
-    operand is its diagonal. Two-byte floats are rounded once where this is one matrix product, else
+    Parameters
+    ----------
+    equation
+        The labels of each operand and of the result, such as "ij,jk->ik". The result may be left
+        out: then it has "..." and the labels that occur once, in alphabetical order. "..." is any
+        number of axes that broadcast. A label that occurs twice in one operand is its diagonal.
+    operands
+        Arrays of numbers, one per term. They are promoted to one dtype.
+
+    Raises
+    ------
+    ShapeError
+        The number of operands or of their axes does not fit the labels, or a label has two extents.
+    ValueError
+        The equation is malformed.
+
+    Notes
+    -----
+    16-bit floats are rounded once if the sum is a single matmul of two operands. Otherwise it is
     computed in float32.
+
+    Examples
+    --------
+    ::
+
+        >>> a, b = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
+        >>> ngd.function(lambda a, b: ops.einsum("ij,kj->ik", a, b))(a, b)
+        array([[ 3.,  3.],
+               [12., 12.]])
     """
     if not operands:
         raise ShapeError(
@@ -49,31 +79,32 @@ def einsum(equation: str, *operands: Value) -> Node:
     terms, result = _parse(equation, [n.shape for n in nodes])
     extents = _extents(equation, terms, nodes)
     dtype = nodes[0].dtype
-    one_product = len(nodes) == 2 and all(
+    is_one_matmul = len(nodes) == 2 and all(
         any(label in other for other in (result, *terms[:i], *terms[i + 1 :]))
         for i, term in enumerate(terms)
         for label in term
     )
-    if dtype in HALVES and not one_product:
+    if dtype in HALVES and not is_one_matmul:
         nodes = [cast(n, float32) for n in nodes]
     pending = [
-        _simple(equation, term, node, extents) for term, node in zip(terms, nodes, strict=True)
+        _simplify_term(equation, term, node, extents)
+        for term, node in zip(terms, nodes, strict=True)
     ]
-    for step in _path(pending, result):
-        chosen = [pending.pop(i) for i in sorted(step, reverse=True)]
-        made = chosen.pop()
-        while chosen:
-            other = chosen.pop()
-            rest = result + "".join(labels for labels, _ in [*pending, *chosen])
-            made = _contract(made, other, rest)
-        pending.append(made)
-    labels, node = _summed(*pending[0], keep=result)
+    for step in _contraction_path(pending, result):
+        selected = [pending.pop(i) for i in sorted(step, reverse=True)]
+        current = selected.pop()
+        while selected:
+            other = selected.pop()
+            rest = result + "".join(labels for labels, _ in [*pending, *selected])
+            current = _contract(current, other, rest)
+        pending.append(current)
+    labels, node = _sum_labels(*pending[0], keep=result)
     node = transpose(node, [labels.index(label) for label in result])
     return cast(node, dtype)
 
 
 def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
-    """Read the labels of each operand and of the result; "..." becomes letters nobody uses."""
+    """Return the labels of each operand and of the result. "..." becomes unused letters."""
     text, arrow, result = equation.replace(" ", "").partition("->")
     terms = text.split(",")
     letters = (text + result).replace("...", "").replace(",", "")
@@ -87,23 +118,26 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
             f"einsum: expected letters, commas, ... and one ->; got {equation!r}. Write for "
             "example 'ij,jk->ik'."
         )
-    free = [letter for letter in string.ascii_letters if letter not in letters]
-    skipped = []
+    unused = [letter for letter in string.ascii_letters if letter not in letters]
+    num_ellipsis_axes = []
     for term, shape in zip(terms, shapes, strict=True):
-        skipped.append(len(shape) - len(term.replace("...", "")))
-        if skipped[-1] < 0 or (skipped[-1] and "..." not in term):
+        num_ellipsis_axes.append(len(shape) - len(term.replace("...", "")))
+        if num_ellipsis_axes[-1] < 0 or (num_ellipsis_axes[-1] and "..." not in term):
             raise ShapeError(
                 f"einsum: expected a label an axis in {equation!r}; got {term!r} for {shape}. Give "
                 "the term one letter per axis, or an ellipsis."
             )
-    most = max(skipped)
-    shared = "".join(free[:most])
-    terms = [t.replace("...", shared[most - n :]) for t, n in zip(terms, skipped, strict=True)]
+    max_ellipsis_axes = max(num_ellipsis_axes)
+    shared = "".join(unused[:max_ellipsis_axes])
+    terms = [
+        t.replace("...", shared[max_ellipsis_axes - n :])
+        for t, n in zip(terms, num_ellipsis_axes, strict=True)
+    ]
     if arrow:
         result = result.replace("...", shared)
     else:
-        once = sorted(label for label in set(letters) if letters.count(label) == 1)
-        result = shared + "".join(once)
+        single = sorted(label for label in set(letters) if letters.count(label) == 1)
+        result = shared + "".join(single)
     if len(set(result)) != len(result) or not set(result) <= set("".join(terms)):
         raise ValueError(
             f"einsum: expected labels of operands in the result, each once; got {equation!r}. "
@@ -113,7 +147,7 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
 
 
 def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict[str, int]:
-    """Find the extent of each label; 1 broadcasts."""
+    """Return the extent of each label. An extent of 1 broadcasts."""
     extents: dict[str, int] = {}
     for term, node in zip(terms, nodes, strict=True):
         for label, n in zip(term, node.shape, strict=True):
@@ -128,8 +162,11 @@ def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict
     return extents
 
 
-def _simple(equation: str, labels: str, x: Node, extents: dict[str, int]) -> Labelled:
-    """Take diagonals, and leave axes out that broadcast: each label once, with its extent."""
+def _simplify_term(equation: str, labels: str, x: Node, extents: dict[str, int]) -> LabeledNode:
+    """Take diagonals and drop axes that broadcast.
+
+    Each label then occurs once, with the extent that it has in all operands.
+    """
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             first, second = labels.index(label), labels.rindex(label)
@@ -140,15 +177,15 @@ def _simple(equation: str, labels: str, x: Node, extents: dict[str, int]) -> Lab
                     "Reshape it."
                 )
             others = [axis for axis in range(x.ndim) if axis not in (first, second)]
-            moved = transpose(x, [*others, first, second])
-            x = reshape(moved, (*moved.shape[:-2], n * n))[..., :: n + 1]
+            transposed = transpose(x, [*others, first, second])
+            x = reshape(transposed, (*transposed.shape[:-2], n * n))[..., :: n + 1]
             labels = "".join(labels[axis] for axis in others) + label
-    kept = [(a, n) for a, n in zip(labels, x.shape, strict=True) if n == extents[a]]
-    return "".join(label for label, _ in kept), reshape(x, tuple(n for _, n in kept))
+    remaining = [(a, n) for a, n in zip(labels, x.shape, strict=True) if n == extents[a]]
+    return "".join(label for label, _ in remaining), reshape(x, tuple(n for _, n in remaining))
 
 
-def _path(operands: Sequence[Labelled], result: str) -> Iterable[Sequence[int]]:
-    """Say which operands to contract, step by step; the product of them comes last."""
+def _contraction_path(operands: Sequence[LabeledNode], result: str) -> Iterable[Sequence[int]]:
+    """Return the positions of the operands to contract in each step."""
     if len(operands) < 3:
         return [tuple(range(len(operands)))]
     equation = ",".join(labels for labels, _ in operands) + "->" + result
@@ -156,32 +193,33 @@ def _path(operands: Sequence[Labelled], result: str) -> Iterable[Sequence[int]]:
     return np.einsum_path(equation, *shapes, optimize="greedy")[0][1:]
 
 
-def _summed(labels: str, x: Node, keep: str) -> Labelled:
-    """Sum over what nobody needs."""
-    gone = [axis for axis, label in enumerate(labels) if label not in keep]
-    if not gone:
+def _sum_labels(labels: str, x: Node, keep: str) -> LabeledNode:
+    """Sum over the labels that are not in `keep`."""
+    summed_axes = [axis for axis, label in enumerate(labels) if label not in keep]
+    if not summed_axes:
         return labels, x
-    total = cast(sum(x, gone), x.dtype)  # sums of small integers are larger ones
+    total = cast(sum(x, summed_axes), x.dtype)  # `sum` widens small integers
     return "".join(label for label in labels if label in keep), total
 
 
-def _contract(one: Labelled, other: Labelled, rest: str) -> Labelled:
-    """Multiply two operands and sum over the labels that only they have."""
-    a_labels, a = _summed(*one, keep=rest + other[0])
-    b_labels, b = _summed(*other, keep=rest + one[0])
+def _contract(one: LabeledNode, other: LabeledNode, rest: str) -> LabeledNode:
+    """Multiply two operands and sum over their labels that are not in `rest`."""
+    a_labels, a = _sum_labels(*one, keep=rest + other[0])
+    b_labels, b = _sum_labels(*other, keep=rest + one[0])
     batch = [label for label in a_labels if label in b_labels and label in rest]
     inner = [label for label in a_labels if label in b_labels and label not in rest]
     rows = [label for label in a_labels if label not in b_labels]
     columns = [label for label in b_labels if label not in a_labels]
 
-    def arranged(labels: str, x: Node, *parts: list[str]) -> tuple[Node, list[Shape]]:
+    def arrange(labels: str, x: Node, *parts: list[str]) -> tuple[Node, list[Shape]]:
+        """Transpose x to the order of the parts. Return it and the extents of each part."""
         order = [label for part in parts for label in part]
-        moved = transpose(x, [labels.index(label) for label in order])
-        extents = dict(zip(order, moved.shape, strict=True))
-        return moved, [tuple(extents[label] for label in part) for part in parts]
+        transposed = transpose(x, [labels.index(label) for label in order])
+        extents = dict(zip(order, transposed.shape, strict=True))
+        return transposed, [tuple(extents[label] for label in part) for part in parts]
 
-    left, (batches, left_rows, depth) = arranged(a_labels, a, batch, rows, inner)
-    right, (_, _, right_columns) = arranged(b_labels, b, batch, inner, columns)
+    left, (batches, left_rows, depth) = arrange(a_labels, a, batch, rows, inner)
+    right, (_, _, right_columns) = arrange(b_labels, b, batch, inner, columns)
     shape = (*batches, *left_rows, *right_columns)
     m, k, n = (math.prod(part) for part in (left_rows, depth, right_columns))
     if inner:

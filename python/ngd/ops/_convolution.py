@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions, and what their gradients are made of.
+"""Convolutions and their gradients.
 
-A convolution y = conv(x, w) is linear in the data x and in the weights w. The adjoints of the two
-are ops of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), which are linear in both
-operands too; the gradients of each of the three are the other two. Data is [N, C, spatial...],
-weights are [O, C / groups, kernel...], of 1 to 3 spatial axes. Two-byte floats are accumulated in
-float32 and rounded once.
+A convolution y = conv(x, w) is linear in the data x and in the weights w. Its adjoints are two ops
+of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), each linear in both operands too.
+The gradients of each of the three ops are the other two. Data is [N, C, spatial...], and weights
+are [O, C / groups, kernel...], with 1 to 3 spatial axes. 16-bit floats are accumulated in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ __all__ = ["conv", "conv_transpose"]
 
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
+    """Raise a ShapeError unless the data and the weights fit."""
     axes = spatial_axes(where, x)
-    if not _parts(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
+    if not _is_weight(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} "
             f"axes], O a multiple of groups={groups}; got {got(x, w)}. Transpose the weights, or "
@@ -56,20 +57,25 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
         )
 
 
-def _parts(w: Type, axes: int, groups: int) -> bool:
-    """Whether these are weights of so many spatial axes, whose first axis parts into the groups."""
-    whole = isinstance(groups, (int, np.integer)) and groups > 0
-    return whole and len(w.shape) == axes + 2 and w.shape[0] % groups == 0 and 0 not in w.shape[2:]
+def _is_weight(w: Type, axes: int, groups: int) -> bool:
+    """Return True for weights with this number of spatial axes and a first axis of equal groups."""
+    is_valid_count = isinstance(groups, (int, np.integer)) and groups > 0
+    return (
+        is_valid_count
+        and len(w.shape) == axes + 2
+        and w.shape[0] % groups == 0
+        and 0 not in w.shape[2:]
+    )
 
 
-def _apart(x: Array, groups: int, axis: int) -> Array:
-    """Part the channels along an axis: [..., groups, channels / groups, all behind as one]."""
+def _split_channels(x: Array, groups: int, axis: int) -> Array:
+    """Split the channels at an axis: [..., groups, channels / groups, the later axes as one]."""
     before, channels = x.shape[:axis], x.shape[axis]
     return x.reshape(*before, groups, channels // groups, int(np.prod(x.shape[axis + 1 :])))
 
 
-def _with_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
-    """Add a bias a channel, if there is one."""
+def _add_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
+    """Add a bias with one element per channel, if there is one."""
     for addend in bias:
         if addend.shape != y.shape[1:2]:
             raise ShapeError(
@@ -80,31 +86,39 @@ def _with_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
     return y
 
 
-class Linear(Op):
-    """One of the three ops of a convolution; attrs: strides, padding, dilations, groups.
+class ConvolutionOp(Op):
+    """One of the three ops of a convolution. Attrs: strides, padding, dilations, groups.
 
-    Passes may ask for the float32 result of two-byte operands by dtype.
+    If the operands are 16-bit floats, passes may set the attribute `dtype` to float32, the dtype of
+    the result.
     """
 
     dtypes = FLOATS
     numerics = Numerics(is_contraction=True)
     result, weights = -1, 1
-    """Where among its operands, its result behind them, the convolution's own and weights are."""
+    """The positions of the convolution's result and of its weights.
+
+    They are positions in the list of this op's operands, followed by this op's result.
+    """
     shape_attr: ClassVar[str] = ""
-    """The attribute that holds the result's spatial extents, where the operands do not say them."""
+    """The attribute with the result's spatial extents, if the operands do not determine them."""
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: v for k, v in attrs.items() if k not in (self.shape_attr, "dtype")}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Each element of the convolution's result meets all weights of its channel."""
+        """Return the cost: each element of the convolution's result is a sum over weights.
+
+        Per weight of its channel, an element costs a multiplication and an addition. A bias and
+        each post-operation cost one operation per element.
+        """
         types = (*operands, *results)
-        met = math.prod(types[self.weights].shape[1:])
-        behind = results[0].count * (len(operands) - 2 + len(attrs.get("post", ())))
-        return Cost.touching(2 * types[self.result].count * met + behind, types)
+        terms = math.prod(types[self.weights].shape[1:])
+        extra = results[0].count * (len(operands) - 2 + len(attrs.get("post", ())))
+        return Cost.touching(2 * types[self.result].count * terms + extra, types)
 
     def samples(self) -> Iterable[Sample]:
-        """Data, weights, what convolves them: each op takes two of data, weights and result."""
+        """Yield samples. Each op takes two of data, weights and result of a convolution."""
         for x, w, strides, padding, dilations, groups in (
             ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
             ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
@@ -121,22 +135,59 @@ class Linear(Op):
             yield self.sample(x, w, result.shape, attrs)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
-        """The case of this op, of the shapes of data, weights and result."""
+        """Return a sample of this op, from the shapes of data, weights and result."""
         raise NotImplementedError(self.name)
 
 
-class Conv(Linear):
-    """conv(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1).
+class Conv(ConvolutionOp):
+    """Convolve x with a weight, as torch.nn.functional.conv1d, conv2d and conv3d.
 
-    As torch.nn.functional.conv1d, conv2d and conv3d: x is [N, C, spatial...], weight is
-    [O, C / groups, kernel...], the bias [O]. The padding may also be pairs (before, after), an axis
-    each, or "same", which here makes ceil(n / stride) windows for any stride.
+    Parameters
+    ----------
+    x
+        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+    weight
+        [O, C / groups, kernel...].
+    bias
+        [O], or None.
+    stride
+        The distance between windows: an int for all spatial axes, or one per axis.
+    padding
+        The number of zeros before and after each spatial axis: an int, one per axis, or a pair
+        (before, after) per axis. "valid" adds none. "same" adds the zeros that ceil(n / stride)
+        windows need, for any stride.
+    dilation
+        The distance between the elements of a window: an int, or one per axis.
+    groups
+        The number of groups of channels. It divides C and O.
 
-    Passes may add a third operand, the bias, and post, a tuple of what is applied in the end.
+    Returns
+    -------
+    Node
+        [N, O, ...], with one element per window.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit, or a window does not fit into the padded data.
+
+    Notes
+    -----
+    As in PyTorch, the kernel is not reversed (cross-correlation). 16-bit floats are accumulated in
+    float32 and rounded once.
+
+    Examples
+    --------
+    ::
+
+        >>> images, weight = np.ones((8, 3, 32, 32)), np.ones((16, 3, 3, 3))
+        >>> ngd.function(ops.conv)(images, weight, padding=1).shape
+        (8, 16, 32, 32)
     """
 
+    # Passes may add a third operand, the bias, and the attribute `post`, the post-operations.
     name = "conv"
-    # Not relu: no kernel has it without another pass over the result, and elementwise ops have one.
+    # Without relu: each kernel would need another pass over the result, as an elementwise op does.
     fusion = Fusion(post_operations=tuple(name for name in POSTS if name != "relu"))
 
     def __call__(
@@ -161,7 +212,7 @@ class Conv(Linear):
             "dilations": dilations,
             "groups": int(groups),
         }
-        return _with_bias(self.name, self.node((x, weight), attrs), rest)
+        return _add_bias(self.name, self.node((x, weight), attrs), rest)
 
     def infer(
         self,
@@ -204,7 +255,7 @@ class Conv(Linear):
         for offset in offsets(w.shape[2:]):
             read = data[under(offset, shape[2:], strides, dilations)]
             taps = weights[at(offset)]
-            product = np.matmul(_apart(taps, groups, 0), _apart(read, groups, 1))
+            product = np.matmul(_split_channels(taps, groups, 0), _split_channels(read, groups, 1))
             total += product.reshape(shape)
         for addend in bias:
             total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
@@ -219,20 +270,26 @@ conv: Final[Conv] = register(Conv())
 
 
 def biased(node: Node, bias: Node, channels: int) -> Node | None:
-    """The convolution with a bias that has an element a channel, of this axis of the result."""
-    whole = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
-    alone = all(n == 1 for axis, n in enumerate(whole) if axis != channels % node.ndim)
-    if len(node.inputs) > 2 or node.attrs.get("post") or not alone:
+    """Return a convolution node with a bias added, or None if it cannot add this bias.
+
+    `channels` is the axis of the channels in the result. The bias must have one element per
+    channel, and the node neither a bias nor post-operations.
+    """
+    padded_shape = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
+    is_per_channel = all(
+        n == 1 for axis, n in enumerate(padded_shape) if axis != channels % node.ndim
+    )
+    if len(node.inputs) > 2 or node.attrs.get("post") or not is_per_channel:
         return None
-    if whole[channels] != node.shape[channels]:
+    if padded_shape[channels] != node.shape[channels]:
         return None
-    return node.op.node((*node.inputs, reshape(bias, (whole[channels],))), node.attrs)
+    return node.op.node((*node.inputs, reshape(bias, (padded_shape[channels],))), node.attrs)
 
 
-class ConvDataGrad(Linear):
-    """The adjoint of a convolution's data, of this spatial shape: conv_transpose, too.
+class ConvDataGrad(ConvolutionOp):
+    """The adjoint of the data of a convolution. conv_transpose applies this op too.
 
-    Attrs: spatial, and the convolution's.
+    Attrs: spatial, the spatial extents of the data, and the attributes of the convolution.
     """
 
     name = "conv_data_grad"
@@ -241,7 +298,7 @@ class ConvDataGrad(Linear):
     shape_attr = "spatial"
 
     def __call__(self, dy: Node, w: Node, x: Node, attrs: dict[str, Any]) -> Node:
-        return self.node((dy, w), {**_own(attrs), "spatial": x.shape[2:]})
+        return self.node((dy, w), {**_common_attrs(attrs), "spatial": x.shape[2:]})
 
     def infer(
         self,
@@ -264,23 +321,25 @@ class ConvDataGrad(Linear):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         g, w = node.inputs
-        return conv.node((dy, w), _own(node.attrs)), conv_weight_grad(dy, g, w, node.attrs)
+        return conv.node((dy, w), _common_attrs(node.attrs)), conv_weight_grad(dy, g, w, node.attrs)
 
     def reference(self, dy: Array, w: Array, **attrs: Any) -> Array:
         types = Type(dy.dtype, dy.shape), Type(w.dtype, w.shape)
         shape = self.infer(*types, **attrs).shape
         strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
         margins = sides(attrs["padding"])
-        whole = [n + before + after for n, (before, after) in zip(shape[2:], margins, strict=True)]
-        given, weights = widen(dy), widen(w)
-        total = np.zeros((*shape[:2], *whole), given.dtype)
+        padded_extents = [
+            n + before + after for n, (before, after) in zip(shape[2:], margins, strict=True)
+        ]
+        adjoint, weights = widen(dy), widen(w)
+        total = np.zeros((*shape[:2], *padded_extents), adjoint.dtype)
         for offset in offsets(w.shape[2:]):
-            taps = _apart(weights[at(offset)], groups, 0)
-            product = np.matmul(np.swapaxes(taps, 1, 2), _apart(given, groups, 1))
+            taps = _split_channels(weights[at(offset)], groups, 0)
+            product = np.matmul(np.swapaxes(taps, 1, 2), _split_channels(adjoint, groups, 1))
             read = under(offset, dy.shape[2:], strides, dilations)
             total[read] += product.reshape(*shape[:2], *dy.shape[2:])
-        inside = [slice(b, b + n) for n, (b, _) in zip(shape[2:], margins, strict=True)]
-        return narrow(total[at(inside)], attrs.get("dtype") or dy.dtype)
+        unpadded = [slice(b, b + n) for n, (b, _) in zip(shape[2:], margins, strict=True)]
+        return narrow(total[at(unpadded)], attrs.get("dtype") or dy.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(y, -1, 1), Operand(w, -1, 1)), {**attrs, "spatial": x[2:]})
@@ -289,8 +348,11 @@ class ConvDataGrad(Linear):
 conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
 
 
-class ConvWeightGrad(Linear):
-    """The adjoint of a convolution's weights, of this kernel; attrs: kernel, the convolution's."""
+class ConvWeightGrad(ConvolutionOp):
+    """The adjoint of the weights of a convolution.
+
+    Attrs: kernel, the spatial extents of the weights, and the attributes of the convolution.
+    """
 
     name = "conv_weight_grad"
     result, weights = 1, 2
@@ -298,7 +360,7 @@ class ConvWeightGrad(Linear):
     shape_attr = "kernel"
 
     def __call__(self, x: Node, dy: Node, w: Node, attrs: dict[str, Any]) -> Node:
-        return self.node((x, dy), {**_own(attrs), "kernel": w.shape[2:]})
+        return self.node((x, dy), {**_common_attrs(attrs), "kernel": w.shape[2:]})
 
     def infer(
         self,
@@ -321,16 +383,16 @@ class ConvWeightGrad(Linear):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x, g = node.inputs
-        return conv_data_grad(g, dy, x, node.attrs), conv.node((x, dy), _own(node.attrs))
+        return conv_data_grad(g, dy, x, node.attrs), conv.node((x, dy), _common_attrs(node.attrs))
 
     def reference(self, x: Array, dy: Array, **attrs: Any) -> Array:
         shape = self.infer(Type(x.dtype, x.shape), Type(dy.dtype, dy.shape), **attrs).shape
         strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
-        data, given = padded(widen(x), attrs["padding"]), _apart(widen(dy), groups, 1)
+        data, adjoint = padded(widen(x), attrs["padding"]), _split_channels(widen(dy), groups, 1)
         total = np.zeros(shape, data.dtype)
         for offset in offsets(shape[2:]):
-            read = _apart(data[under(offset, dy.shape[2:], strides, dilations)], groups, 1)
-            product = np.sum(np.matmul(given, np.swapaxes(read, 2, 3)), axis=0)
+            read = _split_channels(data[under(offset, dy.shape[2:], strides, dilations)], groups, 1)
+            product = np.sum(np.matmul(adjoint, np.swapaxes(read, 2, 3)), axis=0)
             total[at(offset)] = product.reshape(shape[:2])
         return narrow(total, attrs.get("dtype") or x.dtype)
 
@@ -341,8 +403,8 @@ class ConvWeightGrad(Linear):
 conv_weight_grad: Final[ConvWeightGrad] = register(ConvWeightGrad())
 
 
-def _own(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Take the attributes that the three ops have in common."""
+def _common_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that the three ops have in common."""
     return {name: attrs[name] for name in ("strides", "padding", "dilations", "groups")}
 
 
@@ -356,16 +418,57 @@ def conv_transpose(
     output_padding: PerAxis = 0,
     groups: int = 1,
     dilation: PerAxis = 1,
-) -> Node:
-    """Transposed convolution, as torch.nn.functional.conv_transpose1d, 2d and 3d.
+) -> Node:  # long because each argument is described
+    """Apply a transposed convolution, as torch.nn.functional.conv_transpose1d, 2d and 3d.
 
-    x is [N, C, spatial...], weight is [C, O / groups, kernel...], the bias [O]. It is the adjoint
-    of the data of a convolution with these weights. output_padding must be less than the stride.
+    It is the adjoint, with respect to the data, of a convolution with the same weight.
+
+    Parameters
+    ----------
+    x
+        Floats [N, C, spatial...], with 1 to 3 spatial axes.
+    weight
+        [C, O / groups, kernel...].
+    bias
+        [O], or None.
+    stride
+        The stride of that convolution: an int for all spatial axes, or one per axis.
+    padding
+        The padding of that convolution, which makes the result smaller: an int, one per axis, or a
+        pair (before, after) per axis.
+    output_padding
+        The number of elements to add after each spatial axis of the result, less than the stride:
+        an int, or one per axis.
+    groups
+        The number of groups of channels. It divides C and O.
+    dilation
+        The distance between the elements of a window: an int, or one per axis.
+
+    Returns
+    -------
+    Node
+        [N, O, ...]. The extent of a spatial axis is (n - 1) * stride - before - after + (k - 1) *
+        dilation + 1 + output_padding, where k is the extent of the kernel.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit, `output_padding` is too large, or the result would be empty.
+    ValueError
+        The padding is "same".
+
+    Examples
+    --------
+    ::
+
+        >>> images, weight = np.ones((8, 3, 16, 16)), np.ones((3, 16, 2, 2))
+        >>> ngd.function(ops.conv_transpose)(images, weight, stride=2).shape
+        (8, 16, 32, 32)
     """
     where = "conv_transpose"
     x, weight, *rest = align(where, x, weight, *([] if bias is None else [bias]))
     axes, kernel = spatial_axes(where, x.type), weight.shape[2:]
-    if not _parts(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
+    if not _is_weight(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} "
             f"axes], C a multiple of groups={groups}; got {got(x.type, weight.type)}. Transpose "
@@ -377,14 +480,16 @@ def conv_transpose(
         )
     strides = per_axis(where, "stride", stride, axes, 1)
     dilations = per_axis(where, "dilation", dilation, axes, 1)
-    more = per_axis(where, "output_padding", output_padding, axes, 0)
-    if any(m >= s for m, s in zip(more, strides, strict=True)):
-        raise ShapeError(f"{where}: expected output_padding below the stride {strides}; got {more}")
+    extra = per_axis(where, "output_padding", output_padding, axes, 0)
+    if any(m >= s for m, s in zip(extra, strides, strict=True)):
+        raise ShapeError(
+            f"{where}: expected output_padding below the stride {strides}; got {extra}"
+        )
     zeros = paddings(where, padding, x.shape[2:], kernel, strides, dilations)
     spatial = tuple(
         (n - 1) * stride - before - after + reach(k, dilation) + m
         for n, stride, (before, after), k, dilation, m in zip(
-            x.shape[2:], strides, sides(zeros), kernel, dilations, more, strict=True
+            x.shape[2:], strides, sides(zeros), kernel, dilations, extra, strict=True
         )
     )
     if any(n < 1 for n in (*x.shape[2:], *spatial)):
@@ -393,4 +498,4 @@ def conv_transpose(
             "padding, or a larger kernel."
         )
     attrs = {"strides": strides, "padding": zeros, "dilations": dilations, "groups": int(groups)}
-    return _with_bias(where, conv_data_grad.node((x, weight), {**attrs, "spatial": spatial}), rest)
+    return _add_bias(where, conv_data_grad.node((x, weight), {**attrs, "spatial": spatial}), rest)

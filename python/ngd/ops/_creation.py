@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make tensors: constants, ranges, grids, identity matrices and one-hot rows."""
+"""Create arrays: constants, ranges, grids, identity matrices and one-hot rows."""
 
 from __future__ import annotations
 
@@ -29,27 +29,100 @@ __all__ = ["arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "
 
 @public
 def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:
-    """Make a tensor of one value."""
+    """Return an array whose elements all have one value.
+
+    Parameters
+    ----------
+    shape
+        The shape, an int or ints.
+    value
+        A number that fits into the dtype.
+    dtype
+        The dtype of the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.full((2, 2), 0.5))()
+        array([[0.5, 0.5],
+               [0.5, 0.5]], dtype=float32)
+    """
     return broadcast_to(scalar(value, as_dtype(dtype, "full"), "full"), shape)
 
 
 @public
 def zeros(shape: int | Sequence[int], dtype: Any = float32) -> Node:
-    """Make a tensor of zeros."""
+    """Return an array of zeros.
+
+    Parameters
+    ----------
+    shape
+        The shape, an int or ints.
+    dtype
+        The dtype of the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.zeros(3))()
+        array([0., 0., 0.], dtype=float32)
+    """
     return full(shape, 0, dtype)
 
 
 @public
 def ones(shape: int | Sequence[int], dtype: Any = float32) -> Node:
-    """Make a tensor of ones."""
+    """Return an array of ones.
+
+    Parameters
+    ----------
+    shape
+        The shape, an int or ints.
+    dtype
+        The dtype of the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.ones(3))()
+        array([1., 1., 1.], dtype=float32)
+    """
     return full(shape, 1, dtype)
 
 
 class Arange(Op):
     """Return start, start + step, start + 2 * step, ... below stop, as numpy.arange.
 
-    arange(n) counts from 0 to n - 1. The bounds are numbers that are known when the graph is
-    built. The dtype is int64 if all are ints, else float32. Attrs: size, dtype.
+    Parameters
+    ----------
+    start
+        The first number. With one argument, arange(n) counts from 0 to n - 1.
+    stop
+        The bound, which is not part of the result.
+    step
+        The difference between neighbours, not 0. It may be negative.
+    dtype
+        The dtype of the result. The default is int64 if start, stop and step are ints, else
+        float32.
+
+    Raises
+    ------
+    TypeError
+        An argument is a node. The size of the result must be known when the graph is built.
+    ValueError
+        `step` is 0.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.arange(4))()
+        array([0, 1, 2, 3])
+        >>> ngd.function(lambda: ops.arange(1.0, 0.0, -0.25))()
+        array([1.  , 0.75, 0.5 , 0.25], dtype=float32)
     """
 
     name = "arange"
@@ -73,14 +146,14 @@ class Arange(Op):
                 "arange: expected a step that is not 0; got 0. Leave step out, or give another."
             )
         ints = all(isinstance(n, (int, np.integer)) for n in (first, end, step))
-        kind = as_dtype((int64 if ints else float32) if dtype is None else dtype, self.name)
+        result_dtype = as_dtype((int64 if ints else float32) if dtype is None else dtype, self.name)
         size = max(-((first - end) // step) if ints else math.ceil((end - first) / step), 0)
         if ints and (first, step) == (0, 1):
-            return self.node((), {"size": int(size), "dtype": kind})
-        wide = int64 if ints else float64
-        counted = self.node((), {"size": int(size), "dtype": wide})
-        scaled = multiply(counted, scalar(step, wide, self.name))
-        return cast(add(scaled, scalar(first, wide, self.name)), kind)
+            return self.node((), {"size": int(size), "dtype": result_dtype})
+        internal_dtype = int64 if ints else float64
+        indices = self.node((), {"size": int(size), "dtype": internal_dtype})
+        scaled = multiply(indices, scalar(step, internal_dtype, self.name))
+        return cast(add(scaled, scalar(first, internal_dtype, self.name)), result_dtype)
 
     def infer(self, *, size: int, dtype: DType) -> Type:
         if size < 0 or dtype == bool_:
@@ -109,9 +182,25 @@ arange: Final[Arange] = register(Arange())
 
 
 class OneHot(Op):
-    """one_hot(indices, depth, dtype=float32): 1 at the index along a new last axis, else 0.
+    """Return 1 at each index along a new last axis, and 0 elsewhere: [...] becomes [..., depth].
 
-    An index outside [0, depth) makes a row of zeros. Attrs: depth, dtype.
+    Parameters
+    ----------
+    indices
+        Integers of any shape. An index outside of [0, depth) gives zeros.
+    depth
+        The extent of the new axis, an int >= 0.
+    dtype
+        The dtype of the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda i: ops.one_hot(i, 3))(np.array([2, 0, -1]))
+        array([[0., 0., 1.],
+               [1., 0., 0.],
+               [0., 0., 0.]], dtype=float32)
     """
 
     name = "one_hot"
@@ -146,7 +235,7 @@ one_hot: Final[OneHot] = register(OneHot())
 
 
 def _bound(where_: str, name: str, value: Value) -> Node:
-    """Return an end of a range as a float scalar."""
+    """Return an end of a range as a scalar node."""
     node = as_node(value, where=where_)
     if node.shape:
         raise ShapeError(
@@ -170,16 +259,17 @@ def linspace(
     start, stop
         The first and the last number. They may be nodes; gradients flow to them.
     num
-        How many numbers to return, an int >= 0.
+        The number of elements of the result, an int >= 0.
     endpoint
-        If False, stop is left out, and the distance is (stop - start) / num.
+        If False, the result does not include stop, and the distance is (stop - start) / num.
     dtype
-        By default that of the nodes and arrays among start and stop, else float32.
+        The dtype of the result. The default is the floating dtype of the nodes and arrays among
+        start and stop, or float32 if both are Python numbers.
 
     Returns
     -------
     Node
-        A tensor [num].
+        An array [num].
 
     Examples
     --------
@@ -191,20 +281,20 @@ def linspace(
     count = operator.index(num)
     if count < 0:
         raise ShapeError(f"linspace: expected num >= 0; got {num}")
-    given = [x for x in (start, stop) if not is_weak(x)]
+    arrays = [x for x in (start, stop) if not is_weak(x)]
     first, last = (_bound("linspace", n, x) for n, x in (("start", start), ("stop", stop)))
     if dtype is not None:
-        kind = as_dtype(dtype, "linspace")
+        result_dtype = as_dtype(dtype, "linspace")
     else:
-        kind = float_of(align("linspace", *given)[0].dtype) if given else float32
-    wide = float64 if kind == float64 or not given else float32
-    first, last = cast(first, wide), cast(last, wide)
+        result_dtype = float_of(align("linspace", *arrays)[0].dtype) if arrays else float32
+    internal_dtype = float64 if result_dtype == float64 or not arrays else float32
+    first, last = cast(first, internal_dtype), cast(last, internal_dtype)
     steps = count - 1 if endpoint else count
-    part = cast(arange(count), wide) / max(steps, 1)
+    part = cast(arange(count), internal_dtype) / max(steps, 1)
     points = first + part * (last - first)
-    if endpoint and count > 1:  # the last one exactly
+    if endpoint and count > 1:  # the last element is exactly stop
         points = where(equal(part, 1), last, points)
-    return cast(points, kind)
+    return cast(points, result_dtype)
 
 
 @public
@@ -214,7 +304,7 @@ def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = float32)
     Parameters
     ----------
     rows, columns
-        The shape. By default, the number of columns is the number of rows.
+        The shape. The default number of columns is the number of rows.
     k
         The diagonal: 0 is the main one, k > 0 is above it, k < 0 below.
     dtype
@@ -241,17 +331,17 @@ def meshgrid(*xi: Value, indexing: str = "xy", sparse: bool = False) -> tuple[No
     Parameters
     ----------
     xi
-        The coordinates along each axis: tensors of one axis, or scalars.
+        The coordinates along each axis: arrays of one axis, or scalars.
     indexing
-        "xy" (Cartesian): the second axis of the results is that of the first tensor. "ij": axes
-        are in the order of the tensors.
+        "xy" (Cartesian): the second axis of the results is that of the first array. "ij": axes are
+        in the order of the arrays.
     sparse
-        If True, each result has extent 1 along the axes of the other tensors.
+        If True, each result has extent 1 along the axes of the other arrays.
 
     Returns
     -------
     tuple of Node
-        A tensor for each of xi.
+        An array for each of xi.
 
     Examples
     --------
@@ -270,16 +360,16 @@ def meshgrid(*xi: Value, indexing: str = "xy", sparse: bool = False) -> tuple[No
                 f"meshgrid: expected tensors of one axis; got {line.type}. Reshape them: "
                 "x.reshape(-1)."
             )
-    places = list(range(len(lines)))
+    axes = list(range(len(lines)))
     if indexing == "xy" and len(lines) > 1:
-        places[:2] = [1, 0]
+        axes[:2] = [1, 0]
     shape = [0] * len(lines)
-    for line, place in zip(lines, places, strict=True):
-        shape[place] = line.type.count
+    for line, axis in zip(lines, axes, strict=True):
+        shape[axis] = line.type.count
     grids = []
-    for line, place in zip(lines, places, strict=True):
-        own = [1] * len(lines)
-        own[place] = line.type.count
-        grid = reshape(line, own)
+    for line, axis in zip(lines, axes, strict=True):
+        line_shape = [1] * len(lines)
+        line_shape[axis] = line.type.count
+        grid = reshape(line, line_shape)
         grids.append(grid if sparse else broadcast_to(grid, shape))
     return tuple(grids)

@@ -33,44 +33,47 @@ from .control.loops import scan
 __all__ = ["ctc_loss"]
 
 IMPOSSIBLE: Final = -1e30
-"""The logarithm of the probability 0, finite so that gradients are."""
+"""The logarithm of the probability 0. It is finite, so that gradients are finite too."""
 
 
-def path_of(labels: Node, lengths: Node, blank: int) -> Node:
-    """Return the labels of the positions [N, L]; labels after the end of a target are blanks."""
+def path_of(labels: Node, num_labels: Node, blank: int) -> Node:
+    """Return the labels of the path [N, L]. Labels after the end of a target are blanks."""
     n, count = labels.shape
-    within = arange(count) < reshape(lengths, (n, 1))
+    is_label = arange(count) < reshape(num_labels, (n, 1))
     blanks = full((n, count), blank, labels.dtype)
-    pairs = reshape(stack([blanks, where(within, labels, blank)], 2), (n, 2 * count))
+    pairs = reshape(stack([blanks, where(is_label, labels, blank)], 2), (n, 2 * count))
     return concat([pairs, full((n, 1), blank, labels.dtype)], 1)
 
 
 def shifted(alpha: Node, by: int) -> Node:
-    """Return alpha of the position that is `by` before each position."""
+    """Return alpha of the position that is `by` positions before each position."""
     n, count = alpha.shape
     before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)
     return concat([before, alpha[:, : max(count - by, 0)]], 1)
 
 
-def last_alpha(scores: Node, path: Node, lengths: Node, blank: int) -> Node:
-    """Return alpha [N, L] after the last step of each sequence; `scores` are [T, N, L]."""
+def last_alpha(scores: Node, path: Node, num_steps: Node, blank: int) -> Node:
+    """Return alpha [N, L] after the last step of each sequence.
+
+    `scores` [T, N, L] are the logarithms of the probabilities of the labels of the path.
+    """
     steps, n, count = scores.shape
     skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)
     skips = logical_and(skips, not_equal(path, blank))
     alpha = where(arange(count) < 2, scores[0], IMPOSSIBLE)
 
-    def step(alpha: Node, given: tuple[Node, Node]) -> tuple[Node, None]:
-        score, number = given
+    def step(alpha: Node, slices: tuple[Node, Node]) -> tuple[Node, None]:
+        score, number = slices
         two_before = where(skips, shifted(alpha, 2), IMPOSSIBLE)
         new = logaddexp(logaddexp(alpha, shifted(alpha, 1)), two_before) + score
-        return where(number < reshape(lengths, (n, 1)), new, alpha), None
+        return where(number < reshape(num_steps, (n, 1)), new, alpha), None
 
     last, _ = scan(step, alpha, (scores[1:], arange(1, steps)))
     return last  # type: ignore[no-any-return]
 
 
 def expect_batch(x: Node, labels: Node, steps: Node, counts: Node, blank: int) -> None:
-    """Raise unless the operands of ctc_loss have shapes that fit, and blank is a class."""
+    """Raise unless the operands of ctc_loss have shapes that fit, and `blank` is a class."""
     n = x.shape[1] if x.ndim == 3 else -1
     if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
         types = got(x.type, labels.type, steps.type, counts.type)
@@ -87,7 +90,7 @@ def log_likelihood(x: Node, labels: Node, steps: Node, counts: Node, blank: int)
     n = x.shape[1]
     path = path_of(labels, counts, blank)
     index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
-    ones = class_weights("ctc_loss", None, x, path)  # refuses labels outside of [0, C)
+    ones = class_weights("ctc_loss", None, x, path)  # its lookup checks that labels are in [0, C)
     alpha = last_alpha(take_along_axis(x, index, 2) * ones, path, steps, blank)
     ends = [
         take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)
@@ -106,7 +109,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Node:  # long because each argument is described
-    """Return the CTC loss, as torch.nn.functional.ctc_loss.
+    """Return the CTC loss (connectionist temporal classification), as torch.nn.functional.ctc_loss.
 
     Parameters
     ----------
@@ -121,8 +124,8 @@ def ctc_loss(
     reduction
         "none", "sum", or "mean", which divides the loss of a sequence by its number of labels.
     zero_infinity
-        Count 0 for sequences that have too few steps for their target. By default their loss is
-        infinite. Their gradient is 0.
+        If True, the loss of a sequence with too few steps for its target is 0. By default it is
+        infinite. The gradient of such a sequence is 0 in both cases.
 
     Raises
     ------
@@ -130,6 +133,12 @@ def ctc_loss(
         A label is outside of [0, C), when the step runs.
     ShapeError
         The shapes do not fit.
+    ValueError
+        The reduction is unknown, `blank` is not a class, or T is 0.
+
+    Notes
+    -----
+    Graves et al. 2006 (ICML), section 4.1.
 
     Examples
     --------
@@ -146,8 +155,8 @@ def ctc_loss(
         as_indices(v, "ctc_loss") for v in (targets, input_lengths, target_lengths)
     )
     expect_batch(x, labels, steps, counts, blank)
-    wide, dtype = widened("ctc_loss", x)
-    total = log_likelihood(wide, labels, steps, counts, blank)
+    log_probs, dtype = widened("ctc_loss", x)
+    total = log_likelihood(log_probs, labels, steps, counts, blank)
     is_possible = total > IMPOSSIBLE / 2
     loss = where(is_possible, -total, 0.0 if zero_infinity else math.inf)
     if reduction == "mean":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums, products and extrema of all elements up to each."""
+"""Cumulative sums, products, maxima, minima and logsumexp along an axis."""
 
 from __future__ import annotations
 
@@ -35,11 +35,27 @@ __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
 
 class CumSum(Op):
-    """cumsum(x, axis=None, reverse=False): the sum of each element and all before it.
+    """Return the sum of each element and all elements before it, as numpy.cumsum.
 
-    In reverse, the sum of each element and all after it. axis=None sums along the flattened
-    tensor. Bools and small integers become int64 or uint64. float32 is summed in float64, float16
-    and bfloat16 in float32; each sum is rounded once. Attrs: axis, reverse.
+    Parameters
+    ----------
+    x
+        Numbers or bools of any shape. Bools and small integers become int64 or uint64.
+    axis
+        An axis. None, the default, sums along the flattened array.
+    reverse
+        If True, the sum of each element and all elements after it.
+
+    Notes
+    -----
+    float32 is accumulated in float64, and 16-bit floats in float32. Each sum is rounded once.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cumsum)(np.array([1.0, 2.0, 3.0]))
+        array([1., 3., 6.])
     """
 
     name = "cumsum"
@@ -61,9 +77,9 @@ class CumSum(Op):
         return (self.node((dy,), {**node.attrs, "reverse": not node.attrs["reverse"]}),)
 
     def reference(self, x: Array, *, axis: int, reverse: bool) -> Array:
-        wide = x.astype(float64) if x.dtype == float32 else widen(x)
-        order = np.flip(wide, axis) if reverse else wide
-        sums = np.cumsum(order, axis, dtype=wide.dtype)
+        terms = x.astype(float64) if x.dtype == float32 else widen(x)
+        order = np.flip(terms, axis) if reverse else terms
+        sums = np.cumsum(order, axis, dtype=terms.dtype)
         return narrow(np.flip(sums, axis) if reverse else sums, x.dtype)
 
     def samples(self) -> Iterable[Sample]:
@@ -75,40 +91,41 @@ class CumSum(Op):
 cumsum: Final[CumSum] = register(CumSum())
 
 
-def _shifted(x: Node, distance: int, axis: int, fill: float) -> Node:
-    """Return x moved by a distance along an axis, and filled with a value."""
+def _shift(x: Node, distance: int, axis: int, fill: float) -> Node:
+    """Return x, moved by a distance along an axis. The first elements are the fill value."""
     before = (slice(None),) * axis
     filling = full((*x.shape[:axis], distance, *x.shape[axis + 1 :]), fill, x.dtype)
     return concat([filling, x[(*before, slice(x.shape[axis] - distance))]], axis)
 
 
-def _accumulated(
+def _accumulate(
     where_: str, x: Node, axis: int | None, combine: Callable[[Node, Node], Node], identity: float
 ) -> Node:
-    """Combine each element with all before it, in log2(n) rounds.
+    """Combine each element with all elements before it, in log2(n) rounds.
 
-    After round k an element stands for the 2 ** k elements up to it (Hillis and Steele, "Data
-    parallel algorithms", CACM 29, 1986).
+    `combine` is associative, and `identity` is its neutral element. After round k, an element is
+    the combination of the last 2 ** k elements up to and including its own (Hillis and Steele,
+    "Data parallel algorithms", CACM 29, 1986).
     """
     line = reshape(x, -1) if axis is None else x
     along = as_axis(where_, 0 if axis is None else axis, line.ndim, x.type)
     distance = 1
     while distance < line.shape[along]:
-        line = combine(line, _shifted(line, distance, along, identity))
+        line = combine(line, _shift(line, distance, along, identity))
         distance *= 2
     return line
 
 
 @public
 def cumprod(x: Value, axis: int | None = None) -> Node:
-    """Return the product of each element and all before it, as numpy.cumprod.
+    """Return the product of each element and all elements before it, as numpy.cumprod.
 
     Parameters
     ----------
     x
         Numbers of any shape. Bools and small integers become int64 or uint64.
     axis
-        An axis; None: the flattened tensor.
+        An axis. None, the default, means the flattened array.
 
     Examples
     --------
@@ -119,22 +136,22 @@ def cumprod(x: Value, axis: int | None = None) -> Node:
     """
     node = as_node(x, where="cumprod")
     dtype = accumulator(node.dtype)
-    wide = cast(node, compute_dtype(dtype))
-    return cast(_accumulated("cumprod", wide, axis, multiply, 1), dtype)
+    operand = cast(node, compute_dtype(dtype))
+    return cast(_accumulate("cumprod", operand, axis, multiply, 1), dtype)
 
 
 @public
 def cummax(x: Value, axis: int | None = None) -> Node:
-    """Return the largest of each element and all before it, as numpy.maximum.accumulate.
+    """Return the largest of each element and all elements before it, as numpy.maximum.accumulate.
 
-    torch.cummax returns the indices too. NaN propagates.
+    NaN propagates. torch.cummax also returns the indices; this op does not.
 
     Parameters
     ----------
     x
         Numbers of any shape.
     axis
-        An axis; None: the flattened tensor.
+        An axis. None, the default, means the flattened array.
 
     Examples
     --------
@@ -144,19 +161,21 @@ def cummax(x: Value, axis: int | None = None) -> Node:
         array([1, 3, 3, 5])
     """
     node = as_node(x, where="cummax")
-    return _accumulated("cummax", node, axis, maximum, ends_of(node.dtype)[0])
+    return _accumulate("cummax", node, axis, maximum, ends_of(node.dtype)[0])
 
 
 @public
 def cummin(x: Value, axis: int | None = None) -> Node:
-    """Return the least of each element and all before it, as numpy.minimum.accumulate.
+    """Return the smallest of each element and all elements before it, as numpy.minimum.accumulate.
+
+    NaN propagates.
 
     Parameters
     ----------
     x
         Numbers of any shape.
     axis
-        An axis; None: the flattened tensor.
+        An axis. None, the default, means the flattened array.
 
     Examples
     --------
@@ -166,19 +185,19 @@ def cummin(x: Value, axis: int | None = None) -> Node:
         array([4, 3, 3, 1])
     """
     node = as_node(x, where="cummin")
-    return _accumulated("cummin", node, axis, minimum, ends_of(node.dtype)[1])
+    return _accumulate("cummin", node, axis, minimum, ends_of(node.dtype)[1])
 
 
 @public
 def logcumsumexp(x: Value, axis: int | None = None) -> Node:
-    """Return the logarithm of the sum of exp of each element and all before it, without overflow.
+    """Return log(cumsum(exp(x))), without overflow.
 
     Parameters
     ----------
     x
         Floats of any shape. Integers become floats.
     axis
-        An axis; None: the flattened tensor.
+        An axis. None, the default, means the flattened array.
 
     Examples
     --------
@@ -187,5 +206,5 @@ def logcumsumexp(x: Value, axis: int | None = None) -> Node:
         >>> ngd.function(ops.logcumsumexp)(np.array([0.0, 0.0, 1000.0]))
         array([   0.    ,    0.6931, 1000.    ])
     """
-    wide, dtype = widened("logcumsumexp", x)
-    return cast(_accumulated("logcumsumexp", wide, axis, logaddexp, -math.inf), dtype)
+    operand, dtype = widened("logcumsumexp", x)
+    return cast(_accumulate("logcumsumexp", operand, axis, logaddexp, -math.inf), dtype)

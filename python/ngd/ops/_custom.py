@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only differentiation and the order of computation see; no kernel has to do with it."""
+"""Ops that compute nothing: `after` orders computations, `with_gradient` replaces a gradient."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ._operands import unchanged
 
 
 class After(Op):
-    """after(x, others): x itself; what is made of it waits until the others are there.
+    """The value of x, available only after the other operands have been computed.
 
-    Two such nodes of one x are two, also where ops on them are equal: so what is computed again
-    later is not merged with what was computed before.
+    An op on after(x, ...) differs from the same op on x. So rematerialisation can compute a value
+    again, and the second computation is not merged with the first one.
     """
 
     name = "after"
@@ -54,20 +54,23 @@ after: Final[After] = register(After())
 
 
 class Rule(Protocol):
-    """A gradient that is given beside what it is the gradient of."""
+    """A function that computes the adjoints of the operands of a with_gradient node."""
 
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """The adjoints of the results, then those of the operands, given some of the results'."""
+        """Return the adjoints of the node's operands: first of `results`, then of `operands`.
+
+        `dy` has the adjoint of each result, or None if the loss does not depend on it.
+        """
         ...
 
 
 class WithGradient(Op):
-    """Results of a function, whose gradient is another one than that of the ops they are made of.
+    """The results of a function whose gradient `rule` computes, instead of the ops of the function.
 
-    Operands: the results, then what the gradient is handed to. Attrs: count, of the results; rule,
-    which makes the adjoints.
+    The operands are the results, then the operands of the function, to which the gradient flows.
+    Attrs: count, the number of results; rule.
     """
 
     name = "with_gradient"
@@ -99,15 +102,15 @@ class WithGradient(Op):
         return inputs[:count]
 
     def samples(self) -> Iterable[Sample]:
-        whole = [Operand((3,), dtype=int64), Operand((2, 2), dtype=int64)]
-        yield Sample((whole[0], whole[1]), {"count": 1, "rule": no_gradient})
-        yield Sample((*whole, whole[0]), {"count": 2, "rule": no_gradient})
+        integers = [Operand((3,), dtype=int64), Operand((2, 2), dtype=int64)]
+        yield Sample((integers[0], integers[1]), {"count": 1, "rule": no_gradient})
+        yield Sample((*integers, integers[0]), {"count": 2, "rule": no_gradient})
 
 
 def no_gradient(
     results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
 ) -> Sequence[Node | None]:
-    """The rule of samples: of integers there is none."""
+    """Return no adjoints. This is the rule of the samples, which are integers."""
     return [None for _ in (*results, *operands)]
 
 

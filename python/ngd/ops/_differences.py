@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differences, slopes and integrals of samples, and convolutions of two of them."""
+"""Differences, slopes and integrals of sampled values, and convolutions of two sequences."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def _part(x: Node, axis: int, begin: int | None, end: int | None) -> Node:
 
 @public
 def diff(x: Value, n: int = 1, axis: int = -1) -> Node:
-    """Return the differences of neighbouring elements, n times, as numpy.diff.
+    """Return the differences of neighbouring elements, as numpy.diff.
 
     Parameters
     ----------
     x
-        Numbers of at least one axis. The difference of bools is True where neighbours differ.
+        Numbers or bools of at least one axis. The difference of bools is True where neighbours
+        differ.
     n
-        How often differences are taken.
+        The number of times that differences are taken.
     axis
-        The axis; it becomes shorter by n.
+        The axis. It becomes shorter by n.
 
     Raises
     ------
     ValueError
-        n is negative.
+        `n` is negative.
 
     Examples
     --------
@@ -63,14 +64,14 @@ def diff(x: Value, n: int = 1, axis: int = -1) -> Node:
 
 @public
 def ediff1d(x: Value, to_end: Value | None = None, to_begin: Value | None = None) -> Node:
-    """Return the differences of neighbours in the flattened tensor, as numpy.ediff1d.
+    """Return the differences of neighbours in the flattened array, as numpy.ediff1d.
 
     Parameters
     ----------
     x
         Numbers of any shape.
     to_end, to_begin
-        Numbers of the dtype of x to append and to prepend.
+        Numbers to append and to prepend to the result, or None. They are cast to the dtype of x.
 
     Examples
     --------
@@ -89,19 +90,20 @@ def ediff1d(x: Value, to_end: Value | None = None, to_begin: Value | None = None
 
 @public
 def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
-    """Return the slopes of samples by central differences, as numpy.gradient.
+    """Return the slopes of sampled values by central differences, as numpy.gradient.
 
-    At the ends of an axis they are one-sided, of first order. ngd.grad differentiates functions.
+    At the ends of an axis the differences are one-sided, of first order. To differentiate a
+    function, use ngd.grad.
 
     Parameters
     ----------
     x
-        Samples. Integers become float64.
+        The sampled values. Integers become float64.
     spacing
-        The distance of the samples: nothing (1), a scalar for all axes, or for each axis a scalar
-        or the coordinates along it.
+        The distance between neighbours: nothing (1), a scalar for all axes, or for each axis a
+        scalar or the coordinates along it.
     axis
-        One axis or several; None: all.
+        An axis or several. None, the default, means all axes.
 
     Returns
     -------
@@ -121,8 +123,8 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
     """
     node = as_node(x, where="gradient")
     node = as_floats(node)
-    given = range(node.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    axes = [as_axis("gradient", a, node.ndim, node.type) for a in given]
+    requested = range(node.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = [as_axis("gradient", a, node.ndim, node.type) for a in requested]
     steps = [1.0] * len(axes) if not spacing else list(spacing)
     if len(steps) == 1:
         steps *= len(axes)
@@ -136,6 +138,7 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
 
 
 def _slope(x: Node, axis: int, step: Value) -> Node:
+    """Return the slopes along one axis. `step` is the distance, or the coordinates."""
     n = x.shape[axis]
     if n < 2:
         raise ShapeError(
@@ -162,17 +165,17 @@ def _slope(x: Node, axis: int, step: Value) -> Node:
 
 @public
 def trapezoid(y: Value, x: Value | None = None, dx: float = 1.0, axis: int = -1) -> Node:
-    """Integrate samples along an axis by the trapezoidal rule, as numpy.trapezoid.
+    """Integrate sampled values along an axis by the trapezoidal rule, as numpy.trapezoid.
 
     Parameters
     ----------
     y
-        Samples. Integers become float64.
+        The sampled values. Integers become float64.
     x
-        The coordinates, as a tensor of one axis or of the shape of y. By default, the distance
+        The coordinates: an array of one axis, or of the shape of y. By default, the distance
         between neighbours is dx.
     dx
-        The distance of the samples.
+        The distance between neighbours. It is not used if x is given.
     axis
         The axis of the integration.
 
@@ -200,12 +203,12 @@ def trapezoid(y: Value, x: Value | None = None, dx: float = 1.0, axis: int = -1)
 
 @public
 def convolve(a: Value, v: Value, mode: str = "full") -> Node:
-    """Return the convolution of two tensors of one axis, as numpy.convolve.
+    """Return the convolution of two arrays of one axis, as numpy.convolve.
 
     Parameters
     ----------
     a, v
-        Numbers of one axis, at least one element each. Integers become floats.
+        Numbers of one axis, at least one element each. Integers become float64.
     mode
         "full" returns all positions at which a and v overlap. "same" returns the length of the
         longer one. "valid" returns the positions at which they overlap completely.
@@ -213,7 +216,9 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     Raises
     ------
     ShapeError
-        One of them has another number of axes, or no element.
+        An operand has another number of axes, or no element.
+    ValueError
+        The mode is unknown.
 
     Examples
     --------
@@ -242,14 +247,21 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
 
 @public
 def correlate(a: Value, v: Value, mode: str = "valid") -> Node:
-    """Return the cross-correlation of two tensors of one axis, as numpy.correlate.
+    """Return the cross-correlation of two arrays of one axis, as numpy.correlate.
 
     Parameters
     ----------
     a, v
-        Numbers of one axis, at least one element each. Integers become floats.
+        Numbers of one axis, at least one element each. Integers become float64.
     mode
-        As in ops.convolve.
+        "full", "same" or "valid", as in ops.convolve.
+
+    Raises
+    ------
+    ShapeError
+        An operand has another number of axes, or no element.
+    ValueError
+        The mode is unknown.
 
     Examples
     --------
@@ -261,6 +273,6 @@ def correlate(a: Value, v: Value, mode: str = "valid") -> Node:
     x, y = (as_node(value, where="correlate") for value in (a, v))
     if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
         raise ShapeError(f"correlate: expected two tensors of one axis; got {got(x.type, y.type)}")
-    if x.shape[0] < y.shape[0]:  # NumPy exchanges them, and reverses the result
+    if x.shape[0] < y.shape[0]:  # as NumPy: exchange the operands and reverse the result
         return flip(convolve(y, flip(x), mode))
     return convolve(x, flip(y), mode)

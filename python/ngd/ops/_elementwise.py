@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise ops, by NumPy's broadcasting and NumPy 2's promotion.
+"""Base classes of elementwise ops, with the broadcasting of NumPy and the promotion of NumPy 2.
 
-The public calls promote by explicit casts, so that every node has operands of one dtype; the shapes
-broadcast in the node itself. Two-byte floats are computed in float32 and rounded once an op. Where
-this differs from NumPy: arithmetic on two bools is an error (ask for logical_and and its kin); two
-floats without a common type (float16 with bfloat16) meet in float32; floor, ceil and round leave
-integers alone; reciprocal of an integer is a float.
+The public calls promote operands by explicit casts, so that all operands of a node have one dtype.
+Shapes broadcast in the node itself. 16-bit floats are computed in float32, and each op rounds once.
 
-A block's `compute` is its arithmetic in NumPy, in the dtype of the operands.
+There are four differences from NumPy:
+
+- arithmetic on two bools raises an error; use logical_and and similar ops;
+- two floats without a common dtype (float16 with bfloat16) become float32;
+- floor, ceil and round return integers unchanged;
+- reciprocal of an integer is a float.
+
+The attribute `compute` of an op is its arithmetic in NumPy, in the dtype of the operands.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from ._operands import (
 )
 
 MANY: Final = 1000
-"""The number of nodes among which a cast to float64 is looked for."""
+"""The number of nodes after which the search for a cast to float64 stops."""
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
     ((), ()),
@@ -56,15 +60,15 @@ BINARY_SHAPES: Final = (
 
 
 class Elementwise(Op):
-    """An op whose result at a place depends on its operands at that place alone."""
+    """An op whose result at an index depends only on the operands at that index."""
 
     kernel = Kernel(is_elementwise=True)
     numerics = Numerics(needs_float32_gradient=True)
     result: ClassVar[DType | None] = None
-    """The result's dtype, where it is not the operands'."""
+    """The dtype of the result, if it is not that of the operands."""
     compute: ClassVar[Callable[..., Any]]
     domain: ClassVar[tuple[tuple[float, float], ...]]
-    """From where samples draw each operand."""
+    """The interval from which samples draw each operand."""
     kink_at_zero: ClassVar[bool] = False
 
     def infer(self, *inputs: Type) -> Type:
@@ -90,7 +94,7 @@ class Elementwise(Op):
 
 
 class Unary(Elementwise):
-    """An elementwise op of one operand. One that takes floats only makes floats of integers."""
+    """An elementwise op of one operand. If it takes only floats, integers become floats."""
 
     domain: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2),)
 
@@ -109,73 +113,84 @@ class Binary(Elementwise):
 
 
 def one_dtype(values: Sequence[Value]) -> DType | None:
-    """The dtype of all nodes among the operands, where the others are scalars that take it."""
-    found, weak = None, False
+    """Return the common dtype of the operands if none needs promotion, else None.
+
+    Each operand is a node of this dtype, or a Python scalar that takes it.
+    """
+    dtype, weak = None, False
     for v in values:
         if isinstance(v, Node):
-            if found is not None and v.type.dtype is not found:
+            if dtype is not None and v.type.dtype is not dtype:
                 return None
-            found = v.type.dtype
+            dtype = v.type.dtype
         elif is_weak(v):
             weak = True
         else:
             return None
-    return found if found is None or not weak or is_float(found) else None
+    return dtype if dtype is None or not weak or is_float(dtype) else None
 
 
 def align(where: str, *values: Value) -> list[Node]:
-    """Make nodes of operands, all of the dtype that NumPy would compute in."""
-    only = one_dtype(values)
-    if only is not None:  # the usual case
-        return [v if isinstance(v, Node) else scalar(v, only, where) for v in values]
-    given = [v if is_weak(v) else as_node(v, where=where) for v in values]
+    """Return the operands as nodes of one dtype, the one that NumPy would compute in."""
+    common = one_dtype(values)
+    if common is not None:  # the common case: no promotion
+        return [v if isinstance(v, Node) else scalar(v, common, where) for v in values]
+    operands = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:
-        dtype = promote(*(kind_of(v) if isinstance(v, Node) else v for v in given))
+        dtype = promote(*(kind_of(v) if isinstance(v, Node) else v for v in operands))
     except DTypeError as error:
         raise DTypeError(f"{where}: {error}") from None
-    nodes = [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in given]
+    nodes = [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in operands]
     if dtype == float64:
-        note_promotion(where, given, nodes)
+        note_promotion(where, operands, nodes)
     return nodes
 
 
-def note_promotion(where: str, given: Sequence[Any], nodes: Sequence[Node]) -> None:
-    """Note that narrower floats became float64 because of the other operands.
+def note_promotion(where: str, operands: Sequence[Any], nodes: Sequence[Node]) -> None:
+    """Note that narrower floats became float64 because of another operand.
 
-    A narrower constant is left out, since it makes nothing wider, and so is float64 that the user
-    asked for.
+    Two cases are ignored: constants of narrower floats, because they widen no other operand, and
+    float64 that the user asked for by a cast.
     """
-    strong = [v for v in given if isinstance(v, Node) and not isinstance(kind_of(v), float)]
-    for before, after in zip(given, nodes, strict=True):
-        if before is after or not any(before is v for v in strong) or not is_float(before.dtype):
+    strong_operands = [
+        v for v in operands if isinstance(v, Node) and not isinstance(kind_of(v), float)
+    ]
+    for before, after in zip(operands, nodes, strict=True):
+        if (
+            before is after
+            or not any(before is v for v in strong_operands)
+            or not is_float(before.dtype)
+        ):
             continue
         if scalar_value(before) is not None or before.op is CONSTANT:
             continue
-        wider = next((v for v in strong if v.dtype == float64 or not is_float(v.dtype)), before)
+        wider = next(
+            (v for v in strong_operands if v.dtype == float64 or not is_float(v.dtype)), before
+        )
         if not is_asked_for(wider):
-            types = got(*(v.type for v in given if isinstance(v, Node)))
+            types = got(*(v.type for v in operands if isinstance(v, Node)))
             notes.add(after, notes.Promotion(where, types, advice(wider), after.site))
         return
 
 
-def is_asked_for(wide: Node) -> bool:
-    """Return whether a float64 value is made of a narrower float that the user has cast."""
-    seen, waiting = set[Node](), [wide]
-    while waiting and len(seen) < MANY:
-        node = waiting.pop()
-        if node in seen or node.dtype != float64:
+def is_asked_for(value: Node) -> bool:
+    """Return True if a float64 value comes from the user's cast of a narrower float."""
+    visited, stack = set[Node](), [value]
+    while stack and len(visited) < MANY:
+        node = stack.pop()
+        if node in visited or node.dtype != float64:
             continue
-        seen.add(node)
+        visited.add(node)
         if isinstance(node.op, Cast) and is_float(node.inputs[0].dtype):
             if not notes.find([node]):
                 return True
         else:
-            waiting += node.inputs
+            stack += node.inputs
     return False
 
 
 def advice(other: Node) -> str:
-    """Say how the operand that made float64 is made float32."""
+    """Return the advice for an operand that caused the promotion to float64."""
     if not is_float(other.dtype):
         return f'Cast the operand {other.type}: x.astype("float32").'
     if other.op is CONSTANT and not other.shape:
@@ -187,10 +202,10 @@ def advice(other: Node) -> str:
 
 
 def kind_of(node: Node) -> Any:
-    """What a node counts for in promotion: its dtype, or as a Python float."""
+    """Return the dtype of a node for promotion, or a Python float if the node is weak."""
     return 0.0 if weak_value(node) is not None or is_weak_node(node) else node.dtype
 
 
 def zero_like(x: Node) -> Node:
-    """Make a scalar zero of this node's dtype; it broadcasts."""
+    """Return a scalar zero of the node's dtype. It broadcasts."""
     return constant_node(np.zeros((), x.dtype))

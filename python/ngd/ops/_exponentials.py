@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exponentials and logarithms of other bases, and functions that are made of them."""
+"""Exponentials and logarithms of other bases, and functions that are composed of them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ __all__ = ["cbrt", "exp2", "hypot", "log2", "log10", "logaddexp", "logaddexp2"]
 
 
 class LogTo(CompositeUnary):
-    """A logarithm that is exact for whole powers of its base."""
+    """A logarithm that is exact for integer powers of its base."""
 
     base: ClassVar[float]
     domain = ((0.2, 3),)
     further = ((5, 200),)
 
     def expand(self, x: Node) -> Node:
-        found = log(x) * (1 / math.log(self.base))
-        whole = round(found)
-        return where(equal(power(self.base, whole), x), whole, found)
+        approximate = log(x) * (1 / math.log(self.base))
+        rounded = round(approximate)
+        return where(equal(power(self.base, rounded), x), rounded, approximate)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy / (node.inputs[0] * math.log(self.base)),)
 
 
 class Log2(LogTo):
-    """log2(x): the logarithm to base 2, exact for powers of 2.
+    """Return the logarithm to base 2. It is exact for powers of 2.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ log2: Final[Log2] = register(Log2())
 
 
 class Log10(LogTo):
-    """log10(x): the logarithm to base 10.
+    """Return the logarithm to base 10.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ log10: Final[Log10] = register(Log10())
 
 
 class Exp2(CompositeUnary):
-    """exp2(x): 2 to the power x.
+    """Return 2 to the power of x.
 
     Parameters
     ----------
@@ -118,7 +118,9 @@ exp2: Final[Exp2] = register(Exp2())
 
 
 class Hypot(CompositeBinary):
-    """hypot(a, b): sqrt(a ** 2 + b ** 2), without overflow. Its gradient is 0 where both are 0.
+    """Return sqrt(a ** 2 + b ** 2), without overflow.
+
+    The gradient is 0 where both are 0.
 
     Parameters
     ----------
@@ -140,11 +142,11 @@ class Hypot(CompositeBinary):
 
     def expand(self, a: Node, b: Node) -> Node:
         first, second = abs(a), abs(b)
-        largest, least = maximum(first, second), minimum(first, second)
-        ratio = least / where(equal(largest, 0), 1, largest)
-        found = largest * sqrt(1 + square(ratio))
-        infinite = logical_or(first >= math.inf, second >= math.inf)
-        return where(infinite, math.inf, found)
+        largest, smallest = maximum(first, second), minimum(first, second)
+        ratio = smallest / where(equal(largest, 0), 1, largest)
+        result = largest * sqrt(1 + square(ratio))
+        is_infinite = logical_or(first >= math.inf, second >= math.inf)
+        return where(is_infinite, math.inf, result)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
@@ -156,7 +158,7 @@ hypot: Final[Hypot] = register(Hypot())
 
 
 class Cbrt(CompositeUnary):
-    """cbrt(x): the cube root, of negative numbers too.
+    """Return the cube root, including that of negative numbers.
 
     Parameters
     ----------
@@ -179,10 +181,10 @@ class Cbrt(CompositeUnary):
     def expand(self, x: Node) -> Node:
         size = abs(x)
         root = power(size, 1 / 3)
-        safe = where(equal(root, 0), 1, root)
-        better = root - (root - size / square(safe)) / 3  # a step of Newton's
-        found = where(size < math.inf, better, size)
-        return where(x < 0, -found, found)
+        divisor = where(equal(root, 0), 1, root)
+        refined = root - (root - size / square(divisor)) / 3  # one step of Newton's method
+        magnitude = where(size < math.inf, refined, size)
+        return where(x < 0, -magnitude, magnitude)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy / (3 * square(node)),)
@@ -212,6 +214,7 @@ def logaddexp(a: Value, b: Value) -> Node:
 
 
 def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
+    """Return max(a, b) and abs(a - b), which is 0 for equal infinities, and the result's dtype."""
     operands = align(where_, a, b)
     (first, dtype), (second, _) = (widened(where_, x) for x in operands)
     same = equal(first, second)  # inf - inf is NaN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take elements by index, and add elements at indices, which is the adjoint."""
+"""Take elements at indices, and add elements at indices, which is the adjoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["scatter_add", "take"]
 
 
 def as_indices(indices: Value, where: str, name: str = "indices") -> Node:
-    """Make indices or labels, by their `name`, int32 or int64; they must be integers."""
+    """Return indices or labels as a node of int32 or int64. `name` is their name in messages."""
     node = as_node(indices, where=where)
     if node.dtype not in INTEGERS:
         raise DTypeError(
@@ -32,11 +32,33 @@ def as_indices(indices: Value, where: str, name: str = "indices") -> Node:
 
 
 class Take(Op):
-    """take(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
+    """Return the elements at indices along an axis, as numpy.take.
 
-    An index out of range is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
+    Parameters
+    ----------
+    x
+        An array of any dtype.
+    indices
+        Integers of any shape. Negative indices count from the end.
+    axis
+        The axis of x that the indices refer to. The axes of the indices replace it in the result.
+
+    Raises
+    ------
+    OutOfRangeError
+        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.take(x, [2, 0], axis=1))(np.arange(6.0).reshape(2, 3))
+        array([[2., 0.],
+               [5., 3.]])
     """
 
+    # Attributes: axis; caller, the public op that messages name; negative, False to reject
+    # negative indices.
     name = "take"
     kernel = Kernel(is_copy=True)
     dtypes = ALL
@@ -84,12 +106,39 @@ take: Final[Take] = register(Take())
 
 
 class ScatterAdd(Op):
-    """scatter_add(updates, indices, axis, size): zeros, with the updates added where take reads.
+    """Return zeros to which updates are added at indices along an axis. It is the adjoint of take.
 
-    Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size; caller and
-    negative. An index out of range is an OutOfRangeError when the step runs, as that of take.
+    Parameters
+    ----------
+    updates
+        Numbers. Their axes from `axis` on begin with the shape of the indices.
+    indices
+        Integers. Negative indices count from the end. Updates with equal indices are added up.
+    axis
+        The axis of the result that the indices refer to.
+    size
+        The extent of the result along this axis, an int.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        An index is out of range, when the step runs. It is also an IndexError and a ValueError.
+
+    Notes
+    -----
+    16-bit floats are accumulated in float32 and rounded once.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.scatter_add(x, [3, 3], axis=0, size=5))(np.array([1.0, 2.0]))
+        array([0., 0., 0., 3., 0.])
     """
 
+    # Attributes: axis, size; caller and negative as in take.
     name = "scatter_add"
     dtypes = NUMBERS
 

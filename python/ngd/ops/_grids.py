@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling of images at given positions, as torch.nn.functional has it."""
+"""Sampling of images at given positions, as in torch.nn.functional."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ GRID_MODES: Final = ("bilinear", "nearest")
 PADDING_MODES: Final = ("zeros", "border", "reflection")
 
 
-def expect_one_of(name: str, given: str, known: Sequence[str]) -> None:
-    """Raise a ValueError for an option that is not among the known ones."""
-    if given not in known:
+def expect_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise a ValueError for an option that is not known."""
+    if value not in known:
         listed = ", ".join(f'"{each}"' for each in known)
-        raise ValueError(f"grid_sample: {name}: expected one of {listed}; got {given!r}")
+        raise ValueError(f"grid_sample: {name}: expected one of {listed}; got {value!r}")
 
 
 def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
@@ -38,7 +38,7 @@ def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
     return ((coordinate + 1) * size - 1) / 2
 
 
-def reflected(position: Node, size: int, align_corners: bool) -> Node:
+def reflect(position: Node, size: int, align_corners: bool) -> Node:
     """Reflect a position at the borders of the image until it is inside."""
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     span = high - low
@@ -49,32 +49,32 @@ def reflected(position: Node, size: int, align_corners: bool) -> Node:
     return where(equal(fmod(flips, 2.0), 0), rest + low, span - rest + low)
 
 
-def padded(position: Node, size: int, padding_mode: str, align_corners: bool) -> Node:
-    """Move a position into the image, except for zeros outside of it."""
+def move_inside(position: Node, size: int, padding_mode: str, align_corners: bool) -> Node:
+    """Move a position into the image. In mode "zeros", return it unchanged."""
     if padding_mode == "zeros":
         return position
     if padding_mode == "reflection":
-        position = reflected(position, size, align_corners)
+        position = reflect(position, size, align_corners)
     return clip(position, 0, size - 1)
 
 
 def pixels_at(x: Node, row: Node, column: Node) -> Node:
-    """Return the pixels [N, C, h, w] at whole positions [N, h, w]; 0 outside of the image."""
-    (n, channels, height, width), places = x.shape, row.shape
-    inside = logical_and(
+    """Return the pixels [N, C, h, w] at integer positions [N, h, w], and 0 outside of the image."""
+    (n, channels, height, width), grid_shape = x.shape, row.shape
+    is_inside = logical_and(
         logical_and(row >= 0, row <= height - 1), logical_and(column >= 0, column <= width - 1)
     )
     index = clip(row, 0, height - 1) * width + clip(column, 0, width - 1)
     flat = reshape(cast(index, "int64"), (n, 1, -1))
-    found = take_along_axis(
+    pixels = take_along_axis(
         reshape(x, (n, channels, -1)), broadcast_to(flat, (n, channels, flat.shape[2])), 2
     )
-    found = reshape(found, (n, channels, *places[1:]))
-    return where(reshape(inside, (n, 1, *places[1:])), found, 0)
+    pixels = reshape(pixels, (n, channels, *grid_shape[1:]))
+    return where(reshape(is_inside, (n, 1, *grid_shape[1:])), pixels, 0)
 
 
 def expect_images_and_grid(images: Node, points: Node) -> None:
-    """Raise ShapeError unless there is a grid of points for each image, and no image is empty."""
+    """Raise a ShapeError unless there is one grid of points per image, and no image is empty."""
     fits = images.ndim == points.ndim == 4 and points.shape[3] == 2
     if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
         raise ShapeError(
@@ -134,7 +134,7 @@ def grid_sample(
     images, dtype = widened("grid_sample", images)
     points = cast(points, images.dtype)
     column, row = (
-        padded(
+        move_inside(
             pixel_position(points[..., axis], size, align_corners),
             size,
             padding_mode,

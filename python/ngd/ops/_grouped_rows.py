@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of groups of rows, for mixtures of experts.
+"""Matrix multiplication of groups of rows, for mixtures of experts.
 
-Group g is the rows from `offsets[g - 1]`, or 0, up to `offsets[g]`. The offsets are values that a
-step computes, so a program serves every distribution of the rows. Rows after the last offset belong
+Group g has the rows from `offsets[g - 1]` (0 for the first group) to `offsets[g]`. A step computes
+the offsets, so one program serves every distribution of the rows. Rows after the last offset belong
 to no group.
 """
 
@@ -28,9 +28,9 @@ __all__ = ["grouped_matmul"]
 
 
 class GroupedOp(Op):
-    """An op on groups of rows; the third operand has the offsets. It computes in its own dtype.
+    """An op on groups of rows, whose third operand has the offsets.
 
-    In a step of a 16-bit precision it stays float32.
+    It computes in the dtype of its operands. In a step of mixed precision it stays float32.
     """
 
     dtypes = FLOATS
@@ -80,7 +80,7 @@ class GroupedMatMul(GroupedOp):
                [3., 4.]])
     """
 
-    # A node has the attribute transpose_b, which reads the last two axes of w in reverse.
+    # The attribute transpose_b of a node swaps the last two axes of w.
     name = "grouped_matmul"
     weight = 1
 
@@ -142,9 +142,9 @@ class GroupedMatMul(GroupedOp):
 
 
 class GroupedWeightGrad(GroupedOp):
-    """grouped_weight_grad(a, b, offsets): aᵀ b of the rows of each group.
+    """The adjoint of the weights of grouped_matmul: aᵀ b of the rows of each group.
 
-    This is the adjoint of the weights of grouped_matmul. Zeros for a group without rows.
+    A group without rows gets zeros.
     """
 
     name = "grouped_weight_grad"
@@ -181,25 +181,25 @@ class GroupedWeightGrad(GroupedOp):
 
 
 def offsets_of(groups: int, most: int) -> Operand:
-    """Return random offsets of a sample."""
+    """Return the operand of a sample that has random offsets."""
     return Operand((groups,), 0, most, dtype=int64, ascending=True)
 
 
 def rows_of_groups(offsets: Array, rows: int) -> list[slice]:
-    """Return the rows of each group, or raise an OutOfRangeError for an offset that cannot be.
+    """Return the rows of each group, or raise an OutOfRangeError for an invalid offset.
 
     The message is that of src/cpp/kernels/fallback/grouped_matmul.cpp.
     """
-    found, before = [], 0
+    slices, start = [], 0
     for group, offset in enumerate(offsets.tolist()):
-        if not before <= offset <= rows:
+        if not start <= offset <= rows:
             raise OutOfRangeError(
                 f"grouped_matmul: expected offsets from 0 to {rows} that do not decrease; got "
-                f"{offset} after {before} at [{group}] of the offsets"
+                f"{offset} after {start} at [{group}] of the offsets"
             )
-        found.append(slice(before, offset))
-        before = offset
-    return found
+        slices.append(slice(start, offset))
+        start = offset
+    return slices
 
 
 grouped_weight_grad: Final[GroupedWeightGrad] = register(GroupedWeightGrad())

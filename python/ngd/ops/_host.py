@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions that a step calls: ngd.call_host, and ngd.print."""
+"""The op that calls a Python function in a step, for ngd.call_host and ngd.print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._creation import zeros
 
 _numbers: Final = count(1)
 FUNCTIONS: Final[WeakValueDictionary[int, HostFunction]] = WeakValueDictionary()
-"""The functions of living graphs by their numbers, by which compiled programs call them."""
+"""The functions of all existing graphs, by the numbers by which compiled programs call them."""
 
 
 class HostFunction:
@@ -68,11 +68,12 @@ class HostFunction:
                 f"{returned!r} (made at {self.site}). Return a tuple with one array per type."
             )
         return tuple(
-            self._checked(number, value, wanted)
+            self._as_declared(number, value, wanted)
             for number, (value, wanted) in enumerate(zip(values, self.results, strict=True))
         )
 
-    def _checked(self, number: int, value: Any, wanted: Type) -> Array:
+    def _as_declared(self, number: int, value: Any, wanted: Type) -> Array:
+        """Return result `number` in its declared dtype, or raise a TypeError."""
         array = np.asarray(value)
         if array.shape != wanted.shape or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
             got = f"{array.dtype}{list(array.shape)}"
@@ -83,7 +84,7 @@ class HostFunction:
         return array.astype(wanted.dtype, copy=False)
 
     def fill(self, inputs: Sequence[memoryview], outputs: Sequence[memoryview | None]) -> None:
-        """Call the function on the memory of a step."""
+        """Call the function on the memory of a step, and write its results there."""
         arrays = [array_of(each, view) for each, view in zip(self.inputs, inputs, strict=True)]
         for wanted, view, value in zip(self.results, outputs, self(*arrays), strict=True):
             if view is not None:
@@ -91,7 +92,7 @@ class HostFunction:
 
 
 def array_of(wanted: Type, memory: memoryview) -> Array:
-    """Return an array of a type in some memory."""
+    """Return an array of a type that uses the given memory."""
     return np.frombuffer(memory, np.uint8).view(wanted.dtype).reshape(wanted.shape)
 
 
@@ -101,7 +102,7 @@ def invoke(number: int, inputs: list[memoryview], outputs: list[memoryview | Non
 
 
 class CallHost(Op):
-    """call_host(*nodes, function=): the results of a Python function; attrs: function."""
+    """The results of a Python function. Attrs: function."""
 
     name = "call_host"
     public = False
@@ -126,14 +127,14 @@ class CallHost(Op):
                 "ops.stop_gradient."
             )
         parts = dy if isinstance(dy, tuple) else (dy,)
-        given = [
+        result_adjoints = [
             zeros(wanted.shape, wanted.dtype) if part is None else part
             for part, wanted in zip(parts, function.results, strict=True)
         ]
         wanted = tuple(n.type for n in node.inputs if is_float(n.dtype))
         if not wanted:
             return [None for _ in node.inputs]
-        operands = (*node.inputs, *given)
+        operands = (*node.inputs, *result_adjoints)
         backward = HostFunction(function.gradient, tuple(n.type for n in operands), wanted)
         adjoints = iter(self(operands, backward).results)
         return [next(adjoints) if is_float(n.dtype) else None for n in node.inputs]

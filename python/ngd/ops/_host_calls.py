@@ -23,7 +23,8 @@ from ._operands import as_node
 _core.set_host_invoke(invoke)
 
 
-GIVE: Final = "Give a function of NumPy arrays."
+FUNCTION_ADVICE: Final = "Give a function of NumPy arrays."
+"""The advice in the message for a wrong first argument of call_host."""
 
 
 def call_host(
@@ -80,7 +81,9 @@ def call_host(
     array([ 1.,  6., 24.])
     """
     if not callable(function):
-        raise TypeError(f"call_host: expected a function first; got {function!r}. {GIVE}")
+        raise TypeError(
+            f"call_host: expected a function first; got {function!r}. {FUNCTION_ADVICE}"
+        )
     leaves, structure = flatten(types, _is_type)
     results = tuple(_as_type(leaf) for leaf in leaves)
     if not results:
@@ -129,17 +132,17 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
         raise TypeError(f"print: first_only: expected True or False; got {first_only!r}")
     if rank is not None:
         rank = whole(rank, "print", "rank")
-    function = HostFunction(Printer(name, rank, first_only), (node.type,), DONE)
+    function = HostFunction(Printer(name, rank, first_only), (node.type,), PRINT_RESULT)
     notes.add(node, notes.Print(function))
     return after(node, _call_host([node], function))
 
 
-DONE: Final = (Type(int64, ()),)
-"""The type of the result of a print, which has no meaning."""
+PRINT_RESULT: Final = (Type(int64, ()),)
+"""The type of the result of a print. The result has no meaning."""
 
 
 class Printer:
-    """Prints an array. Called inside a step."""
+    """A function that prints an array. A step calls it."""
 
     def __init__(self, name: str, rank: int | None, first_only: bool) -> None:
         self.name, self.rank, self.first_only = name, rank, first_only
@@ -167,6 +170,7 @@ def _is_type(leaf: Any) -> bool:
 
 
 def _as_type(leaf: Any) -> Type:
+    """Return a declared type, from a node, a Type, or a pair of a shape and a dtype."""
     if isinstance(leaf, (Node, Type)):
         return leaf.type if isinstance(leaf, Node) else leaf
     if not _is_type(leaf):

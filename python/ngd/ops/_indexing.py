@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors that a step chooses: made of take."""
+"""Parts of arrays at positions that a step computes. They are composed of `take`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,58 @@ __all__ = ["dynamic_slice", "embedding", "embedding_bag"]
 
 @public
 def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> Node:
-    """Look up rows of a table: [...] integers and [rows, E] give [..., E].
+    """Return rows of a table, as torch.nn.functional.embedding.
 
-    As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index outside of
-    [0, rows) is an OutOfRangeError, an IndexError and a ValueError, when the step runs. A negative
-    index does not count from the end; `ops.take` and `weight[indices]` count so, as NumPy.
+    Parameters
+    ----------
+    indices
+        Integers of any shape, in [0, rows). Negative indices do not count from the end. They do in
+        `ops.take` and in `weight[indices]`, as in NumPy.
+    weight
+        The table [rows, E].
+    padding_idx
+        The index of a row that gets no gradient, or None. It may count from the end.
+
+    Returns
+    -------
+    Node
+        [..., E], where [...] is the shape of the indices.
+
+    Raises
+    ------
+    ShapeError
+        The table does not have two axes, or `padding_idx` is not a row.
+    OutOfRangeError
+        An index is outside of [0, rows), when the step runs. It is also an IndexError and a
+        ValueError.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.embedding)(np.array([1, 0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([[3., 4.],
+               [1., 2.]])
     """
     table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
     return _rows("embedding", table, chosen, padding_idx)
 
 
 def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> Node:
-    """Return the rows of a table; the padding row gets no gradient."""
+    """Return rows of a table. The padding row gets no gradient."""
     if table.ndim != 2:
         raise ShapeError(
             f"{where_}: expected a table [rows, E]; got {table.type}. Reshape the table."
         )
     attrs = {"axis": 0, "caller": where_, "negative": False}
-    found = take.node((table, chosen), attrs)
+    result = take.node((table, chosen), attrs)
     if padding_idx is None:
-        return found
+        return result
     rows = table.shape[0]
     if not -rows <= padding_idx < rows:
         raise ShapeError(f"{where_}: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
-    of_padding = equal(chosen, padding_idx % rows)
-    return where(expand_dims(of_padding, -1), stop_gradient(found), found)
+    is_padding = equal(chosen, padding_idx % rows)
+    return where(expand_dims(is_padding, -1), stop_gradient(result), result)
 
 
 @public
@@ -60,22 +87,25 @@ def embedding_bag(
     per_sample_weights: Value | None = None,
     padding_idx: int | None = None,
 ) -> Node:  # long because each argument is described
-    """Return means or sums of rows of a table, as torch.nn.functional.embedding_bag.
+    """Return the mean or the sum of the rows of each bag, as torch.nn.functional.embedding_bag.
+
+    A bag is a list of indices of rows.
 
     Parameters
     ----------
     indices
         Integers [bags, n]; or [n], with offsets.
     weight
-        The table, [rows, E].
+        The table [rows, E].
     offsets
-        [bags]: the position in the indices where each bag begins, in ascending order from 0 on.
+        [bags]: the position in the indices at which each bag begins. The positions ascend, and the
+        first one is 0.
     mode
         "mean" or "sum". An empty bag gives zeros.
     per_sample_weights
-        The factor of each row, as a tensor of the shape of the indices. Only mode "sum" takes it.
+        The factor of each row, in the shape of the indices, or None. Only mode "sum" takes it.
     padding_idx
-        A row that counts for nothing, and gets no gradient.
+        A row that does not count and gets no gradient, or None.
 
     Returns
     -------
@@ -88,6 +118,8 @@ def embedding_bag(
         The shapes do not fit.
     OutOfRangeError
         An index is outside of [0, rows), when the step runs.
+    ValueError
+        The mode is unknown.
 
     Examples
     --------
@@ -112,18 +144,18 @@ def embedding_bag(
 
 
 def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
-    """Return the sums of the rows of each bag, and of their factors."""
+    """Return the sums of the rows of each bag, and the sums of their factors."""
     if offsets is None:
         return sum(rows, 1), sum(factors, 1)
     starts = as_indices(offsets, "embedding_bag")
-    places = arange(rows.shape[0], dtype=starts.dtype)
-    bags = searchsorted(starts, places, "right") - 1
+    positions = arange(rows.shape[0], dtype=starts.dtype)
+    bags = searchsorted(starts, positions, "right") - 1
     total, count = (scatter_add(v, bags, 0, starts.shape[0]) for v in (rows, factors))
     return total, count
 
 
 def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node:
-    """Return the factor of each row of a bag."""
+    """Return the factor of each row of each bag."""
     if weights is None:
         return ones(chosen.shape, rows.dtype)
     factors = cast(as_node(weights, where="embedding_bag"), rows.dtype)
@@ -138,9 +170,34 @@ def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node
 
 @public
 def dynamic_slice(x: Value, starts: Sequence[Value], sizes: int | Sequence[int]) -> Node:
-    """Take a part of this size, from places on that a step computes: a scalar an axis.
+    """Return a slice of static size that begins at computed indices.
 
-    A part that would lead out of the tensor begins so much earlier that it does not, as XLA's.
+    Parameters
+    ----------
+    x
+        An array of any dtype.
+    starts
+        The first index along each axis, integer scalars. They may be nodes. A negative start counts
+        as 0. A slice that would exceed an axis begins earlier, so that it fits, as in XLA.
+    sizes
+        The extent of the slice along each axis, ints that are known when the graph is built.
+
+    Raises
+    ------
+    ShapeError
+        There is not one start and one size per axis, or a size exceeds the axis.
+    DTypeError
+        A start is not an integer scalar.
+
+    Examples
+    --------
+    ::
+
+        >>> step = ngd.function(lambda x, i: ops.dynamic_slice(x, [i], [2]))
+        >>> step(np.arange(5.0), np.int64(1))
+        array([1., 2.])
+        >>> step(np.arange(5.0), np.int64(4))
+        array([3., 4.])
     """
     x, extents = as_node(x, where="dynamic_slice"), as_shape(sizes)
     firsts = [as_node(start, where="dynamic_slice") for start in starts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors side by side, and their parts."""
+"""Join arrays along existing or new axes, split them, and repeat elements."""
 
 from __future__ import annotations
 
@@ -39,25 +39,26 @@ __all__ = [
 
 
 def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:
+    """Return arrays with at least `ndim` axes, in a tuple if there are several."""
     nodes = [as_node(x, where=where_) for x in values]
-    found = []
+    results = []
     for node in nodes:
         if ndim == 3 and node.ndim < 3:  # [n] to [1, n, 1], [m, n] to [m, n, 1]
             shape = (*((1,) * (2 - node.ndim)), *node.shape, 1)
         else:
             shape = (*((1,) * (ndim - node.ndim)), *node.shape)
-        found.append(reshape(node, shape))
-    return found[0] if len(found) == 1 else tuple(found)
+        results.append(reshape(node, shape))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 @public
 def atleast_1d(*x: Value) -> Any:
-    """Return tensors of at least one axis: scalars become [1].
+    """Return arrays of at least one axis: scalars become [1].
 
     Parameters
     ----------
     x
-        One tensor or several.
+        One array or several.
 
     Returns
     -------
@@ -75,12 +76,12 @@ def atleast_1d(*x: Value) -> Any:
 
 @public
 def atleast_2d(*x: Value) -> Any:
-    """Return tensors of at least two axes: [n] becomes [1, n].
+    """Return arrays of at least two axes: [n] becomes [1, n].
 
     Parameters
     ----------
     x
-        One tensor or several.
+        One array or several.
 
     Returns
     -------
@@ -98,12 +99,12 @@ def atleast_2d(*x: Value) -> Any:
 
 @public
 def atleast_3d(*x: Value) -> Any:
-    """Return tensors of at least three axes: [n] becomes [1, n, 1], [m, n] becomes [m, n, 1].
+    """Return arrays of at least three axes: [n] becomes [1, n, 1], [m, n] becomes [m, n, 1].
 
     Parameters
     ----------
     x
-        One tensor or several.
+        One array or several.
 
     Returns
     -------
@@ -121,12 +122,12 @@ def atleast_3d(*x: Value) -> Any:
 
 @public
 def vstack(values: Sequence[Value]) -> Node:
-    """Join tensors along the first axis, as numpy.vstack; [n] counts as [1, n].
+    """Join arrays along the first axis, as numpy.vstack. An array [n] counts as [1, n].
 
     Parameters
     ----------
     values
-        A list of tensors.
+        A list of arrays.
 
     Examples
     --------
@@ -141,12 +142,12 @@ def vstack(values: Sequence[Value]) -> Node:
 
 @public
 def hstack(values: Sequence[Value]) -> Node:
-    """Join tensors along the second axis, or the first if they have one, as numpy.hstack.
+    """Join arrays along the second axis, as numpy.hstack. Arrays of one axis are joined along it.
 
     Parameters
     ----------
     values
-        A list of tensors.
+        A list of arrays.
 
     Examples
     --------
@@ -163,12 +164,12 @@ def hstack(values: Sequence[Value]) -> Node:
 
 @public
 def dstack(values: Sequence[Value]) -> Node:
-    """Join tensors along the third axis, as numpy.dstack; [m, n] counts as [m, n, 1].
+    """Join arrays along the third axis, as numpy.dstack. An array [m, n] counts as [m, n, 1].
 
     Parameters
     ----------
     values
-        A list of tensors.
+        A list of arrays.
 
     Examples
     --------
@@ -183,12 +184,12 @@ def dstack(values: Sequence[Value]) -> Node:
 
 @public
 def column_stack(values: Sequence[Value]) -> Node:
-    """Join tensors of one axis as columns, and matrices along the second axis.
+    """Join arrays of one axis as the columns of a matrix, and matrices along the second axis.
 
     Parameters
     ----------
     values
-        A list of tensors.
+        A list of arrays.
 
     Examples
     --------
@@ -204,16 +205,16 @@ def column_stack(values: Sequence[Value]) -> Node:
 
 @public
 def append(x: Value, values: Value, axis: int | None = None) -> Node:
-    """Join a tensor and further values, as numpy.append.
+    """Join an array and more values, as numpy.append.
 
     Parameters
     ----------
     x
-        A tensor.
+        An array.
     values
-        A tensor of the shape of x except for the axis; for None, of any shape.
+        An array of the shape of x except for the axis. If the axis is None, it may have any shape.
     axis
-        The axis along which they are joined; None joins the flattened tensors.
+        The axis along which they are joined. None, the default, joins the flattened arrays.
 
     Examples
     --------
@@ -229,28 +230,28 @@ def append(x: Value, values: Value, axis: int | None = None) -> Node:
 
 
 MOST_PARTS: Final = 2**16
-"""More parts would take minutes to build and compile."""
+"""The largest number of parts. More parts would take minutes to build and compile."""
 
 
 def expect_parts(where_: str, count: int) -> None:
-    """Refuse a number of parts that is not positive, or that no graph can hold."""
+    """Raise a ShapeError unless the number of parts is in [1, MOST_PARTS]."""
     if not 1 <= count <= MOST_PARTS:
         raise ShapeError(f"{where_}: expected at least one part, at most {MOST_PARTS}; got {count}")
 
 
 @public
 def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:
-    """Cut a tensor into parts that need not be equal, as numpy.array_split.
+    """Split an array into parts that need not be equal, as numpy.array_split.
 
     Parameters
     ----------
     x
-        A tensor.
+        An array.
     sections
-        The number of parts, or the indices where the tensor is cut. If the extent is not a
-        multiple of the number, the first parts are larger by one.
+        The number of parts, or the indices at which the array is split. If the number does not
+        divide the extent, the first parts are larger by one.
     axis
-        The axis along which it is cut.
+        The axis that is split.
 
     Returns
     -------
@@ -268,25 +269,25 @@ def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple
     n = node.shape[along]
     if isinstance(sections, (int, np.integer)):
         expect_parts("array_split", int(sections))
-        part, more = divmod(n, int(sections))
-        sizes = [part + (i < more) for i in range(int(sections))]
-        cuts = [0, *np.cumsum(sizes).tolist()]
+        smaller, num_larger = divmod(n, int(sections))
+        sizes = [smaller + (i < num_larger) for i in range(int(sections))]
+        bounds = [0, *np.cumsum(sizes).tolist()]
     else:
-        cuts = [0, *(int(cut) for cut in sections), n]
+        bounds = [0, *(int(cut) for cut in sections), n]
     before = (np.s_[:],) * along
-    return tuple(slice(node, (*before, np.s_[begin:end])) for begin, end in pairwise(cuts))
+    return tuple(slice(node, (*before, np.s_[begin:end])) for begin, end in pairwise(bounds))
 
 
 @public
 def hsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
-    """Cut a tensor along the second axis, or the first if it has one, as numpy.hsplit.
+    """Split an array along the second axis, as numpy.hsplit.
 
     Parameters
     ----------
     x
-        A tensor of at least one axis.
+        An array of at least one axis. An array of one axis is split along that axis.
     sections
-        The number of equal parts, or the indices where the tensor is cut.
+        The number of equal parts, or the indices at which the array is split.
 
     Returns
     -------
@@ -307,14 +308,14 @@ def hsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
 
 @public
 def vsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
-    """Cut a tensor along the first axis, as numpy.vsplit.
+    """Split an array along the first axis, as numpy.vsplit.
 
     Parameters
     ----------
     x
-        A tensor of at least two axes.
+        An array of at least two axes.
     sections
-        The number of equal parts, or the indices where the tensor is cut.
+        The number of equal parts, or the indices at which the array is split.
 
     Returns
     -------
@@ -332,14 +333,14 @@ def vsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
 
 @public
 def dsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
-    """Cut a tensor along the third axis, as numpy.dsplit.
+    """Split an array along the third axis, as numpy.dsplit.
 
     Parameters
     ----------
     x
-        A tensor of at least three axes.
+        An array of at least three axes.
     sections
-        The number of equal parts, or the indices where the tensor is cut.
+        The number of equal parts, or the indices at which the array is split.
 
     Returns
     -------
@@ -357,17 +358,17 @@ def dsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
 
 @public
 def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
-    """Cut a tensor into at most this many parts of equal size, as torch.chunk.
+    """Split an array into at most this many parts of equal size, as torch.chunk.
 
     Parameters
     ----------
     x
-        A tensor.
+        An array.
     chunks
-        The number of parts, at least 1. Each has ceil(n / chunks) elements along the axis; the last
-        one may have fewer, and there may be fewer parts.
+        The number of parts, at least 1. A part has ceil(n / chunks) elements along the axis. The
+        last one may have fewer, and there may be fewer parts.
     axis
-        The axis along which it is cut.
+        The axis that is split.
 
     Returns
     -------
@@ -396,13 +397,14 @@ def unbind(x: Value, axis: int = 0) -> tuple[Node, ...]:
     Parameters
     ----------
     x
-        A tensor of at least one axis.
+        An array of at least one axis.
     axis
-        The axis that is left out.
+        The axis to remove.
 
     Returns
     -------
     tuple of Node
+        One slice per index.
 
     Examples
     --------
@@ -419,22 +421,22 @@ def unbind(x: Value, axis: int = 0) -> tuple[Node, ...]:
 
 @public
 def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = None) -> Node:
-    """Repeat each element, as numpy.repeat; ops.tile repeats the whole tensor.
+    """Repeat each element, as numpy.repeat. ops.tile repeats the whole array.
 
     Parameters
     ----------
     x
-        A tensor.
+        An array.
     repeats
-        How often: a number for all elements, or one per index of the axis. They are known when the
-        graph is built, since the shape depends on them.
+        The number of repetitions: one for all elements, or one per index of the axis. The numbers
+        must be known when the graph is built, because the shape of the result depends on them.
     axis
-        An axis; None: the flattened tensor.
+        An axis. None, the default, means the flattened array.
 
     Raises
     ------
     ShapeError
-        A number is negative, or their count does not fit the axis.
+        A number is negative, `repeats` is a node, or the count of numbers does not fit the axis.
 
     Examples
     --------
@@ -459,8 +461,8 @@ def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = No
         )
     if counts.size == 1:
         count = int(counts.reshape(()))
-        apart = expand_dims(node, along + 1)
+        expanded = expand_dims(node, along + 1)
         shape = (*node.shape[: along + 1], count, *node.shape[along + 1 :])
         merged = (*node.shape[:along], n * count, *node.shape[along + 1 :])
-        return reshape(broadcast_to(apart, shape), merged)
+        return reshape(broadcast_to(expanded, shape), merged)
     return take(node, np.repeat(np.arange(n), counts), along)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of vectors and matrices, and their diagonals."""
+"""Products of vectors and matrices, diagonals and traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
     Parameters
     ----------
     x
-        A tensor of at least two axes.
+        An array of at least two axes.
     offset
         The diagonal: 0 is the main one, a positive one is above it, a negative one below.
     axis1, axis2
@@ -80,8 +80,8 @@ def diag(x: Value, k: int = 0) -> Node:
     Parameters
     ----------
     x
-        A matrix, whose diagonal is returned, or a tensor of one axis, which becomes the diagonal
-        of a square matrix of zeros.
+        A matrix, whose diagonal is returned; or an array of one axis, the diagonal of a new square
+        matrix, which is zero elsewhere.
     k
         The diagonal: 0 is the main one, k > 0 is above it, k < 0 below.
 
@@ -118,9 +118,11 @@ def trace(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
     Parameters
     ----------
     x
-        A tensor of at least two axes.
-    offset, axis1, axis2
-        As in ops.diagonal.
+        An array of at least two axes.
+    offset
+        The diagonal: 0 is the main one, a positive one is above it, a negative one below.
+    axis1, axis2
+        The axes of the rows and the columns.
 
     Examples
     --------
@@ -142,7 +144,7 @@ def outer(a: Value, b: Value) -> Node:
     Parameters
     ----------
     a, b
-        Tensors, which are flattened.
+        Arrays of numbers. They are flattened.
 
     Examples
     --------
@@ -159,7 +161,7 @@ def outer(a: Value, b: Value) -> Node:
 def _summed_axes(
     x: Node, y: Node, axes: int | Sequence[int | Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes of each tensor over which tensordot sums."""
+    """Return the axes of each array over which tensordot sums."""
     if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(x.ndim, y.ndim):
             types = got(x.type, y.type)
@@ -180,15 +182,15 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     Parameters
     ----------
     a, b
-        Tensors.
+        Arrays of numbers.
     axes
-        A number n: the last n axes of a and the first n of b. Or a pair: axes of a, and those of b
-        with the same extents.
+        A number n: the last n axes of a and the first n axes of b. Or a pair: axes of a, and axes
+        of b with the same extents.
 
     Returns
     -------
     Node
-        The other axes of a, then the other axes of b.
+        An array with the other axes of a, then the other axes of b.
 
     Raises
     ------
@@ -214,19 +216,24 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     right = [n for n in range(y.ndim) if n not in second]
     rows, columns = tuple(x.shape[n] for n in left), tuple(y.shape[n] for n in right)
     inner_size = math.prod(x.shape[n] for n in first)
-    matrix = reshape(transpose(x, [*left, *first]), (math.prod(rows), inner_size))
-    other = reshape(transpose(y, [*second, *right]), (inner_size, math.prod(columns)))
-    return reshape(matmul(matrix, other), (*rows, *columns))
+    left_matrix = reshape(transpose(x, [*left, *first]), (math.prod(rows), inner_size))
+    right_matrix = reshape(transpose(y, [*second, *right]), (inner_size, math.prod(columns)))
+    return reshape(matmul(left_matrix, right_matrix), (*rows, *columns))
 
 
 @public
 def inner(a: Value, b: Value) -> Node:
-    """Sum products over the last axes of a and b, as numpy.inner; scalars are multiplied.
+    """Sum products over the last axes of a and b, as numpy.inner. Scalars are multiplied.
 
     Parameters
     ----------
     a, b
-        Tensors whose last axes have the same extent.
+        Arrays whose last axes have the same extent.
+
+    Raises
+    ------
+    ShapeError
+        The last axes differ.
 
     Examples
     --------
@@ -253,7 +260,12 @@ def vdot(a: Value, b: Value) -> Node:
     Parameters
     ----------
     a, b
-        Tensors with the same number of elements, which are flattened.
+        Arrays with the same number of elements. They are flattened.
+
+    Raises
+    ------
+    ShapeError
+        The numbers of elements differ.
 
     Examples
     --------
@@ -278,7 +290,7 @@ def kron(a: Value, b: Value) -> Node:
     Parameters
     ----------
     a, b
-        Tensors. The one of fewer axes gets further ones in front.
+        Arrays of numbers. The one with fewer axes gets axes of extent 1 in front.
 
     Examples
     --------
@@ -304,9 +316,9 @@ def cross(a: Value, b: Value, axis: int = -1) -> Node:
     Parameters
     ----------
     a, b
-        Tensors that broadcast, with extent 3 along the axis.
+        Arrays that broadcast, with extent 3 along the axis.
     axis
-        The axis of the vectors, of a, b and the result.
+        The axis of the vectors in a, in b and in the result.
 
     Raises
     ------
@@ -320,7 +332,7 @@ def cross(a: Value, b: Value, axis: int = -1) -> Node:
         >>> ngd.function(lambda: ops.cross([1, 0, 0], [0, 1, 0]))()
         array([0, 0, 1])
     """
-    moved = []
+    vectors = []
     for value in align("cross", a, b):
         along = as_axis("cross", axis, value.ndim, value.type)
         if value.shape[along] != 3:
@@ -328,8 +340,8 @@ def cross(a: Value, b: Value, axis: int = -1) -> Node:
                 f"cross: expected extent 3 along axis {axis}; got {value.type}. Choose another "
                 "axis, or pad the vectors."
             )
-        moved.append(moveaxis(value, along, -1))
-    x, y = moved
-    turned = [concat([n[..., k:], n[..., :k]], -1) for n in (x, y) for k in (1, 2)]
-    product = turned[0] * turned[3] - turned[1] * turned[2]
+        vectors.append(moveaxis(value, along, -1))
+    x, y = vectors
+    rotations = [concat([n[..., k:], n[..., :k]], -1) for n in (x, y) for k in (1, 2)]
+    product = rotations[0] * rotations[3] - rotations[1] * rotations[2]
     return moveaxis(product, -1, axis)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further losses and similarities, made of other ops, as torch.nn.functional has them."""
+"""More losses and similarities, composed of other ops, as in torch.nn.functional."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def nll_loss(
     log_probabilities
         [C], [N, C] or [N, C, d1, ...]: the result of ops.log_softmax.
     labels
-        Integers in [0, C), of that shape without C.
+        Integers in [0, C), in the shape of log_probabilities without C.
     weight
-        [C]: a factor for each class. The mean divides by the sum of the weights.
+        [C], a factor for each class, or None. The mean divides by the sum of the weights.
     ignore_index
-        A label that counts for nothing.
+        The label of elements that do not count.
     reduction
         "mean", "sum" or "none".
 
@@ -79,15 +79,15 @@ def nll_loss(
     check_reduction("nll_loss", reduction, LOSS_REDUCTIONS)
     x, target = (as_node(v, where="nll_loss") for v in (log_probabilities, labels))
     chosen = expect_labels("nll_loss", "log probabilities", x, target)
-    wide, dtype = widened("nll_loss", x)
-    if wide.ndim > 2:
-        wide = transpose(wide, (0, *range(2, wide.ndim), 1))
-    counts = not_equal(chosen, ignore_index)
-    safe = where(counts, chosen, 0)
-    picked = sum(where(one_hot(safe, wide.shape[-1], bool), wide, 0), -1)
-    factors = class_weights("nll_loss", weight, wide, safe)
-    loss = where(counts, -picked * factors, 0)
-    return reduced_by(loss, where(counts, factors, 0), reduction, dtype)
+    log_probs, dtype = widened("nll_loss", x)
+    if log_probs.ndim > 2:
+        log_probs = transpose(log_probs, (0, *range(2, log_probs.ndim), 1))
+    is_counted = not_equal(chosen, ignore_index)
+    safe_labels = where(is_counted, chosen, 0)
+    label_log_probs = sum(where(one_hot(safe_labels, log_probs.shape[-1], bool), log_probs, 0), -1)
+    factors = class_weights("nll_loss", weight, log_probs, safe_labels)
+    loss = where(is_counted, -label_log_probs * factors, 0)
+    return reduced_by(loss, where(is_counted, factors, 0), reduction, dtype)
 
 
 @public
@@ -96,21 +96,23 @@ def smooth_l1_loss(
 ) -> Node:
     """Return d ** 2 / (2 * beta) where d = abs(prediction - target) < beta, else d - beta / 2.
 
-    torch.nn.functional.smooth_l1_loss. Girshick 2015 (arXiv:1504.08083), equation 3.
-
     Parameters
     ----------
     prediction, target
         Numbers of one shape.
     beta
-        Where the square begins, >= 0; 0 is the l1 loss.
+        The distance below which the loss is a square, >= 0. With beta = 0 it is the l1 loss.
     reduction
         "mean", "sum" or "none".
 
     Raises
     ------
     ValueError
-        beta is negative.
+        `beta` is negative.
+
+    Notes
+    -----
+    As torch.nn.functional.smooth_l1_loss. Girshick 2015 (arXiv:1504.08083), equation 3.
 
     Examples
     --------
@@ -126,14 +128,15 @@ def smooth_l1_loss(
     distance = abs(x - y)
     if beta == 0:
         return reduced(distance, reduction, dtype)
-    near = minimum(distance, beta)
-    return reduced(near * (distance - 0.5 * near) / beta, reduction, dtype)
+    bounded = minimum(distance, beta)
+    return reduced(bounded * (distance - 0.5 * bounded) / beta, reduction, dtype)
 
 
 def _gaussian_nll(x: Node, y: Node, variance: Node, eps: float) -> Node:
     """Return the loss of each element, without its constant term."""
-    below = eps + (variance - stop_gradient(variance))  # the gradient passes, as PyTorch's
-    bounded = where(variance < eps, below, variance)
+    # The value is eps, and the gradient is 1, as in PyTorch.
+    minimum_variance = eps + (variance - stop_gradient(variance))
+    bounded = where(variance < eps, minimum_variance, variance)
     return 0.5 * (log(bounded) + square(x - y) / bounded)
 
 
@@ -145,11 +148,10 @@ def gaussian_nll_loss(
     full: bool = False,
     eps: float = 1e-6,
     reduction: str = "mean",
-) -> Node:
-    """Return (log(var) + (prediction - target) ** 2 / var) / 2, var being at least eps.
+) -> Node:  # long because each argument is described
+    """Return (log(var) + (prediction - target) ** 2 / var) / 2, where var is at least eps.
 
-    torch.nn.functional.gaussian_nll_loss. Nix and Weigend 1994 (ICNN), equation 3. The gradient of
-    var passes where var is below eps.
+    The gradient of var passes even where var is below eps.
 
     Parameters
     ----------
@@ -160,7 +162,7 @@ def gaussian_nll_loss(
     full
         If True, log(2 * pi) / 2 is added.
     eps
-        The least variance.
+        The smallest variance. Smaller ones count as eps.
     reduction
         "mean", "sum" or "none".
 
@@ -168,6 +170,10 @@ def gaussian_nll_loss(
     ------
     ShapeError
         The shapes differ, or var does not broadcast.
+
+    Notes
+    -----
+    As torch.nn.functional.gaussian_nll_loss. Nix and Weigend 1994 (ICNN), equation 3.
 
     Examples
     --------
@@ -194,16 +200,18 @@ def gaussian_nll_loss(
 def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Node:
     """Return the cosine of the angle between vectors, sum(a * b) / (norm(a) * norm(b)).
 
-    torch.nn.functional.cosine_similarity.
-
     Parameters
     ----------
     a, b
-        Floats that broadcast.
+        Floats that broadcast. Integers become floats.
     axis
         The axis of the vectors.
     eps
-        Norms below eps count as eps.
+        The smallest norm. Smaller ones count as eps.
+
+    Notes
+    -----
+    As torch.nn.functional.cosine_similarity.
 
     Examples
     --------
@@ -215,8 +223,8 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> N
     first, second = align("cosine_similarity", a, b)
     dtype = float_of(first.dtype)
     x, y = (cast(v, compute_dtype(dtype)) for v in (first, second))
-    lengths = [maximum(vector_norm(v, axis, keepdims=True), eps) for v in (x, y)]
-    return cast(sum((x / lengths[0]) * (y / lengths[1]), axis), dtype)
+    norms = [maximum(vector_norm(v, axis, keepdims=True), eps) for v in (x, y)]
+    return cast(sum((x / norms[0]) * (y / norms[1]), axis), dtype)
 
 
 @public
@@ -229,23 +237,34 @@ def triplet_margin_loss(
     eps: float = 1e-6,
     swap: bool = False,
     reduction: str = "mean",
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return max(distance(anchor, positive) - distance(anchor, negative) + margin, 0).
-
-    torch.nn.functional.triplet_margin_loss. Balntas et al. 2016 (BMVC), section 3. The distance is
-    the norm of order p over the last axis of a - b + eps.
 
     Parameters
     ----------
     anchor, positive, negative
         Floats [N, D], or [D].
-    margin, p, eps
-        As above.
+    margin
+        The difference of the distances from which the loss is 0.
+    p
+        The order of the norm. The distance of a and b is the norm of a - b + eps over the last
+        axis.
+    eps
+        A small number that is added to the differences.
     swap
-        If True, the distance of positive and negative counts, where it is smaller than that of
-        anchor and negative.
+        If True, the distance of positive and negative replaces that of anchor and negative where it
+        is smaller.
     reduction
         "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+
+    Notes
+    -----
+    As torch.nn.functional.triplet_margin_loss. Balntas et al. 2016 (BMVC), section 3.
 
     Examples
     --------
@@ -265,7 +284,7 @@ def triplet_margin_loss(
         )
     dtype = float_of(a.dtype)
     a, pos, neg = (cast(v, compute_dtype(dtype)) for v in (a, pos, neg))
-    near, far = (vector_norm(a - v + eps, -1, ord=p) for v in (pos, neg))
+    positive_distance, negative_distance = (vector_norm(a - v + eps, -1, ord=p) for v in (pos, neg))
     if swap:
-        far = minimum(far, vector_norm(pos - neg + eps, -1, ord=p))
-    return reduced(maximum(near - far + margin, 0), reduction, dtype)
+        negative_distance = minimum(negative_distance, vector_norm(pos - neg + eps, -1, ord=p))
+    return reduced(maximum(positive_distance - negative_distance + margin, 0), reduction, dtype)

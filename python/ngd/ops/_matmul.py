@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products."""
+"""Matrix multiplication."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from ._shape import reshape, transpose
 __all__ = ["matmul"]
 
 
-def _read(x: Shape, transposed: bool) -> Shape:
+def _shape_as_read(x: Shape, transposed: bool) -> Shape:
+    """Return a shape with its last two axes exchanged if the kernel reads it transposed."""
     return (*x[:-2], x[-1], x[-2]) if transposed else x
 
 
 def swaps_last_two(node: Node) -> bool:
-    """Whether this is a transpose of the last two axes alone."""
+    """Return True if a node transposes the last two axes and no other ones."""
     if node.op is not transpose or node.ndim < 2:
         return False
     n = node.ndim
@@ -37,16 +38,38 @@ def swaps_last_two(node: Node) -> bool:
 
 
 class MatMul(Op):
-    """matmul(a, b): numpy.matmul, 1-D operands and broadcast batches included.
+    """Return the matrix product, as numpy.matmul: [..., M, K] and [..., K, N] give [..., M, N].
 
-    A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
-    of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
-    and post, a tuple of the post-operations of floats (`Fusion.post_operations`). The
-    post-operation "add" has one more operand. 16-bit floats are accumulated in float32 and rounded
-    once. With `dtype` float32 they are not rounded, and the bias and the added operand may be
-    float32.
+    Parameters
+    ----------
+    a, b
+        Numbers of at least one axis. They are promoted to one dtype. An operand of one axis is a
+        vector, and its axis is not in the result. The axes before the last two broadcast.
+
+    Raises
+    ------
+    ShapeError
+        The last axis of a is not the second to last one of b, the other axes do not broadcast, or
+        an operand is a scalar.
+
+    Notes
+    -----
+    16-bit floats are accumulated in float32 and rounded once.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.matmul)(np.arange(6.0).reshape(2, 3), np.ones((3, 2)))
+        array([[ 3.,  3.],
+               [12., 12.]])
     """
 
+    # A node has operands of two axes or more. The attributes transpose_a and transpose_b exchange
+    # the last two axes of that operand. Passes may add a third operand, a bias of the result's last
+    # axis, and `post`, the post-operations (`Fusion.post_operations`), for floats. The
+    # post-operation "add" has one more operand. With `dtype` float32, results of 16-bit floats are
+    # not rounded, and the bias and the added operand may be float32.
     name = "matmul"
     numerics = Numerics(is_contraction=True)
     dtypes = NUMBERS
@@ -71,7 +94,7 @@ class MatMul(Op):
 
     def _product(self, a: Node, b: Node) -> Node:
         attrs = {"transpose_a": False, "transpose_b": False}
-        if a.ndim > 2 and b.ndim == 2:  # one large product, and so is the gradient of b
+        if a.ndim > 2 and b.ndim == 2:  # one matmul for all batches, and one for the gradient of b
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
             return reshape(self._product(rows, b), (*a.shape[:-1], b.shape[-1]))
         node = self.node((a, b), attrs)
@@ -88,7 +111,10 @@ class MatMul(Op):
         dtype: DType | None = None,
     ) -> Type:
         dtype = product_dtype(self.name, inputs[:2], inputs[2:], self.dtypes, dtype)
-        a, b = (_read(x.shape, t) for x, t in zip(inputs, (transpose_a, transpose_b), strict=False))
+        a, b = (
+            _shape_as_read(x.shape, t)
+            for x, t in zip(inputs, (transpose_a, transpose_b), strict=False)
+        )
         if a[-1] != b[-2]:
             read = " (read transposed)" if transpose_a or transpose_b else ""
             raise ShapeError(
@@ -107,11 +133,14 @@ class MatMul(Op):
         return result
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """A multiplication and an addition for each term; bias and `post` one an element."""
-        depth = _read(operands[0].shape, attrs["transpose_a"])[-1]
-        own, _ = split_added(operands, attrs.get("post", ()))
-        behind = len(own) - 2 + len(attrs.get("post", ()))
-        return Cost.touching(results[0].count * (2 * depth + behind), (*operands, *results))
+        """Return the cost: a multiplication and an addition per term.
+
+        A bias and each post-operation cost one operation per element.
+        """
+        depth = _shape_as_read(operands[0].shape, attrs["transpose_a"])[-1]
+        kernel_operands, _ = split_added(operands, attrs.get("post", ()))
+        extra = len(kernel_operands) - 2 + len(attrs.get("post", ()))
+        return Cost.touching(results[0].count * (2 * depth + extra), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
         """Read a transposed operand in place."""
@@ -129,8 +158,8 @@ class MatMul(Op):
 
     def gradient_factors(self, node: Node) -> tuple[Node, Node] | None:
         attrs = node.attrs
-        plain = node.ndim == len(node.inputs) == 2 and not attrs.get("post")
-        if not plain or not attrs["transpose_a"] or attrs["transpose_b"]:
+        is_plain = node.ndim == len(node.inputs) == 2 and not attrs.get("post")
+        if not is_plain or not attrs["transpose_a"] or attrs["transpose_b"]:
             return None
         a, b = node.inputs
         return a, b
@@ -138,15 +167,16 @@ class MatMul(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (a, b, *bias), _ = split_added(node.inputs, node.attrs.get("post", ()))
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        dy, of_added = dy_before(node, dy)
+        dy, added_adjoints = dy_before(node, dy)
 
-        def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
+        def matmul_of(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
 
-        # With A and B as they are read, dA = dy Bᵀ and dB = Aᵀ dy; each is made in its own layout.
-        da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
-        db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
-        return (da, db, *(dy for _ in bias), *of_added)
+        # Let A and B be the operands as the kernel reads them: dA = dy Bᵀ and dB = Aᵀ dy. Each
+        # gradient is computed in the layout of its operand.
+        da = matmul_of(b, dy, tb, True) if ta else matmul_of(dy, b, False, not tb)
+        db = matmul_of(dy, a, True, ta) if tb else matmul_of(a, dy, not ta, False)
+        return (da, db, *(dy for _ in bias), *added_adjoints)
 
     def reference(
         self,
@@ -172,7 +202,7 @@ class MatMul(Op):
             for tb in (False, True):
                 for a, b, n in (((2, 3), (3, 4), 4), ((17, 33), (33, 9), 9)):
                     attrs = {"transpose_a": ta, "transpose_b": tb}
-                    left, right = Operand(_read(a, ta)), Operand(_read(b, tb))
+                    left, right = Operand(_shape_as_read(a, ta)), Operand(_shape_as_read(b, tb))
                     yield Sample((left, right), attrs)
                     yield Sample((left, right, Operand((n,))), attrs | {"post": ()})
         plain = {"transpose_a": False, "transpose_b": False}

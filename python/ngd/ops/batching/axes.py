@@ -25,7 +25,7 @@ from .rewrite import Batched, Batching, Results, after_batch_axis, batches, lead
 
 @batches(Elementwise, Activation, Cast, OneHot, StopGradient)
 def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply the op to operands whose trailing axes broadcast."""
+    """Apply the op to the new operands, whose axes after the batch axis broadcast."""
     ndim = max(x.ndim for x in node.inputs)
     return node.op.node([lead(x, ndim) for x in operands], node.attrs)
 
@@ -38,19 +38,19 @@ def batch_reshape(batching: Batching, node: Node, operands: Sequence[Batched]) -
 
 @batches(BroadcastTo)
 def batch_broadcast_to(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Repeat along the axes after the batch axis."""
+    """Broadcast the axes after the batch axis."""
     return broadcast_to(lead(operands[0], node.ndim), (batching.size, *node.shape))
 
 
 @batches(Transpose)
 def batch_transpose(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Keep the batch axis in front."""
+    """Permute the axes after the batch axis."""
     return transpose(operands[0].node, (0, *after_batch_axis(node.attrs["axes"])))
 
 
 @batches(Slice, PadSlice)
 def batch_slice(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take the batch axis whole."""
+    """Slice the axes after the batch axis. The batch axis is kept whole."""
     first = {"starts": 0, "steps": 1, "sizes": batching.size, "shape": batching.size}
     attrs = {key: (first[key], *values) for key, values in node.attrs.items()}
     return node.op.node([operands[0].node], attrs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of loops, branches and ordering, and a rule that loops over the examples."""
+"""Batching rules of loops, branches and `after`, and a rule that loops over the examples."""
 
 from __future__ import annotations
 
@@ -20,52 +20,56 @@ from .rewrite import Batched, Batching, Results, batches, lead
 
 @batches(GroupedOp)
 def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Apply an op of one result to one example after the other, in a loop."""
+    """Apply an op with one result to the examples one after the other, in a loop."""
 
     def body(carry: Any, slices: Sequence[Node]) -> tuple[Any, Node]:
         rest = iter(slices)
-        given = [next(rest) if x.is_mapped else x.node for x in operands]
-        return carry, node.op.node(given, node.attrs)
+        inputs = [next(rest) if x.is_mapped else x.node for x in operands]
+        return carry, node.op.node(inputs, node.attrs)
 
     _, stacked = scan(body, (), [x.node for x in operands if x.is_mapped])
-    made: Node = stacked
-    return made
+    result: Node = stacked
+    return result
 
 
 @batches(After)
 def batch_after(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Order the new nodes as the traced ones."""
-    made = node.op.node([x.node for x in operands], node.attrs)
-    return [Batched(made, operands[0].is_mapped)]
+    """Apply `after` to the new nodes. The result is mapped if x is."""
+    result = node.op.node([x.node for x in operands], node.attrs)
+    return [Batched(result, operands[0].is_mapped)]
 
 
 @batches(Scan)
 def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Batch the body. A carried value is mapped if it is so in any iteration."""
+    """Batch the body of a loop.
+
+    A carried value is mapped if it is mapped in any iteration. So the body is batched again until
+    the set of mapped carried values no longer grows.
+    """
     graph, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
     mapped = [x.is_mapped for x in operands]
     while True:
         body = batching.body_on_inputs(graph, node, mapped)
-        made = body.rewrite(graph.outputs)
-        after = [a or x.is_mapped for a, x in zip(mapped[:n], made, strict=False)]
+        body_results = body.rewrite(graph.outputs)
+        after = [a or x.is_mapped for a, x in zip(mapped[:n], body_results, strict=False)]
         if after == mapped[:n]:
             break
         mapped[:n] = after
     outputs = [
         body.with_batch_axis(x) if is_mapped else x.node
-        for x, is_mapped in zip(made, after, strict=False)
+        for x, is_mapped in zip(body_results, after, strict=False)
     ]
-    outputs += [x.node for x in made[n:]]
-    given = [
+    outputs += [x.node for x in body_results[n:]]
+    new_operands = [
         batching.with_batch_axis(x) if is_mapped else x.node
         for x, is_mapped in zip(operands, after, strict=False)
     ]
-    given += [moveaxis(x.node, 0, 1) if x.is_mapped else x.node for x in operands[n : n + m]]
-    given += [x.node for x in operands[n + m :]]
-    inputs = tuple(body.find(place).node for place in graph.inputs)
+    new_operands += [moveaxis(x.node, 0, 1) if x.is_mapped else x.node for x in operands[n : n + m]]
+    new_operands += [x.node for x in operands[n + m :]]
+    inputs = tuple(body.find(traced).node for traced in graph.inputs)
     attrs = {**node.attrs, "body": Body(Graph(inputs, tuple(outputs)))}
-    results = node.op.node(given, attrs).results
-    stacked = [*(x.is_mapped for x in made[n:]), *after]
+    results = node.op.node(new_operands, attrs).results
+    stacked = [*(x.is_mapped for x in body_results[n:]), *after]
     return [
         *(Batched(x, is_mapped) for x, is_mapped in zip(results, after, strict=False)),
         *(
@@ -85,22 +89,23 @@ def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
         return choose_by_example(batching, node, operands)
     mapped = [x.is_mapped for x in rest]
     inputs = batching.body_on_inputs(graphs["on_true"], node, mapped)
-    made = {}
+    branch_results = {}
     for name, graph in graphs.items():
         body = batching.body(graph, node)
         body.new.update(inputs.new)
-        made[name] = body.rewrite(graph.outputs)
-    pairs = list(zip(*made.values(), strict=True))
-    either = [a.is_mapped or b.is_mapped for a, b in pairs]
-    places = tuple(inputs.find(place).node for place in graphs["on_true"].inputs)
+        branch_results[name] = body.rewrite(graph.outputs)
+    pairs = list(zip(*branch_results.values(), strict=True))
+    is_result_mapped = [a.is_mapped or b.is_mapped for a, b in pairs]
+    new_inputs = tuple(inputs.find(traced).node for traced in graphs["on_true"].inputs)
     attrs = {}
-    for name, found in made.items():
+    for name, results_of_branch in branch_results.items():
         outputs = (
-            batching.with_batch_axis(x) if m else x.node for x, m in zip(found, either, strict=True)
+            batching.with_batch_axis(x) if m else x.node
+            for x, m in zip(results_of_branch, is_result_mapped, strict=True)
         )
-        attrs[name] = Body(Graph(places, tuple(outputs)))
+        attrs[name] = Body(Graph(new_inputs, tuple(outputs)))
     results = node.op.node([x.node for x in operands], attrs).results
-    return [Batched(x, is_mapped) for x, is_mapped in zip(results, either, strict=True)]
+    return [Batched(x, is_mapped) for x, is_mapped in zip(results, is_result_mapped, strict=True)]
 
 
 def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
@@ -119,8 +124,8 @@ def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched
         body = batching.body(graph, node)
         body.new.update(zip(graph.inputs, rest, strict=True))
         branches.append(body.rewrite(graph.outputs))
-    made = []
+    chosen = []
     for result, a, b in zip(node.results, *branches, strict=True):
         ndim = result.ndim
-        made.append(where(lead(predicate, ndim), lead(a, ndim), lead(b, ndim)))
-    return made
+        chosen.append(where(lead(predicate, ndim), lead(a, ndim), lead(b, ndim)))
+    return chosen

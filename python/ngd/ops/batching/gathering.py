@@ -19,7 +19,7 @@ from .rewrite import Batched, Batching, Results, batches
 def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int) -> Node:
     """Return indices into the axis that joins the batch axis and an axis of this extent.
 
-    An index outside its own axis is an error when the step runs, as without a batch axis.
+    As without a batch axis, an index outside of its own axis is an error when the step runs.
     """
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):
@@ -35,7 +35,7 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
 
 @batches(Take)
 def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take along the axis that follows by one, or from the rows of all examples."""
+    """Take along the next axis, or, with mapped indices, from the joined rows of all examples."""
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:
         return node.op.node((x.node, indices.node), {**node.attrs, "axis": axis + 1})
@@ -44,22 +44,26 @@ def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
     first = moveaxis(x.node, axis + 1, 1)
     extent, *others = first.shape[1:]
     rows = reshape(first, (batching.size * extent, *others))
-    found = take(rows, rows_of_examples(batching, node, indices.node, extent), 0)
-    behind = indices.node.ndim
-    order = [*range(behind, behind + axis), *range(1, behind), *range(behind + axis, found.ndim)]
-    return transpose(found, [0, *order])
+    taken_rows = take(rows, rows_of_examples(batching, node, indices.node, extent), 0)
+    num_index_axes = indices.node.ndim
+    order = [
+        *range(num_index_axes, num_index_axes + axis),
+        *range(1, num_index_axes),
+        *range(num_index_axes + axis, taken_rows.ndim),
+    ]
+    return transpose(taken_rows, [0, *order])
 
 
 @batches(ScatterAdd)
 def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Add along the axis that follows by one, or to the rows of all examples."""
+    """Add along the next axis, or, with mapped indices, to the joined rows of all examples."""
     (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
     if not indices.is_mapped:
         return node.op.node((updates.node, indices.node), {**node.attrs, "axis": axis + 1})
-    given, end = batching.with_batch_axis(updates), axis + indices.node.ndim
-    others = [*range(1, axis + 1), *range(end, given.ndim)]
-    given = transpose(given, [0, *range(axis + 1, end), *others])
+    batched_updates, end = batching.with_batch_axis(updates), axis + indices.node.ndim
+    others = [*range(1, axis + 1), *range(end, batched_updates.ndim)]
+    batched_updates = transpose(batched_updates, [0, *range(axis + 1, end), *others])
     rows = rows_of_examples(batching, node, indices.node, size)
-    total = scatter_add(given, rows, 0, batching.size * size)
+    total = scatter_add(batched_updates, rows, 0, batching.size * size)
     total = reshape(total, (batching.size, size, *total.shape[1:]))
     return moveaxis(total, 1, axis + 1)

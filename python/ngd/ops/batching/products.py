@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of matrix products, attention, convolutions and pooling."""
+"""Batching rules of matmuls, attention, convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rewrite import Batched, Batching, Results, batches, lead
 
 @batches(MatMul)
 def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Multiply one large matrix by a shared one, or one pair of matrices per example."""
+    """Multiply one tall matrix by a shared matrix, or one pair of matrices per example."""
     a, b = operands
     if not b.is_mapped and b.node.ndim == 2 and not node.attrs["transpose_a"]:
         rows = reshape(a.node, (-1, a.node.shape[-1])) if a.node.type.count else a.node
@@ -28,7 +28,7 @@ def batch_matmul(batching: Batching, node: Node, operands: Sequence[Batched]) ->
 
 @batches(Attend, AttendGrad)
 def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take the batch axis as one more leading axis; a mask broadcasts."""
+    """Treat the batch axis as one more leading axis. Masks broadcast."""
     ndim = node.inputs[0].ndim
     num_masks = len(operands) - (3 if isinstance(node.op, Attend) else 7)
     split = len(operands) - num_masks
@@ -39,7 +39,7 @@ def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched])
 
 
 def fold(x: Node) -> Node:
-    """Join the batch axis with the next axis."""
+    """Join the batch axis and the next axis."""
     batch, n, *shape = x.shape
     return reshape(x, (batch * n, *shape))
 
@@ -47,17 +47,17 @@ def fold(x: Node) -> Node:
 def fold_into_channels(x: Node) -> Node:
     """Join the batch axis of [batch, N, C, spatial...] with the channels: [N, batch C, ...]."""
     batch, n, channels, *spatial = x.shape
-    moved = transpose(x, (1, 0, *range(2, x.ndim)))
-    return reshape(moved, (n, batch * channels, *spatial))
+    transposed = transpose(x, (1, 0, *range(2, x.ndim)))
+    return reshape(transposed, (n, batch * channels, *spatial))
 
 
 @batches(Pool, AvgPoolGrad)
 def batch_pool(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Join the batch axis with the axis N."""
-    made = node.op.node((fold(operands[0].node),), node.attrs)
+    pooled = node.op.node((fold(operands[0].node),), node.attrs)
     return [
         reshape(new, (batching.size, *old.shape))
-        for new, old in zip(made.results, node.results, strict=True)
+        for new, old in zip(pooled.results, node.results, strict=True)
     ]
 
 
@@ -66,23 +66,23 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
     """Join the batch axis with N. If weights are mapped, each example is a group of channels."""
     data, weight = operands
     if not weight.is_mapped:
-        made = node.op.node((fold(data.node), weight.node), node.attrs)
-        return reshape(made, (batching.size, *node.shape))
-    given = (fold_into_channels(batching.with_batch_axis(data)), fold(weight.node))
-    made = node.op.node(given, in_groups(batching, node))
+        result = node.op.node((fold(data.node), weight.node), node.attrs)
+        return reshape(result, (batching.size, *node.shape))
+    new_operands = (fold_into_channels(batching.with_batch_axis(data)), fold(weight.node))
+    result = node.op.node(new_operands, in_groups(batching, node))
     n, channels, *spatial = node.shape
-    made = reshape(made, (n, batching.size, channels, *spatial))
-    return transpose(made, (1, 0, *range(2, made.ndim)))
+    result = reshape(result, (n, batching.size, channels, *spatial))
+    return transpose(result, (1, 0, *range(2, result.ndim)))
 
 
 @batches(ConvWeightGrad)
 def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Take each example as a group of channels."""
-    given = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
-    made = node.op.node(given, in_groups(batching, node))
-    return reshape(made, (batching.size, *node.shape))
+    """Treat each example as a group of channels."""
+    new_operands = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
+    result = node.op.node(new_operands, in_groups(batching, node))
+    return reshape(result, (batching.size, *node.shape))
 
 
 def in_groups(batching: Batching, node: Node) -> dict[str, Any]:
-    """Return the attributes of a convolution with groups of channels for each example."""
+    """Return the attributes of a convolution in which each example has groups of its own."""
     return {**node.attrs, "groups": node.attrs["groups"] * batching.size}

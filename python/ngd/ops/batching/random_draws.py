@@ -23,7 +23,7 @@ def batch_draw(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(Dropout)
 def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Choose elements of each example; a captured seed makes one choice for all examples."""
+    """Choose the elements to drop for each example, or once for all if the seed is captured."""
     x, seed = operands
     if seed.is_mapped:
         return one_by_one(batching, node, operands)

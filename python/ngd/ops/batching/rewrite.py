@@ -31,7 +31,7 @@ from ..control.bodies import body_input
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """The new node of a traced node, and whether its axis 0 is the batch axis."""
+    """The new node of a traced node. `is_mapped` is True if its axis 0 is the batch axis."""
 
     node: Node
     is_mapped: bool = True
@@ -40,7 +40,10 @@ class Batched:
 Results: TypeAlias = Node | Sequence[Node | Batched]
 """The return value of a rule: a mapped node, the first of several, or one entry per result."""
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
-"""Called with the traced node and its new operands, at least one of which is mapped."""
+"""A batching rule. Its arguments are the Batching, the traced node and its new operands.
+
+At least one of the operands is mapped.
+"""
 
 RULES: Final[dict[type[Op], BatchingRule]] = {}
 """The batching rules by the class of the op."""
@@ -61,21 +64,22 @@ def batches(*kinds: type[Op]) -> Callable[[AnyRule], AnyRule]:
 class Batching:
     """A rewrite of a traced graph to operands with a leading batch axis.
 
-    `since` is a node number: nodes of the mapped function have this id or a greater one. A body of
-    a loop or a branch has a Batching of its own, whose `outer` is that of the graph around it.
+    `since` is a node number: nodes of the mapped function have this id or a greater one. The body
+    of a loop or a branch has a Batching of its own, whose `outer` is the Batching of the graph
+    around it.
     """
 
     def __init__(self, size: int, since: int, outer: Batching | None = None) -> None:
         self.size, self.since, self.outer = size, since, outer
         self.new: dict[Node, Batched] = {}
         self.fresh: dict[Node, bool] | None = None
-        """For each input of a body, whether a seed that it holds is made in the function."""
+        """For each input of a body, True if the mapped function makes the seed in it."""
 
     def find(self, node: Node) -> Batched:
-        """Return the new node of a traced node; a node that did not change is its own."""
-        found = self.new.get(node)
-        if found is not None:
-            return found
+        """Return the new node of a traced node, or the node itself if it did not change."""
+        batched = self.new.get(node)
+        if batched is not None:
+            return batched
         return self.outer.find(node) if self.outer is not None else Batched(node, False)
 
     def rewrite(self, roots: Sequence[Node]) -> list[Batched]:
@@ -90,25 +94,25 @@ class Batching:
         return [self.find(root) for root in roots]
 
     def add(self, node: Node) -> None:
-        """Make the new nodes of one application of an op."""
+        """Add the new nodes for one application of an op."""
         operands = [self.find(x) for x in node.inputs]
-        changed = tuple(x.node for x in operands)
+        new_inputs = tuple(x.node for x in operands)
         if any(x.is_mapped for x in operands) or self.draws(node):
-            made = rule_of(node)(self, node, operands)
-        elif any(new is not old for new, old in zip(changed, node.inputs, strict=True)):
-            made = [Batched(r, False) for r in node.with_inputs(changed).results]
+            new_results = rule_of(node)(self, node, operands)
+        elif any(new is not old for new, old in zip(new_inputs, node.inputs, strict=True)):
+            new_results = [Batched(r, False) for r in node.with_inputs(new_inputs).results]
         else:
             return
-        if isinstance(made, Node):
-            made = made.results if node.several else (made,)
-        results = [r if isinstance(r, Batched) else Batched(r) for r in made]
+        if isinstance(new_results, Node):
+            new_results = new_results.results if node.several else (new_results,)
+        results = [r if isinstance(r, Batched) else Batched(r) for r in new_results]
         notes.take_over(results[0].node, [node])
         self.new.update(zip(node.results, results, strict=True))
 
     def draws(self, node: Node) -> bool:
-        """Return whether the node draws random numbers by a seed that the function makes.
+        """Return True if the node draws random numbers by a seed that the function makes.
 
-        Each example then gets numbers of its own, even if the node depends on no mapped input.
+        Each example then gets its own numbers, even if the node depends on no mapped input.
         """
         if isinstance(node.op, (Draw, Dropout, RandomBits)):
             return self.is_fresh(node.inputs[-1])
@@ -119,7 +123,7 @@ class Batching:
         return False
 
     def is_fresh(self, seed: Node) -> bool:
-        """Return whether a seed is made in the mapped function, and not captured by it."""
+        """Return True if the mapped function makes this seed, False if it captures it."""
         if self.fresh is None:
             return seed.id >= self.since if self.outer is None else self.outer.is_fresh(seed)
         if seed in self.fresh:
@@ -130,18 +134,18 @@ class Batching:
 
     def body(self, graph: Graph, node: Node) -> Batching:
         """Return a Batching for a body of a traced node; its inputs have no new nodes yet."""
-        made = Batching(self.size, -1, self)
+        batching = Batching(self.size, -1, self)
         operands = node.inputs[len(node.inputs) - len(graph.inputs) :]
-        made.fresh = {p: self.is_fresh(x) for p, x in zip(graph.inputs, operands, strict=True)}
-        return made
+        batching.fresh = {p: self.is_fresh(x) for p, x in zip(graph.inputs, operands, strict=True)}
+        return batching
 
     def body_on_inputs(self, graph: Graph, node: Node, mapped: Sequence[bool]) -> Batching:
         """Return a Batching for a body, with new inputs, some of which are mapped."""
-        made = self.body(graph, node)
-        for place, is_mapped in zip(graph.inputs, mapped, strict=True):
-            new = body_input(self.batched_type(place)) if is_mapped else place
-            made.new[place] = Batched(new, is_mapped)
-        return made
+        batching = self.body(graph, node)
+        for traced, is_mapped in zip(graph.inputs, mapped, strict=True):
+            new = body_input(self.batched_type(traced)) if is_mapped else traced
+            batching.new[traced] = Batched(new, is_mapped)
+        return batching
 
     def batched_type(self, node: Node) -> Type:
         """Return the type of a traced node with the batch axis in front."""
@@ -152,7 +156,7 @@ class Batching:
         return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
-        """Return the node with a batch axis; an operand that is not mapped is repeated."""
+        """Return the node with a batch axis. An operand that is not mapped is repeated."""
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
 
@@ -162,7 +166,7 @@ def rule_of(node: Node) -> BatchingRule:
         if kind in RULES:
             return RULES[kind]
     if node.op.batching:
-        return by_declaration
+        return apply_declaration
     if node.op.has_expansion:
         return expand
     raise CompileError(
@@ -171,7 +175,7 @@ def rule_of(node: Node) -> BatchingRule:
     )
 
 
-def by_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+def apply_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op to operands that all have the batch axis, by `Op.batching`."""
     attrs = dict(node.attrs)
     if node.op.batching == "axis":
@@ -182,12 +186,12 @@ def by_declaration(batching: Batching, node: Node, operands: Sequence[Batched]) 
 
 
 def after_batch_axis(axes: Sequence[int]) -> Shape:
-    """Return the axes of a tensor with one more axis in front."""
+    """Return the numbers of these axes in an array with one more axis in front."""
     return tuple(axis + 1 for axis in axes)
 
 
 def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Batch the ops that an op without a rule is made of."""
+    """Batch the expansion of an op that has no rule."""
     return batching.rewrite(expansion(node))
 
 

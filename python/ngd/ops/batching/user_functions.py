@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batching rules of the user's functions: gradient rules and Python functions."""
+"""Batching rules of user functions: gradient rules and Python functions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batch
     if getattr(rule, "follows_graph", False):
         results = node.op.node([x.node for x in operands], node.attrs).results
         return [Batched(r, x.is_mapped) for r, x in zip(results, operands, strict=False)]
-    given = [
+    new_operands = [
         *(batching.with_batch_axis(x) for x in operands[:count]),
         *(x.node for x in operands[count:]),
     ]
-    return node.op.node(given, {"count": count, "rule": BatchedRule(batching, node, rule)})
+    return node.op.node(new_operands, {"count": count, "rule": BatchedRule(batching, node, rule)})
 
 
 class BatchedRule:
     """The gradient rule of a mapped with_gradient node.
 
-    A rule of `custom_gradient` may read any node of the traced function. So it is called with the
-    traced nodes, and the adjoints that it makes are rewritten.
+    A rule of `custom_gradient` may read any node of the traced function. Therefore it is called
+    with the traced nodes, and the adjoints that it returns are rewritten.
     """
 
     def __init__(self, batching: Batching, node: Node, rule: Rule) -> None:
@@ -53,17 +53,17 @@ class BatchedRule:
             if part is not None:
                 batching.new[seeds[-1]] = Batched(part)  # type: ignore[index]
         count = node.attrs["count"]
-        made = self.rule(node.inputs[:count], node.inputs[count:], seeds)
-        found = iter(batching.rewrite([part for part in made if part is not None]))
-        new = [None if part is None else next(found) for part in made]
-        of_results, of_operands = new[:count], new[count:]
+        traced_adjoints = self.rule(node.inputs[:count], node.inputs[count:], seeds)
+        rewritten = iter(batching.rewrite([part for part in traced_adjoints if part is not None]))
+        adjoints = [None if part is None else next(rewritten) for part in traced_adjoints]
+        of_results, of_operands = adjoints[:count], adjoints[count:]
         return [
             *(None if part is None else batching.with_batch_axis(part) for part in of_results),
             *map(self.adjoint, of_operands, node.inputs[count:]),
         ]
 
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
-        """Return the adjoint of an operand; one that is not mapped gets the sum over examples."""
+        """Return the adjoint of an operand, summed over the examples if it is not mapped."""
         if part is None or self.batching.find(operand).is_mapped:
             return None if part is None else self.batching.with_batch_axis(part)
         return sum(part.node, 0) if part.is_mapped else multiply(part.node, self.batching.size)
@@ -74,7 +74,7 @@ class BatchedRule:
 
 @batches(CallHost)
 def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Call the Python function once per example, and its gradient too."""
+    """Call the Python function once per example. Its gradient is also called once per example."""
     function: HostFunction = node.attrs["function"]
     is_mapped = [x.is_mapped for x in operands]
     nodes = tuple(x.node for x in operands)
@@ -90,7 +90,7 @@ def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched])
 def once_per_example(
     function: Callable[..., Any], results: Sequence[Type], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return a function that calls another one per example, and stacks the results."""
+    """Return a function that calls another one once per example, and stacks the results."""
 
     def examples(*arrays: Array) -> Any:
         stacks = [np.empty((size, *result.shape), result.dtype) for result in results]
@@ -108,7 +108,7 @@ def once_per_example(
 def gradient_per_example(
     function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
 ) -> Callable[..., Any]:
-    """Return the gradient of all examples, given that of one.
+    """Return the gradient of all examples, from the gradient of one example.
 
     An operand that is not mapped gets the sum over the examples.
     """
