@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise functions of numbers: parts, tests for NaN and infinity, and choices."""
+"""Elementwise functions of numbers: rounding, signs, tests for NaN and infinity, and choices."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trunc(x: Value) -> Node:
 
 @public
 def fmod(a: Value, b: Value) -> Node:
-    """Return the remainder of a / b with the sign of a, as numpy.fmod; it is exact.
+    """Return the remainder of a / b with the sign of a, as numpy.fmod. It is exact.
 
     ops.remainder has the sign of b. An integer modulo zero is 0.
 
@@ -76,9 +76,9 @@ def fmod(a: Value, b: Value) -> Node:
         array([-1.5,  1.5])
     """
     first, second = align("fmod", a, b)
-    negative = first < 0
-    size = remainder(where(negative, -first, first), abs(second))
-    return where(negative, -size, size)
+    is_negative = first < 0
+    magnitude = remainder(where(is_negative, -first, first), abs(second))
+    return where(is_negative, -magnitude, magnitude)
 
 
 @public
@@ -88,7 +88,7 @@ def heaviside(a: Value, b: Value) -> Node:
     Parameters
     ----------
     a, b
-        Numbers that broadcast. NaN in a stays.
+        Numbers that broadcast. Where a is NaN, the result is NaN.
 
     Examples
     --------
@@ -300,11 +300,11 @@ def nan_to_num(
     Parameters
     ----------
     x
-        Values of any shape. Integers stay as they are.
+        Values of any shape. Integers are returned unchanged.
     nan
         The number that replaces NaN.
     posinf, neginf
-        The numbers that replace inf and -inf. By default, they are the largest and the least
+        The numbers that replace inf and -inf. The defaults are the largest and the smallest finite
         number of the dtype.
 
     Examples
@@ -317,14 +317,14 @@ def nan_to_num(
     x = as_node(x, where="nan_to_num")
     if not is_float(x.dtype):
         return x
-    most = float(largest_of(x))
+    largest = float(largest_of(x))
     x = where(equal(x, x), x, nan)
-    x = where(equal(x, math.inf), most if posinf is None else posinf, x)
-    return where(equal(x, -math.inf), -most if neginf is None else neginf, x)
+    x = where(equal(x, math.inf), largest if posinf is None else posinf, x)
+    return where(equal(x, -math.inf), -largest if neginf is None else neginf, x)
 
 
 def largest_of(x: Node) -> float:
-    """Return the largest finite number of a floating dtype."""
+    """Return the largest finite number of a node's floating dtype."""
     return float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
 
 
@@ -332,14 +332,14 @@ def largest_of(x: Node) -> float:
 def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value = 0) -> Node:
     """Return, element by element, the choice whose condition is the first one that is true.
 
-    numpy.select.
+    It is numpy.select.
 
     Parameters
     ----------
     conditions
-        Bools that broadcast, at least one tensor.
+        Bools that broadcast, at least one array.
     choices
-        A tensor for each condition.
+        One array for each condition.
     default
         The value where no condition is true.
 
@@ -362,7 +362,7 @@ def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value
             f"select: expected a choice for each of one condition or more; got {len(conditions)} "
             f"conditions and {len(choices)} choices"
         )
-    *nodes, found = align("select", *choices, default)
+    *nodes, result = align("select", *choices, default)
     for condition, node in zip(reversed(conditions), reversed(nodes), strict=True):
-        found = where(condition, node, found)
-    return found
+        result = where(condition, node, result)
+    return result

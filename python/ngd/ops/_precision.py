@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-byte floats are computed in float32 and rounded once: also where several ops make one.
+"""The precision of 16-bit floats in expansions and gradients.
 
-A kernel and a reference see to it themselves. An expansion, and the gradient of an op that rounds,
-are several nodes, each of which would round; so they are made of float32, and only the result is
-narrowed.
+Ops on 16-bit floats compute in float32 and round once. A kernel and a reference do this
+themselves. The expansion of an op has several nodes, and so has the gradient of an op that rounds.
+Each of these nodes would round. So the functions here build these nodes in float32, and cast only
+the final result.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from ._operands import HALVES
 
 
 def is_narrow(node: Node) -> bool:
-    """Whether this computes on two-byte floats."""
+    """Return True if an operand of the node is a 16-bit float."""
     return any(x.dtype in HALVES for x in node.inputs)
 
 
 def widened(node: Node) -> Node:
-    """The same op on float32 where its operands are two-byte floats."""
+    """Return the op of a node, applied to its operands with 16-bit floats cast to float32."""
     wide = (cast(x, float32) if x.dtype in HALVES else x for x in node.inputs)
     return node.with_inputs(tuple(wide))
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
-    """The same results in terms of other ops."""
+    """Return nodes of other ops that compute the same results."""
     if is_narrow(node):
-        wide = widened(node).results
-        return tuple(cast(w, n.dtype) for w, n in zip(wide, node.results, strict=True))
-    made = node.op.expand(*node.inputs, **node.attrs)
-    results = made if isinstance(made, tuple) else (made,)
+        float32_results = widened(node).results
+        return tuple(cast(w, n.dtype) for w, n in zip(float32_results, node.results, strict=True))
+    expanded = node.op.expand(*node.inputs, **node.attrs)
+    results = expanded if isinstance(expanded, tuple) else (expanded,)
     expect_types(node, "expand", results)
     return results
 
