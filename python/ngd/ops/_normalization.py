@@ -264,7 +264,7 @@ rms_standardize: Final[RmsStandardize] = register(RmsStandardize())
 
 
 def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like: Node) -> Node:
-    """Multiply y by a weight, add a bias, both reshaped to `shape`, and cast to the dtype of `like`."""
+    """Multiply y by a weight and add a bias, both reshaped to `shape`; cast to like's dtype."""
     if weight is not None:
         y = y * reshape(weight, shape)
     if bias is not None:

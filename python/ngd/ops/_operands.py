@@ -280,7 +280,7 @@ def float_of(dtype: DType) -> DType:
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """Return the dtype in which an op computes: float32 for 16-bit floats, else the dtype itself."""
+    """Return the dtype in which an op computes: float32 for 16-bit floats, else the dtype."""
     return float32 if dtype in HALVES else dtype
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws of further distributions, made of the counter-based ones of random.py.
+"""Random draws from further distributions, computed from the draws of _random.py.
 
-They take a seed and an offset as these do: equal ones give equal numbers on every device.
+They take a seed and an offset too: equal ones give equal numbers on every device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 LEAST: Final = 2.0**-54
-"""Half of the least step of float64's uniforms, in place of 0 whose logarithm is -inf."""
+"""Half of the smallest step of float64's uniform numbers. It replaces 0, as log(0) is -inf."""
 
 
 def _expect_float(where_: str, dtype: Any) -> Any:
@@ -76,23 +76,23 @@ def randint(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Draw integers in [low, high), each with the same probability (up to 2 ** -32).
+    """Draw integers in [low, high), whose probabilities are equal up to 2 ** -32.
 
     Parameters
     ----------
     shape
         The shape of the result.
     low, high
-        Ints that are known when the graph is built.
+        The bounds, as ints.
     dtype
-        An integer dtype that holds them.
-    seed, offset
-        As in ops.random_bits.
+        An integer dtype that has both bounds in its range.
+    seed, offset : int or node, offset is 0 by default
+        The same as for ops.random_bits.
 
     Raises
     ------
     ValueError
-        low is not below high, or a bound does not fit the dtype.
+        low is not less than high, or a bound does not fit the dtype.
 
     Examples
     --------
@@ -101,17 +101,17 @@ def randint(
         >>> ngd.function(lambda: ops.randint(5, 0, 10, seed=1))()
         array([8, 9, 6, 7, 3])
     """
-    kind = as_dtype(dtype, "randint")
-    _expect_bounds(kind, low, high)
+    int_dtype = as_dtype(dtype, "randint")
+    _expect_bounds(int_dtype, low, high)
     count = high - low
     extents = as_shape(shape)
     words = cast(random_bits((*extents, 2), seed=seed, offset=offset), uint64)
     bits = words[..., 0] * scalar(2**32, uint64, "randint") + words[..., 1]
     if count < 2**64:
         bits = remainder(bits, scalar(count, uint64, "randint"))
-    if low < 0:  # both wrap modulo 2 ** 64
-        return cast(cast(bits, int64) + low, kind)
-    return cast(bits + scalar(low, uint64, "randint"), kind)
+    if low < 0:  # The cast and the sum both wrap modulo 2 ** 64.
+        return cast(cast(bits, int64) + low, int_dtype)
+    return cast(bits + scalar(low, uint64, "randint"), int_dtype)
 
 
 @public
@@ -140,24 +140,24 @@ def bernoulli(
         >>> ngd.function(lambda: ops.bernoulli(0.5, 4, seed=1))()
         array([False, False, False, False])
     """
-    chance = cast(as_node(p, where="bernoulli"), float64)
-    extents = chance.shape if shape is None else as_shape(shape)
-    drawn = random_uniform(extents, float64, seed=seed, offset=offset) < chance
-    if drawn.shape != extents:
+    probability = cast(as_node(p, where="bernoulli"), float64)
+    extents = probability.shape if shape is None else as_shape(shape)
+    is_drawn = random_uniform(extents, float64, seed=seed, offset=offset) < probability
+    if is_drawn.shape != extents:
         raise ShapeError(
-            f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}. Reshape p."
+            f"bernoulli: expected p that broadcasts to {extents}; got {probability.type}. Reshape p."
         )
-    return drawn
+    return is_drawn
 
 
 @public
 def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int | Node = 0) -> Node:
-    """Return the slices of x along an axis in random order, or of the ints 0 to x - 1.
+    """Return the slices of x along an axis, or the ints 0 to x - 1, in random order.
 
     Parameters
     ----------
     x
-        A tensor, or an int n for a permutation of arange(n).
+        An array, or an int n for a permutation of arange(n).
     axis
         The axis to permute.
     seed, offset
@@ -173,9 +173,9 @@ def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int 
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
         x = arange(int(x))
     node = as_node(x, where="permutation")
-    along = as_axis("permutation", axis, node.ndim, node.type)
-    keys = random_uniform(node.shape[along], float64, seed=seed, offset=offset)
-    return take(node, argsort(keys), along)
+    permuted_axis = as_axis("permutation", axis, node.ndim, node.type)
+    keys = random_uniform(node.shape[permuted_axis], float64, seed=seed, offset=offset)
+    return take(node, argsort(keys), permuted_axis)
 
 
 @public
@@ -204,9 +204,9 @@ def gumbel(
         >>> ngd.function(lambda: ops.gumbel(3, seed=1))().shape
         (3,)
     """
-    kind = _expect_float("gumbel", dtype)
+    float_dtype = _expect_float("gumbel", dtype)
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
-    return cast(-log(-log(maximum(u, LEAST))), kind)
+    return cast(-log(-log(maximum(u, LEAST))), float_dtype)
 
 
 @public
@@ -220,10 +220,7 @@ def categorical(
 ) -> Node:
     """Draw indices with the probabilities softmax(logits), as jax.random.categorical.
 
-    The draws are independent of each other. ops.multinomial draws different indices.
-
-    The largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al. 2014
-    (arXiv:1411.0030), section 2.
+    The draws are independent of each other. ops.multinomial can draw without replacement.
 
     Parameters
     ----------
@@ -232,15 +229,25 @@ def categorical(
     axis
         The axis of the classes.
     shape
-        The shape of the result, to which that of the logits without the axis broadcasts; by
-        default it is that one.
+        The shape of the result. The shape of the logits without the axis of the classes must
+        broadcast to it, and is the default.
     seed, offset
         As in ops.random_uniform.
 
     Returns
     -------
     Node
-        int64.
+        Indices of classes, int64.
+
+    Raises
+    ------
+    ShapeError
+        The logits do not broadcast to the shape.
+
+    Notes
+    -----
+    The index is that of the largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al.
+    2014 (arXiv:1411.0030), section 2.
 
     Examples
     --------
@@ -273,34 +280,37 @@ def multinomial(
 ) -> Node:  # long because each argument is described
     """Draw several indices with given probabilities, as torch.multinomial.
 
-    Without replacement they are different, and each one is drawn from the remaining ones: the
-    largest of log(p) plus Gumbel noise, see Kool et al. 2019 (arXiv:1903.06059), section 2.2.
-
     Parameters
     ----------
     p
-        The weights of the classes along the last axis: numbers >= 0, which are divided by their
-        sum.
+        The weights of the classes along the last axis, numbers >= 0. The probabilities are the
+        weights divided by their sum.
     num_samples
         The number of draws, at least 1. Without replacement, it is at most the number of classes.
     replacement
-        If True, draws are independent, and an index may occur several times.
+        If True, draws are independent, and an index may occur several times. If False, indices
+        differ, and each one is drawn from the remaining classes.
     seed, offset
         As in ops.random_uniform.
 
     Returns
     -------
     Node
-        int64, the shape of p with num_samples in place of the classes.
+        int64, the shape of p with num_samples in place of the number of classes.
 
     Raises
     ------
     ShapeError
         p has no class, or num_samples does not fit.
     ValueError
-        An array p has a weight that is negative or not finite, or fewer positive weights than
-        different classes are drawn. In a p that a step computes they are not checked; a class of
-        weight 0 then follows after all others.
+        An array p has a weight that is negative or not finite, or too few positive weights for
+        draws without replacement. The weights of a node are not checked; classes of weight 0 are
+        then drawn after all other classes.
+
+    Notes
+    -----
+    Draws without replacement are the largest of log(p) plus Gumbel noise: Kool et al. 2019
+    (arXiv:1903.06059), section 2.2.
 
     Examples
     --------
@@ -350,16 +360,14 @@ def truncated_normal(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Draw from the standard normal distribution between two bounds, by its inverse.
-
-    sqrt(2) * erfinv(u) for u uniform between erf(low / sqrt(2)) and erf(high / sqrt(2)).
+    """Draw from the standard normal distribution between two bounds.
 
     Parameters
     ----------
     shape
         The shape of the result.
     low, high
-        Numbers that are known when the graph is built.
+        The bounds, as numbers.
     dtype
         A floating dtype.
     seed, offset
@@ -368,7 +376,12 @@ def truncated_normal(
     Raises
     ------
     ValueError
-        low is not below high.
+        low is not less than high.
+
+    Notes
+    -----
+    The numbers are sqrt(2) * erfinv(u) for u uniform between erf(low / sqrt(2)) and
+    erf(high / sqrt(2)): the inverse of the distribution function.
 
     Examples
     --------
@@ -377,7 +390,7 @@ def truncated_normal(
         >>> ngd.function(lambda: ops.truncated_normal(3, seed=1))().shape
         (3,)
     """
-    kind = _expect_float("truncated_normal", dtype)
+    float_dtype = _expect_float("truncated_normal", dtype)
     if not low < high:
         raise ValueError(
             f"truncated_normal: expected low < high; got {low}, {high}. Swap the bounds."
@@ -385,4 +398,4 @@ def truncated_normal(
     first, last = (math.erf(bound / math.sqrt(2)) for bound in (low, high))
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
     drawn = erfinv(first + u * (last - first)) * math.sqrt(2)
-    return cast(clip(drawn, float(low), float(high)), kind)
+    return cast(clip(drawn, float(low), float(high)), float_dtype)
