@@ -408,7 +408,7 @@ avg_pool: Final[AvgPool] = register(AvgPool())
 
 
 class AvgPoolGrad(Op):
-    """The adjoint of avg_pool: it divides a window's dy equally among the elements of the window."""
+    """The adjoint of avg_pool: dy of a window is divided equally among its elements."""
 
     # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.
     name = "avg_pool_grad"

@@ -140,12 +140,12 @@ def bernoulli(
         >>> ngd.function(lambda: ops.bernoulli(0.5, 4, seed=1))()
         array([False, False, False, False])
     """
-    probability = cast(as_node(p, where="bernoulli"), float64)
-    extents = probability.shape if shape is None else as_shape(shape)
-    is_drawn = random_uniform(extents, float64, seed=seed, offset=offset) < probability
+    node = cast(as_node(p, where="bernoulli"), float64)
+    extents = node.shape if shape is None else as_shape(shape)
+    is_drawn = random_uniform(extents, float64, seed=seed, offset=offset) < node
     if is_drawn.shape != extents:
         raise ShapeError(
-            f"bernoulli: expected p that broadcasts to {extents}; got {probability.type}. Reshape p."
+            f"bernoulli: expected p that broadcasts to {extents}; got {node.type}. Reshape p."
         )
     return is_drawn
 

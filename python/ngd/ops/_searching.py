@@ -196,17 +196,17 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
         array([0, 2, 0, 1])
     """
     indices = expect_line("bincount", "integers", as_indices(x, "bincount"))
-    summands = (
+    amounts = (
         full(indices.shape, 1, int64) if weights is None else as_node(weights, where="bincount")
     )
-    if summands.shape != indices.shape:
+    if amounts.shape != indices.shape:
         raise ShapeError(
-            f"bincount: expected a weight for each element; got {got(indices.type, summands.type)}. "
+            f"bincount: expected a weight for each element; got {got(indices.type, amounts.type)}. "
             "Give one per element."
         )
-    summands = cast(summands, int64) if summands.dtype == bool_ else summands
+    amounts = cast(amounts, int64) if amounts.dtype == bool_ else amounts
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}
-    return scatter_add.node((summands, indices), attrs)
+    return scatter_add.node((amounts, indices), attrs)
 
 
 def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:

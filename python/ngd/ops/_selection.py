@@ -322,15 +322,15 @@ class Part:
         return getitem(self.x, self.index)
 
     def set(self, values: Value) -> Node:
-        """Return x with the part set to values, to the last one if an index occurs several times."""
+        """Return x with the part set to values. If an index occurs twice, the last value counts."""
         return self._changed("set", values, None)
 
     def add(self, values: Value) -> Node:
-        """Return x with values added to the part, all of them if an index occurs several times."""
+        """Return x with values added to the part. If an index occurs twice, both values are added."""
         return self._changed("add", values, add)
 
     def multiply(self, values: Value) -> Node:
-        """Return x with the part multiplied by values, by all if an index occurs several times."""
+        """Return x with the part multiplied by values, by both if an index occurs twice."""
         return self._changed("multiply", values, multiply)
 
     def min(self, values: Value) -> Node:
@@ -456,7 +456,7 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
     this, the values are sorted by row number. In each run of equal row numbers, the last value is
     used.
     """
-    row_numbers, count, num_values = rows.sorted_rows(), rows.count, values.shape[0]
+    row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
     if num_values == 0:
         return rows.rows
     sorted_rows = reshape(as_node(row_numbers), (num_values,))

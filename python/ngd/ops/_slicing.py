@@ -47,9 +47,9 @@ class Slice(Op):
         >>> ngd.function(lambda x: ops.slice(x, (0, slice(1, None))))(x)
     """
 
-    # Attributes of a node: along each axis, the result has `sizes` elements. The first one is at index
-    # `starts`, and their distance is `steps`. A reshape of the result removes the axes of ints and
-    # inserts the axes of None.
+    # Attributes of a node: along each axis, the result has `sizes` elements. The first one is at
+    # index `starts`, and their distance is `steps`. A reshape of the result removes the axes of
+    # ints and inserts the axes of None.
     name = "slice"
     kernel = Kernel(is_copy=True, is_view=True)
     dtypes = ALL

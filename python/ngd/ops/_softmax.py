@@ -252,7 +252,7 @@ softmax_cross_entropy: Final[SoftmaxCrossEntropy] = register(SoftmaxCrossEntropy
 
 
 class SoftmaxCrossEntropyGrad(Op):
-    """The adjoint of the logits of softmax_cross_entropy: (softmax(logits) - one_hot(labels)) * dy."""
+    """The adjoint of the logits: (softmax(logits) - one_hot(labels)) * dy."""
 
     name = "softmax_cross_entropy_grad"
     batching = "leading"
@@ -513,7 +513,7 @@ def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 def huber_loss(
     prediction: Value, target: Value, delta: float = 1.0, reduction: str = "mean"
 ) -> Node:
-    """Return a loss that is quadratic up to delta and linear beyond, as torch.nn.functional.huber_loss.
+    """Return a loss that is quadratic near 0 and linear beyond, as torch.nn.functional.huber_loss.
 
     For d = abs(prediction - target), it is d ** 2 / 2 if d <= delta, and delta * (d - delta / 2)
     otherwise.

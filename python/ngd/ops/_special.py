@@ -162,7 +162,7 @@ def _trigamma_series(z: Node) -> Node:
 
 
 def _digamma(x: float) -> float:
-    """Return the reference value. It uses more shifts than the op, and fewer terms of the series."""
+    """Return the reference value, with more shifts than the op and fewer terms of the series."""
     if x <= 0 and x == math.floor(x):
         return -math.inf if x == 0 else math.nan
     if x < 0:

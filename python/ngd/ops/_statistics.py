@@ -284,13 +284,13 @@ def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
             f"average: expected weights of the shape of x, or of the length of one axis; got "
             f"{got(x.type, weights.type)}"
         )
-    weighted_axis = as_axis("average", axis, x.ndim, x.type)
-    if weights.shape[0] != x.shape[weighted_axis]:
+    index = as_axis("average", axis, x.ndim, x.type)
+    if weights.shape[0] != x.shape[index]:
         raise ShapeError(
-            f"average: expected {x.shape[weighted_axis]} weights for axis {axis}; got {weights.type}. "
+            f"average: expected {x.shape[index]} weights for axis {axis}; got {weights.type}. "
             "Give one per element of the axis."
         )
-    shape = [-1 if a == weighted_axis else 1 for a in range(x.ndim)]
+    shape = [-1 if a == index else 1 for a in range(x.ndim)]
     return broadcast_to(reshape(weights, shape), x.shape)
 
 

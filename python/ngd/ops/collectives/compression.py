@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sparse all-reduce with error feedback, in other ops."""
+"""A sparse all-reduce with error feedback, composed of other ops."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def sparse_all_reduce(
     """Reduce only the elements of the largest magnitude over all ranks.
 
     The elements that a rank does not send are the next residual, which the next call adds to its x
-    (error feedback). So no element is lost over many steps. See Stich, Cordonnier and Jaggi,
-    "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1. ngd.TopK does the same for arrays.
+    (error feedback). So no element is lost over many steps. ngd.TopK does the same for arrays
+    outside of a step.
 
     Parameters
     ----------
     x, residual : node or array
         float32 or float64, of one shape.
     ratio : float
-        The fraction of the elements that a rank sends, in (0, 1]; at least one is sent. An element
-        costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31 elements and
-        more, an index has 8 bytes.
+        The fraction of the elements that a rank sends, in (0, 1]. At least one element is sent. An
+        element costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31
+        elements and more, an index has 8 bytes.
     op : str
         "sum" or "mean". The elements are added in the order of ranks.
     group : Group, optional
@@ -57,6 +57,10 @@ def sparse_all_reduce(
     ValueError
         The ratio is not in (0, 1], or the op is another one.
 
+    Notes
+    -----
+    Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1.
+
     Examples
     --------
     A variable with `per_rank=True` stores the residual of each rank::
@@ -68,14 +72,14 @@ def sparse_all_reduce(
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
     _check(x, residual, ratio, op)
     ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
-    held = reshape(x + residual, (size,))
-    _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
-    places = cast(largest, int32 if size < 2**31 else int64)
-    values = take(held, places)
-    sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
-    total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
+    values = reshape(x + residual, (size,))
+    _, largest = top_k(abs(values), min(size, max(1, math.ceil(ratio * size))))
+    indices = cast(largest, int32 if size < 2**31 else int64)
+    values = take(values, indices)
+    sent = scatter_add(cast(indices * 0 + 1, int32), indices, 0, size) > 0
+    total = scatter_add(all_gather(values, group=ranks), all_gather(indices, group=ranks), 0, size)
     result = total / ranks.size if op == "mean" else total
-    return reshape(result, x.shape), reshape(where(sent, 0, held), x.shape)
+    return reshape(result, x.shape), reshape(where(sent, 0, values), x.shape)
 
 
 def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
