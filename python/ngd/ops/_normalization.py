@@ -152,6 +152,7 @@ class Standardize(Op):
     ::
 
         >>> ngd.function(lambda x: ops.standardize(x, eps=0.0)[0])(np.array([1.0, 2.0, 3.0]))
+        array([-1.2247,  0.    ,  1.2247])
     """
 
     # Attributes of a node: axes, eps.
@@ -342,6 +343,7 @@ def layer_norm(
     ::
 
         >>> ngd.function(lambda x: ops.layer_norm(x, 3))(np.array([[1.0, 2.0, 3.0]]))
+        array([[-1.2247,  0.    ,  1.2247]])
     """
     node, wide = _operand("layer_norm", x)
     shape, axes = _last("layer_norm", node, normalized_shape)
@@ -385,6 +387,7 @@ def rms_norm(
     ::
 
         >>> ngd.function(lambda x: ops.rms_norm(x, 2))(np.array([[3.0, 4.0]]))
+        array([[0.8485, 1.1314]])
     """
     node, wide = _operand("rms_norm", x)
     shape, axes = _last("rms_norm", node, normalized_shape)
@@ -439,6 +442,7 @@ def group_norm(
 
         >>> x = np.array([[1.0, 3.0, 10.0, 30.0]])
         >>> ngd.function(lambda x: ops.group_norm(x, 2))(x).round(3)
+        array([[-1.,  1., -1.,  1.]])
     """
     node, wide = _operand("group_norm", x)
     shape = _of_channels("group_norm", node)
@@ -524,6 +528,7 @@ def batch_norm(
 
         >>> value, mean, variance = ngd.function(ops.batch_norm)(np.array([[1.0, 5.0], [3.0, 5.0]]))
         >>> mean, variance
+        (array([2., 5.]), array([1., 0.]))
     """
     node, wide = _operand("batch_norm", x)
     shape = _of_channels("batch_norm", node)
@@ -569,6 +574,7 @@ def batch_norm_inference(
 
         >>> mean, variance = np.array([1.0, 2.0]), np.array([1.0, 4.0])
         >>> ngd.function(ops.batch_norm_inference)(np.array([[2.0, 6.0]]), mean, variance)
+        array([[1., 2.]])
     """
     where = "batch_norm_inference"
     node, wide = _operand(where, x)

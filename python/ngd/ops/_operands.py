@@ -197,6 +197,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
     ::
 
         >>> ops.as_node(np.ones((2, 3))).shape
+        (2, 3)
     """
     if isinstance(value, Node):
         return value

@@ -201,6 +201,7 @@ class MaxPool(Pool):
 
         >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
         >>> ngd.function(lambda x: ops.max_pool(x, 2))(x)
+        array([[[5., 3.]]])
     """
 
     # The compiler sets the attribute channels_last: then x and the results are [N, spatial..., C].
@@ -345,6 +346,7 @@ class AvgPool(Pool):
 
         >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
         >>> ngd.function(lambda x: ops.avg_pool(x, 2))(x)
+        array([[[3. , 2.5]]])
     """
 
     name = "avg_pool"
@@ -516,6 +518,7 @@ def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
 
         >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
         >>> ngd.function(lambda x: ops.adaptive_avg_pool(x, 2))(x)
+        array([[[3. , 2.5]]])
     """
     node, counts = _adaptive("adaptive_avg_pool", x, output_size)
     node = cast(node, float_of(node.dtype))
@@ -567,6 +570,7 @@ def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
 
         >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
         >>> ngd.function(lambda x: ops.adaptive_max_pool(x, 2))(x)
+        array([[[5., 3.]]])
     """
     node, counts = _adaptive("adaptive_max_pool", x, output_size)
     if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):

@@ -177,6 +177,7 @@ class RandomUniform(Draw):
     ::
 
         >>> ngd.function(lambda: ops.random_uniform(3, seed=1))()
+        array([0.8903, 0.8947, 0.5857], dtype=float32)
     """
 
     name = "random_uniform"
@@ -216,6 +217,7 @@ class RandomNormal(Draw):
     ::
 
         >>> ngd.function(lambda: ops.random_normal(3, seed=1))()
+        array([ 1.6585, -1.2917, -0.3199], dtype=float32)
     """
 
     name = "random_normal"
@@ -258,6 +260,7 @@ class RandomBits(Op):
     ::
 
         >>> ngd.function(lambda: ops.random_bits(3, seed=1))()
+        array([3823634032, 3842641596, 2515673792], dtype=uint32)
     """
 
     # Attribute of a node: shape.
@@ -316,6 +319,7 @@ class Dropout(Op):
     ::
 
         >>> ngd.function(lambda x: ops.dropout(x, 0.5, seed=3))(np.ones(8))
+        array([2., 0., 2., 2., 0., 2., 0., 2.])
     """
 
     # Attribute of a node: rate.

@@ -70,6 +70,7 @@ def moveaxis(x: Value, source: int, destination: int) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.moveaxis(x, 0, -1))(np.zeros((2, 3, 4))).shape
+        (3, 4, 2)
     """
     x = as_node(x, where="moveaxis")
     first = as_axis("moveaxis", source, x.ndim, x.type)
@@ -95,6 +96,7 @@ def swapaxes(x: Value, axis1: int, axis2: int) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.swapaxes(x, 0, 2))(np.zeros((2, 3, 4))).shape
+        (4, 3, 2)
     """
     x = as_node(x, where="swapaxes")
     first, second = (as_axis("swapaxes", a, x.ndim, x.type) for a in (axis1, axis2))
@@ -119,6 +121,8 @@ def flip(x: Value, axis: Axis = None) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.flip(x, 1))(np.array([[1, 2, 3], [4, 5, 6]]))
+        array([[3, 2, 1],
+               [6, 5, 4]])
     """
     x = as_node(x, where="flip")
     axes = normalize_axes("flip", axis, x.type)
@@ -230,6 +234,7 @@ def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None 
     ::
 
         >>> ngd.function(lambda x: ops.roll(x, 1))(np.arange(5))
+        array([4, 0, 1, 2, 3])
     """
     x = as_node(x, where="roll")
     if axis is None:
@@ -273,6 +278,8 @@ def tile(x: Value, reps: int | Sequence[int]) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.tile(x, (2, 2)))(np.array([1, 2]))
+        array([[1, 2, 1, 2],
+               [1, 2, 1, 2]])
     """
     x = as_node(x, where="tile")
     counts = as_shape(reps)
@@ -304,6 +311,9 @@ def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.tri(3))()
+        array([[ True, False, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
     """
     column_numbers = arange(rows if columns is None else columns)
     return column_numbers <= expand_dims(arange(rows), 1) + operator.index(k)
@@ -337,6 +347,8 @@ def tril(x: Value, k: int = 0) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.tril(x))(np.array([[1, 2], [3, 4]]))
+        array([[1, 0],
+               [3, 4]])
     """
     node = _matrices("tril", x)
     return where(tri(node.shape[-2], node.shape[-1], k), node, zero_like(node))
@@ -363,6 +375,8 @@ def triu(x: Value, k: int = 0) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.triu(x))(np.array([[1, 2], [3, 4]]))
+        array([[1, 2],
+               [0, 4]])
     """
     node = _matrices("triu", x)
     return where(tri(node.shape[-2], node.shape[-1], k - 1), zero_like(node), node)

@@ -158,6 +158,7 @@ def lstm_cell(
         >>> cell, state = ngd.function(ops.lstm_cell), np.zeros((2, 5))
         >>> h, c = cell(np.ones((2, 4)), state, state, np.ones((20, 4)), np.ones((20, 5)))
         >>> h.shape, c.shape
+        ((2, 5), (2, 5))
     """
     h, c = _cell("lstm_cell", 4, _lstm, x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     return h, c
@@ -210,6 +211,7 @@ def gru_cell(
 
         >>> cell, h = ngd.function(ops.gru_cell), np.zeros((2, 5))
         >>> cell(np.ones((2, 4)), h, np.ones((15, 4)), np.ones((15, 5))).shape
+        (2, 5)
     """
     (h,) = _cell("gru_cell", 3, _gru, x, h, weight_ih, weight_hh, bias_ih, bias_hh)
     return h
@@ -259,6 +261,7 @@ def lstm(
         >>> x, h, c = np.ones((3, 2, 4)), np.zeros((2, 5)), np.zeros((2, 5))
         >>> outputs, h, c = ngd.function(ops.lstm)(x, h, c, np.ones((20, 4)), np.ones((20, 5)))
         >>> outputs.shape, h.shape, c.shape
+        ((3, 2, 5), (2, 5), (2, 5))
     """
     arguments = (x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     outputs, h, c = _layer("lstm", 4, _lstm, reverse, *arguments)
@@ -307,6 +310,7 @@ def gru(
         >>> layer, h = ngd.function(ops.gru), np.zeros((2, 5))
         >>> outputs, h = layer(np.ones((3, 2, 4)), h, np.ones((15, 4)), np.ones((15, 5)))
         >>> outputs.shape, h.shape
+        ((3, 2, 5), (2, 5))
     """
     arguments = (x, h, weight_ih, weight_hh, bias_ih, bias_hh)
     outputs, h = _layer("gru", 3, _gru, reverse, *arguments)

@@ -156,6 +156,7 @@ class Sum(Reduction):
     ::
 
         >>> ngd.function(lambda x: ops.sum(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([3., 7.])
     """
 
     name = "sum"
@@ -193,6 +194,7 @@ class Mean(Reduction):
     ::
 
         >>> ngd.function(lambda x: ops.mean(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([1.5, 3.5])
     """
 
     name = "mean"
@@ -234,6 +236,7 @@ class Prod(Reduction):
     ::
 
         >>> ngd.function(lambda x: ops.prod(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([ 2., 12.])
     """
 
     name = "prod"
@@ -324,6 +327,7 @@ class Max(Extremum):
     ::
 
         >>> ngd.function(lambda x: ops.max(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([2., 4.])
     """
 
     name = "max"
@@ -358,6 +362,7 @@ class Min(Extremum):
     ::
 
         >>> ngd.function(lambda x: ops.min(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([1., 3.])
     """
 
     name = "min"
@@ -403,6 +408,7 @@ class AnyTrue(Truth):
     ::
 
         >>> ngd.function(lambda x: ops.any(x, axis=1))(np.array([[0, 1], [0, 0]]))
+        array([ True, False])
     """
 
     name = "any"
@@ -431,6 +437,7 @@ class AllTrue(Truth):
     ::
 
         >>> ngd.function(lambda x: ops.all(x, axis=1))(np.array([[0, 1], [1, 1]]))
+        array([False,  True])
     """
 
     name = "all"
@@ -499,6 +506,7 @@ class ArgMax(ArgExtremum):
     ::
 
         >>> ngd.function(lambda x: ops.argmax(x, axis=1))(np.array([[1.0, 9.0], [3.0, 2.0]]))
+        array([1, 0])
     """
 
     name = "argmax"
@@ -532,6 +540,7 @@ class ArgMin(ArgExtremum):
     ::
 
         >>> ngd.function(lambda x: ops.argmin(x, axis=1))(np.array([[1.0, 9.0], [3.0, 2.0]]))
+        array([0, 1])
     """
 
     name = "argmin"
@@ -571,6 +580,7 @@ class LogSumExp(Reduction):
     ::
 
         >>> ngd.function(ops.logsumexp)(np.array([1000.0, 1000.0]))
+        array(1000.6931)
     """
 
     name = "logsumexp"
@@ -632,6 +642,7 @@ class Var(Reduction):
     ::
 
         >>> ngd.function(ops.var)(np.array([1.0, 2.0, 3.0, 4.0]))
+        array(1.25)
     """
 
     name = "var"
@@ -718,6 +729,7 @@ def vector_norm(x: Value, axis: Axis = None, keepdims: bool = False, ord: float 
     ::
 
         >>> ngd.function(ops.vector_norm)(np.array([3.0, 4.0]))
+        array(5.)
     """
     x = as_node(x, where="vector_norm")
     x = cast(x, float_of(x.dtype))

@@ -113,15 +113,15 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 
 
 def walk_back(
-    seeds: Mapping[Node, Node], targets: Iterable[Node], past_targets: bool = True
+    seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
 ) -> Mapping[Node, Node]:
     """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `past_targets`, the walk ends
-    at each target, even if that target depends on another one.
+    of its results, and gives adjoints to its active inputs. Without `beyond`, the walk ends at each
+    target, even if that target depends on another one.
     """
-    ends = () if past_targets else tuple(targets)
+    ends = () if beyond else tuple(targets)
     order = topological(seeds, stop=ends)
     active = active_nodes(order, targets)
     adjoints = {root: seed for root, seed in seeds.items() if root in active}
@@ -182,7 +182,7 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
         if part is not None:  # Two results may be the same node of the expansion.
             seeds[root] = add(seeds[root], part) if root in seeds else part
-    adjoints = walk_back(seeds, node.inputs, past_targets=False)
+    adjoints = walk_back(seeds, node.inputs, beyond=False)
     first_positions = {
         operand: position for position, operand in reversed(list(enumerate(node.inputs)))
     }

@@ -289,6 +289,8 @@ def getitem(x: Value, index: Any) -> Node:
 
         >>> x = np.arange(6).reshape(2, 3)
         >>> ngd.function(lambda x: ops.getitem(x, (slice(None), [2, 0])))(x)
+        array([[2, 0],
+               [5, 3]])
     """
     x = as_node(x, where="getitem")
     selection = split_index("getitem", x.type, index)
@@ -326,7 +328,7 @@ class Part:
         return self._changed("set", values, None)
 
     def add(self, values: Value) -> Node:
-        """Return x with values added to the part. If an index occurs twice, both values are added."""
+        """Return x with values added to the part. If an index occurs twice, both are added."""
         return self._changed("add", values, add)
 
     def multiply(self, values: Value) -> Node:
@@ -445,6 +447,7 @@ def at(x: Value) -> At:
     ::
 
         >>> ngd.function(lambda x: ops.at(x)[1].add(10.0))(np.array([1.0, 2.0, 3.0]))
+        array([ 1., 12.,  3.])
     """
     return At(as_node(x, where="at"))
 

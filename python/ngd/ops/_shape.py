@@ -64,6 +64,9 @@ class Reshape(Op):
     ::
 
         >>> ngd.function(lambda x: ops.reshape(x, (3, -1)))(np.arange(6))
+        array([[0, 1],
+               [2, 3],
+               [4, 5]])
     """
 
     # Attribute of a node: shape.
@@ -146,6 +149,9 @@ class Transpose(Op):
     ::
 
         >>> ngd.function(ops.transpose)(np.array([[1, 2, 3], [4, 5, 6]]))
+        array([[1, 4],
+               [2, 5],
+               [3, 6]])
     """
 
     # Attribute of a node: axes.
@@ -243,6 +249,8 @@ class BroadcastTo(Op):
     ::
 
         >>> ngd.function(lambda x: ops.broadcast_to(x, (2, 3)))(np.array([1, 2, 3]))
+        array([[1, 2, 3],
+               [1, 2, 3]])
     """
 
     # Attribute of a node: shape.
@@ -302,6 +310,7 @@ class StopGradient(Op):
     ::
 
         >>> ngd.grad(lambda x: x * ops.stop_gradient(x))(np.array(3.0))
+        array(3.)
     """
 
     name = "stop_gradient"
@@ -350,6 +359,7 @@ def expand_dims(x: Value, axis: int) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.expand_dims(x, 0))(np.array([1, 2, 3]))
+        array([[1, 2, 3]])
     """
     x = as_node(x, where="expand_dims")
     at = as_axis("expand_dims", axis, x.ndim + 1, x.type)
@@ -377,6 +387,7 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
     ::
 
         >>> ngd.function(ops.squeeze)(np.array([[1, 2, 3]]))
+        array([1, 2, 3])
     """
     x = as_node(x, where="squeeze")
     if axis is None:

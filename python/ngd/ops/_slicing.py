@@ -45,6 +45,7 @@ class Slice(Op):
 
         >>> x = np.arange(6).reshape(2, 3)
         >>> ngd.function(lambda x: ops.slice(x, (0, slice(1, None))))(x)
+        array([1, 2])
     """
 
     # Attributes of a node: along each axis, the result has `sizes` elements. The first one is at

@@ -107,6 +107,7 @@ class Softmax(AlongAxis):
     ::
 
         >>> ngd.function(lambda x: ops.softmax(x))(np.array([1.0, 2.0, 3.0]))
+        array([0.09  , 0.2447, 0.6652])
     """
 
     name = "softmax"
@@ -146,6 +147,7 @@ class LogSoftmax(AlongAxis):
     ::
 
         >>> ngd.function(lambda x: ops.log_softmax(x))(np.array([1.0, 2.0, 3.0]))
+        array([-2.4076, -1.4076, -0.4076])
     """
 
     name = "log_softmax"
@@ -206,6 +208,7 @@ class SoftmaxCrossEntropy(Op):
 
         >>> logits = np.array([[2.0, 0.0], [1.0, 1.0]])
         >>> ngd.function(ops.softmax_cross_entropy)(logits, np.array([0, 1]))
+        array([0.1269, 0.6931])
     """
 
     # Public calls that use this op set the attribute `caller` to their name, for error messages.
@@ -474,6 +477,7 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
     ::
 
         >>> ngd.function(ops.mse_loss)(np.array([1.0, 3.0]), np.array([1.0, 1.0]))
+        array(2.)
     """
     check_reduction("mse_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("mse_loss", prediction, target)
@@ -503,6 +507,7 @@ def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
     ::
 
         >>> ngd.function(ops.l1_loss)(np.array([1.0, 3.0]), np.array([1.0, 1.0]))
+        array(1.)
     """
     check_reduction("l1_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("l1_loss", prediction, target)
@@ -544,6 +549,7 @@ def huber_loss(
 
         >>> f = ngd.function(lambda x, y: ops.huber_loss(x, y, reduction="none"))
         >>> f(np.array([1.0, 3.0]), np.array([0.5, 1.0]))
+        array([0.125, 1.5  ])
     """
     check_reduction("huber_loss", reduction, LOSS_REDUCTIONS)
     if not delta > 0:
@@ -591,6 +597,7 @@ def kl_div(
 
         >>> f = ngd.function(lambda x, y: ops.kl_div(x, y, reduction="sum"))
         >>> f(np.log([0.5, 0.5]), np.array([0.25, 0.75]))
+        array(0.1308)
     """
     check_reduction("kl_div", reduction, (*LOSS_REDUCTIONS, "batchmean"))
     dtype, x, y = pair("kl_div", log_prediction, target)
@@ -643,6 +650,7 @@ def binary_cross_entropy(
     ::
 
         >>> ngd.function(ops.binary_cross_entropy)(np.array([0.9, 0.2]), np.array([1.0, 0.0]))
+        array(0.1643)
     """
     check_reduction("binary_cross_entropy", reduction, LOSS_REDUCTIONS)
     dtype, p, t = pair("binary_cross_entropy", probabilities, target)
@@ -693,6 +701,7 @@ def binary_cross_entropy_with_logits(
 
         >>> f = ngd.function(ops.binary_cross_entropy_with_logits)
         >>> f(np.array([2.0, -1.0]), np.array([1.0, 0.0]))
+        array(0.2201)
     """
     where_ = "binary_cross_entropy_with_logits"
     check_reduction(where_, reduction, LOSS_REDUCTIONS)

@@ -53,6 +53,7 @@ class TopK(Op):
     ::
 
         >>> ngd.function(lambda x: ops.top_k(x, 2))(np.array([3.0, 1.0, 2.0]))
+        (array([3., 2.]), array([0, 2]))
     """
 
     # A node sorts along the last axis. Attributes of a node: k, largest.
@@ -139,6 +140,7 @@ def sort(x: Value, axis: int = -1, descending: bool = False) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.sort(x))(np.array([3.0, 1.0, 2.0]))
+        array([1., 2., 3.])
     """
     return _sorted("sort", x, axis, descending)[0]
 
@@ -166,5 +168,6 @@ def argsort(x: Value, axis: int = -1, descending: bool = False) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.argsort(x))(np.array([3.0, 1.0, 2.0]))
+        array([1, 2, 0])
     """
     return _sorted("argsort", x, axis, descending)[1]

@@ -47,6 +47,7 @@ class Power(Binary):
     ::
 
         >>> ngd.function(ops.power)(np.array([1.0, 2.0, 4.0]), np.array([3.0, 2.0, 0.5]))
+        array([1., 4., 2.])
     """
 
     name = "power"
@@ -82,6 +83,7 @@ class Sqrt(Unary):
     ::
 
         >>> ngd.function(ops.sqrt)(np.array([1.0, 4.0]))
+        array([1., 2.])
     """
 
     name = "sqrt"
@@ -109,6 +111,7 @@ class Rsqrt(Unary):
     ::
 
         >>> ngd.function(ops.rsqrt)(np.array([1.0, 4.0]))
+        array([1. , 0.5])
     """
 
     name = "rsqrt"
@@ -136,6 +139,7 @@ class Exp(Unary):
     ::
 
         >>> ngd.function(ops.exp)(np.array([0.0, 1.0]))
+        array([1.    , 2.7183])
     """
 
     name = "exp"
@@ -162,6 +166,7 @@ class Expm1(Unary):
     ::
 
         >>> ngd.function(ops.expm1)(np.array([0.0, 1.0]))
+        array([0.    , 1.7183])
     """
 
     name = "expm1"
@@ -188,6 +193,7 @@ class Log(Unary):
     ::
 
         >>> ngd.function(ops.log)(np.array([1.0, 4.0]))
+        array([0.    , 1.3863])
     """
 
     name = "log"
@@ -215,6 +221,7 @@ class Log1p(Unary):
     ::
 
         >>> ngd.function(ops.log1p)(np.array([0.0, 1.0]))
+        array([0.    , 0.6931])
     """
 
     name = "log1p"
@@ -242,6 +249,7 @@ class Tanh(Unary):
     ::
 
         >>> ngd.function(ops.tanh)(np.array([0.0, 1.0]))
+        array([0.    , 0.7616])
     """
 
     name = "tanh"
@@ -268,6 +276,7 @@ class Sin(Unary):
     ::
 
         >>> ngd.function(ops.sin)(np.array([0.0, 1.0]))
+        array([0.    , 0.8415])
     """
 
     name = "sin"
@@ -294,6 +303,7 @@ class Cos(Unary):
     ::
 
         >>> ngd.function(ops.cos)(np.array([0.0, 1.0]))
+        array([1.    , 0.5403])
     """
 
     name = "cos"
@@ -320,6 +330,7 @@ class Erf(Unary):
     ::
 
         >>> ngd.function(ops.erf)(np.array([0.0, 1.0]))
+        array([0.    , 0.8427])
     """
 
     name = "erf"

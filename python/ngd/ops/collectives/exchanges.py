@@ -113,6 +113,7 @@ class ReduceScatter(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.reduce_scatter(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: reduce_op, group, counts.
@@ -214,6 +215,7 @@ class AllGather(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.all_gather(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attribute of a node: group.
@@ -277,6 +279,7 @@ class AllGatherV(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.all_gather_v(x, counts=[3]))(np.arange(3.0))
+        array([0., 1., 2.])
     """
 
     # Attributes of a node: counts, group.
@@ -344,6 +347,7 @@ class AllToAll(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.all_to_all(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attribute of a node: group.
@@ -418,6 +422,7 @@ class AllToAllV(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.all_to_all_v(x, [3], [3]))(np.arange(3.0))
+        array([0., 1., 2.])
     """
 
     # Attributes of a node: counts, receive_counts, group.
@@ -512,6 +517,7 @@ class Gather(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.gather(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: root, group.
@@ -582,6 +588,7 @@ class Scatter(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.scatter(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: root, group.

@@ -61,6 +61,7 @@ class Send(Collective):
 
         >>> token = ops.send(ngd.placeholder("x", (8, 4)), 1)
         >>> token.shape
+        ()
     """
 
     # Attributes of a node: root (the other rank), tag, group.
@@ -154,6 +155,7 @@ class Recv(Collective):
 
         >>> h = ops.recv(0, shape=(8, 4), dtype="float32")
         >>> h.shape
+        (8, 4)
     """
 
     # Attributes of a node: shape, dtype, root (the other rank), tag, group.

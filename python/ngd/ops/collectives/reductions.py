@@ -153,6 +153,7 @@ class AllReduce(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.all_reduce(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: reduce_op, algorithm, group.
@@ -310,6 +311,7 @@ class Broadcast(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.broadcast(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: root, group.
@@ -369,6 +371,7 @@ class Reduce(Collective):
     The result of a single rank::
 
         >>> ngd.function(lambda x: ops.reduce(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
     # Attributes of a node: reduce_op, root, group.
@@ -416,6 +419,7 @@ class OwnRank(Op):
     The result of a single rank::
 
         >>> ngd.function(lambda: ops.own_rank())()
+        array(0)
     """
 
     # Attribute of a node: group. The compiler replaces the op by a constant. The reference is the

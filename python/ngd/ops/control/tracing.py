@@ -84,6 +84,7 @@ def iterations() -> int:
     ::
 
         >>> ops.iterations()
+        1
     """
     return prod(loop.length for loop in loops())
 
