@@ -56,12 +56,12 @@ def nansum(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -79,12 +79,12 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -107,12 +107,12 @@ def nanprod(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -130,12 +130,12 @@ def nanmax(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -153,12 +153,12 @@ def nanmin(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -193,11 +193,11 @@ def nanargmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Node
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
+    axis : int, optional
         The axis to reduce. The default returns an index into the flattened array.
-    keepdims
+    keepdims : bool, default False
         If True, the result keeps the reduced axes, with size 1.
 
     Examples
@@ -216,11 +216,11 @@ def nanargmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Node
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
+    axis : int, optional
         The axis to reduce. The default returns an index into the flattened array.
-    keepdims
+    keepdims : bool, default False
         If True, the result keeps the reduced axes, with size 1.
 
     Examples
@@ -256,19 +256,19 @@ def nanvar(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
-        The sum of squares is divided by the number of these elements minus ddof.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements that are not NaN, minus ddof.
 
     Returns
     -------
     Node
-        NaN where there are not more than ddof of these elements.
+        NaN where at most ddof elements are not NaN.
 
     Examples
     --------
@@ -288,20 +288,19 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
-        The sum of squares is divided by the number of these elements minus ddof.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements that are not NaN, minus ddof.
 
     Returns
     -------
     Node
-        NaN where there are not more than ddof of these elements. The gradient is 0 where the
-        result is 0.
+        NaN where at most ddof elements are not NaN. The gradient is 0 where the result is 0.
 
     Examples
     --------
@@ -340,14 +339,14 @@ def nanquantile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 1], or several, which are known when the graph is built.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 1], or several. They must be known when the graph is built.
 
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Examples
     --------
@@ -368,14 +367,14 @@ def nanpercentile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 100], or several, which are known when the graph is built.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 100], or several. They must be known when the graph is built.
 
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Examples
     --------
@@ -395,12 +394,12 @@ def nanmedian(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -444,14 +443,14 @@ def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, met
 
 @public
 def nancumsum(x: Value, axis: int | None = None) -> Node:
-    """Return the sum of each element and all before it, with 0 for NaN.
+    """Return the cumulative sum along an axis, with NaN counted as 0, as numpy.nancumsum.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        An axis; None: the flattened tensor.
+    axis : int, optional
+        The axis. The default accumulates over the flattened array.
 
     Examples
     --------
@@ -465,14 +464,14 @@ def nancumsum(x: Value, axis: int | None = None) -> Node:
 
 @public
 def nancumprod(x: Value, axis: int | None = None) -> Node:
-    """Return the product of each element and all before it, with 1 for NaN.
+    """Return the cumulative product along an axis, with NaN counted as 1, as numpy.nancumprod.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        An axis; None: the flattened tensor.
+    axis : int, optional
+        The axis. The default accumulates over the flattened array.
 
     Examples
     --------

@@ -122,11 +122,11 @@ class Standardize(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, with at least one element along the axes. Integers become floats.
     axis : int or sequence of int, default -1
         The axis or axes over which mean and variance are computed. None means all axes.
-    eps
+    eps : float, default 1e-05
         A number >= 0 that is added to the variance.
 
     Returns
@@ -320,13 +320,13 @@ def layer_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         An array whose last axes have the shape normalized_shape.
-    normalized_shape
+    normalized_shape : int or sequence of int
         The shape of the axes to normalize over.
-    weight, bias
+    weight, bias : node or array, optional
         A factor and a summand of shape normalized_shape.
-    eps
+    eps : float, default 1e-05
         A number that is added to the variance.
 
     Raises
@@ -364,13 +364,13 @@ def rms_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         An array whose last axes have the shape normalized_shape.
-    normalized_shape
+    normalized_shape : int or sequence of int
         The shape of the axes to normalize over.
-    weight
+    weight : node or array, optional
         A factor of shape normalized_shape.
-    eps
+    eps : float, default 1e-05
         A number that is added to the mean square. In PyTorch the default depends on the dtype.
 
     Raises
@@ -418,13 +418,13 @@ def group_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, ...].
-    num_groups
+    num_groups : int
         The number of groups, which divides C.
-    weight, bias
+    weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
-    eps
+    eps : float, default 1e-05
         A number that is added to the variance.
 
     Raises
@@ -465,11 +465,11 @@ def instance_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, ...].
-    weight, bias
+    weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
-    eps
+    eps : float, default 1e-05
         Added to the variance.
 
     Examples
@@ -499,11 +499,11 @@ def batch_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, ...].
-    weight, bias
+    weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
-    eps
+    eps : float, default 1e-05
         A number that is added to the variance.
 
     Returns
@@ -554,13 +554,13 @@ def batch_norm_inference(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, ...].
-    mean, variance
+    mean, variance : node or array
         [C]: the statistics of each channel.
-    weight, bias
+    weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
-    eps
+    eps : float, default 1e-05
         A number that is added to the variance.
 
     Raises

@@ -43,7 +43,7 @@ def trunc(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
 
     Examples
@@ -65,7 +65,7 @@ def fmod(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -87,7 +87,7 @@ def heaviside(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast. Where a is NaN, the result is NaN.
 
     Examples
@@ -108,7 +108,7 @@ def logical_xor(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Values that broadcast. Values other than bools are compared with 0.
 
     Examples
@@ -128,7 +128,7 @@ def isnan(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are never NaN.
 
     Examples
@@ -148,7 +148,7 @@ def isinf(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are never infinite.
 
     Examples
@@ -168,7 +168,7 @@ def isfinite(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are always finite.
 
     Examples
@@ -188,7 +188,7 @@ def fmax(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -208,7 +208,7 @@ def fmin(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -228,7 +228,7 @@ def signbit(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. NaN counts as positive.
 
     Examples
@@ -248,7 +248,7 @@ def copysign(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast. Integers become floats. A NaN in b counts as positive.
 
     Examples
@@ -270,11 +270,13 @@ def isclose(
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
-    rtol, atol
-        The relative and the absolute tolerance.
-    equal_nan
+    rtol : float, default 1e-5
+        The relative tolerance.
+    atol : float, default 1e-8
+        The absolute tolerance.
+    equal_nan : bool, default False
         If True, NaN is close to NaN.
 
     Examples
@@ -299,11 +301,11 @@ def nan_to_num(
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape. Integers are returned unchanged.
-    nan
+    nan : float, default 0.0
         The number that replaces NaN.
-    posinf, neginf
+    posinf, neginf : float, optional
         The numbers that replace inf and -inf. The defaults are the largest and the smallest finite
         number of the dtype.
 
@@ -336,11 +338,11 @@ def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value
 
     Parameters
     ----------
-    conditions
+    conditions : sequence of nodes or arrays
         Bools that broadcast, at least one array.
-    choices
+    choices : sequence of nodes or arrays
         One array for each condition.
-    default
+    default : node or array, default 0
         The value where no condition is true.
 
     Raises

@@ -177,12 +177,12 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
 
     Parameters
     ----------
-    value
+    value : node or array
         A node, an array, a number, or nested lists of numbers.
-    like
+    like : node, optional
         A node whose dtype a Python scalar takes. Without it, a scalar gets NumPy's default dtype:
         bool, int64 or float64.
-    where
+    where : str, default "as_node"
         The name of the public call, for error messages.
 
     Raises

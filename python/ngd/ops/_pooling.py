@@ -163,21 +163,21 @@ class MaxPool(Pool):
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, spatial...] with one to three spatial axes.
-    kernel
+    kernel : int or sequence of int
         The size of a window: one number for all spatial axes, or one per axis.
-    stride
+    stride : int or sequence of int, optional
         The distance between windows. The default is the kernel.
-    padding
+    padding : int, str, or sequence, default 0
         The padding on both sides of each axis: one number, one number per axis, or one pair
         (before, after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows
         for n elements. Padding is never the maximum.
-    dilation
+    dilation : int or sequence of int, default 1
         The distance between the elements of a window.
-    ceil_mode
+    ceil_mode : bool, default False
         If True, the last window may end beyond the padding, but it does not start there.
-    return_indices
+    return_indices : bool, default False
         If True, the indices of the maxima are returned too.
 
     Returns
@@ -320,19 +320,19 @@ class AvgPool(Pool):
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, spatial...] with one to three spatial axes. Integers become floats.
-    kernel
+    kernel : int or sequence of int
         The size of a window: one number for all spatial axes, or one per axis.
-    stride
+    stride : int or sequence of int, optional
         The distance between windows. The default is the kernel.
-    padding
+    padding : int, str, or sequence, default 0
         Zeros on both sides of each axis: one number, one number per axis, or one pair (before,
         after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows for n
         elements.
-    ceil_mode
+    ceil_mode : bool, default False
         If True, the last window may end beyond the padding, but it does not start there.
-    count_include_pad
+    count_include_pad : bool, default True
         If True, the zeros of the padding count as elements of a window.
 
     Raises
@@ -492,9 +492,9 @@ def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, spatial...] with one to three spatial axes. Integers become floats.
-    output_size
+    output_size : int or sequence of int and None
         The number of windows: one number for all spatial axes, or one per axis. None keeps the size
         of an axis.
 
@@ -548,9 +548,9 @@ def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, spatial...] with one to three spatial axes.
-    output_size
+    output_size : int or sequence of int and None
         The number of windows: one number for all spatial axes, or one per axis. None keeps the size
         of an axis.
 

@@ -156,13 +156,13 @@ class RandomUniform(Draw):
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    dtype
+    dtype : dtype, default float32
         A floating dtype.
-    seed
+    seed : int or node
         The key of the generator, an integer of 64 bits.
-    offset
+    offset : int or node, default 0
         The position in the sequence of random numbers, an integer of 64 bits. Equal seeds and
         offsets give equal numbers on every device. In the body of ops.scan, iteration t adds t *
         2**40 to the offset.
@@ -194,9 +194,9 @@ class RandomNormal(Draw):
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    dtype
+    dtype : dtype, default float32
         A floating dtype.
     seed, offset : int or node, offset is 0 by default
         The same as for ops.random_uniform.
@@ -240,7 +240,7 @@ class RandomBits(Op):
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
     seed, offset : int or node, offset is 0 by default
         The same as for ops.random_uniform.
@@ -295,9 +295,9 @@ class Dropout(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape.
-    rate
+    rate : float
         The probability, in [0, 1).
     seed, offset : int or node, offset is 0 by default
         The same as for ops.random_uniform.

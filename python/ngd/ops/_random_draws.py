@@ -80,11 +80,11 @@ def randint(
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    low, high
+    low, high : int
         The bounds, as ints.
-    dtype
+    dtype : dtype, default int64
         An integer dtype that has both bounds in its range.
     seed, offset : int or node, offset is 0 by default
         The same as for ops.random_bits.
@@ -126,12 +126,12 @@ def bernoulli(
 
     Parameters
     ----------
-    p
+    p : node or array
         Probabilities: a number, or a tensor that broadcasts to the shape.
-    shape
+    shape : int or sequence of int, optional
         The shape of the result. The default is the shape of p.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -156,12 +156,12 @@ def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int 
 
     Parameters
     ----------
-    x
+    x : int, node or array
         An array, or an int n for a permutation of arange(n).
-    axis
+    axis : int, default 0
         The axis to permute.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -190,12 +190,12 @@ def gumbel(
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    dtype
+    dtype : dtype, default float32
         A floating dtype. The numbers are drawn in float64 and rounded once.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -224,15 +224,15 @@ def categorical(
 
     Parameters
     ----------
-    logits
+    logits : node or array
         Unnormalized logarithms of probabilities; ops.log(p) for probabilities p.
-    axis
+    axis : int, default -1
         The axis of the classes.
-    shape
+    shape : int or sequence of int, optional
         The shape of the result. The shape of the logits without the axis of the classes must
         broadcast to it, and is the default.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Returns
     -------
@@ -282,16 +282,16 @@ def multinomial(
 
     Parameters
     ----------
-    p
+    p : node or array
         The weights of the classes along the last axis, numbers >= 0. The probabilities are the
         weights divided by their sum.
-    num_samples
+    num_samples : int
         The number of draws, at least 1. Without replacement, it is at most the number of classes.
-    replacement
+    replacement : bool, default False
         If True, draws are independent, and an index may occur several times. If False, indices
         differ, and each one is drawn from the remaining classes.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Returns
     -------
@@ -364,14 +364,14 @@ def truncated_normal(
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    low, high
+    low, high : float
         The bounds, as numbers.
-    dtype
+    dtype : dtype, default float32
         A floating dtype.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Raises
     ------

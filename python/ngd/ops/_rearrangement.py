@@ -58,11 +58,11 @@ def moveaxis(x: Value, source: int, destination: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    source
+    source : int
         The axis to move.
-    destination
+    destination : int
         Its index in the result.
 
     Examples
@@ -86,9 +86,9 @@ def swapaxes(x: Value, axis1: int, axis2: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    axis1, axis2
+    axis1, axis2 : int
         The axes.
 
     Examples
@@ -111,9 +111,9 @@ def flip(x: Value, axis: Axis = None) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    axis
+    axis : int or sequence of int, optional
         The axis or axes to reverse. The default reverses all axes.
 
     Examples
@@ -135,8 +135,8 @@ def flipud(x: Value) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least one axis.
+    x : node or array
+        An array of at least one axis.
 
     Examples
     --------
@@ -155,8 +155,8 @@ def fliplr(x: Value) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least two axes.
+    x : node or array
+        An array of at least two axes.
 
     Examples
     --------
@@ -175,12 +175,12 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least two axes.
-    k
+    x : node or array
+        An array of at least two axes.
+    k : int, default 1
         The number of rotations by 90 degrees, from the first axis to the second. A negative number
         rotates in the opposite direction.
-    axes
+    axes : pair of int, default (0, 1)
         Two axes that differ.
 
     Raises
@@ -216,12 +216,12 @@ def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None 
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    shift
+    shift : int or sequence of int
         The number of positions, or one number per axis. A negative number shifts towards the
         beginning.
-    axis
+    axis : int or sequence of int, optional
         The axis or axes. The default shifts the flattened array.
 
     Raises
@@ -262,9 +262,9 @@ def tile(x: Value, reps: int | Sequence[int]) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    reps
+    reps : int or sequence of int
         The number of repetitions, or one number per axis. The shorter one of x.shape and reps gets
         leading 1s.
 
@@ -299,11 +299,11 @@ def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
 
     Parameters
     ----------
-    rows
+    rows : int
         The number of rows.
-    columns
+    columns : int, optional
         The number of columns. The default is the number of rows.
-    k
+    k : int, default 0
         The number of the diagonal: 0 is the main one, positive numbers are above it.
 
     Examples
@@ -332,9 +332,9 @@ def tril(x: Value, k: int = 0) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of at least two axes.
-    k
+    k : int, default 0
         The number of the diagonal: 0 is the main one, positive numbers are above it.
 
     Raises
@@ -360,9 +360,9 @@ def triu(x: Value, k: int = 0) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of at least two axes.
-    k
+    k : int, default 0
         The number of the diagonal: 0 is the main one, positive numbers are above it.
 
     Raises
@@ -402,16 +402,16 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
     widths : int or nested sequence of int
         The number of elements to add: one number for all sides, one pair (before, after) for all
         axes, or one pair per axis.
-    mode
+    mode : str, default "constant"
         "constant" adds the value. "edge" ("replicate" in PyTorch) repeats the outermost element.
         "reflect" mirrors at the outermost element without repeating it, and "symmetric" repeats it.
         "wrap" ("circular" in PyTorch) continues with the elements from the opposite end.
-    value
+    value : node or array, default 0
         A scalar, for mode "constant".
 
     Raises

@@ -124,13 +124,13 @@ def lstm_cell(
 
     Parameters
     ----------
-    x
+    x : node or array
         The input [..., I].
-    h, c
+    h, c : node or array
         The hidden state and the cell state, [..., H] each.
-    weight_ih, weight_hh
+    weight_ih, weight_hh : node or array
         The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
-    bias_ih, bias_hh
+    bias_ih, bias_hh : node or array, optional
         The biases, [4 H] each.
 
     Returns
@@ -177,13 +177,13 @@ def gru_cell(
 
     Parameters
     ----------
-    x
+    x : node or array
         The input [..., I].
-    h
+    h : node or array
         The hidden state [..., H].
-    weight_ih, weight_hh
+    weight_ih, weight_hh : node or array
         The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
-    bias_ih, bias_hh
+    bias_ih, bias_hh : node or array, optional
         The biases, [3 H] each.
 
     Returns
@@ -232,15 +232,15 @@ def lstm(
 
     Parameters
     ----------
-    x
+    x : node or array
         The sequence [L, ..., I] of L inputs.
-    h, c
+    h, c : node or array
         The first hidden state and the first cell state, [..., H] each.
-    weight_ih, weight_hh
+    weight_ih, weight_hh : node or array
         The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
-    bias_ih, bias_hh
+    bias_ih, bias_hh : node or array, optional
         The biases, [4 H] each.
-    reverse
+    reverse : bool, default False
         If True, run from the last position to the first, as the second direction of a bidirectional
         LSTM.
 
@@ -282,15 +282,15 @@ def gru(
 
     Parameters
     ----------
-    x
+    x : node or array
         The sequence [L, ..., I] of L inputs.
-    h
+    h : node or array
         The first hidden state [..., H].
-    weight_ih, weight_hh
+    weight_ih, weight_hh : node or array
         The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
-    bias_ih, bias_hh
+    bias_ih, bias_hh : node or array, optional
         The biases, [3 H] each.
-    reverse
+    reverse : bool, default False
         If True, run from the last position to the first.
 
     Returns

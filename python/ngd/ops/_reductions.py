@@ -144,12 +144,12 @@ class Sum(Reduction):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -182,12 +182,12 @@ class Mean(Reduction):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -224,12 +224,12 @@ class Prod(Reduction):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -310,12 +310,12 @@ class Max(Extremum):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axes.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -345,12 +345,12 @@ class Min(Extremum):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axes.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -396,12 +396,12 @@ class AnyTrue(Truth):
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -425,12 +425,12 @@ class AllTrue(Truth):
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -489,12 +489,12 @@ class ArgMax(ArgExtremum):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axis.
-    axis
+    axis : int, optional
         The axis to reduce. The default returns an index into the flattened array.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -523,12 +523,12 @@ class ArgMin(ArgExtremum):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axis.
-    axis
+    axis : int, optional
         The axis to reduce. The default returns an index into the flattened array.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -563,12 +563,12 @@ class LogSumExp(Reduction):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axes. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -627,13 +627,13 @@ class Var(Reduction):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
         The divisor of the sum of squares is the number of elements minus ddof. torch.var has
         ddof=1.
 
@@ -710,13 +710,13 @@ def vector_norm(x: Value, axis: Axis = None, keepdims: bool = False, ord: float 
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ord
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ord : float, default 2
         The order of the norm. math.inf gives the largest abs(x), and -math.inf the smallest.
 
     Raises

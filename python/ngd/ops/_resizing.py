@@ -204,18 +204,18 @@ def resize(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, spatial...] with one to three spatial axes.
-    size
+    size : int or sequence of int
         The sizes of the result: one number for all spatial axes, or one per axis.
-    mode
+    mode : str, default "nearest"
         "nearest" takes the nearest element, and "nearest-exact" the one with the nearest center.
         "area" takes means. "linear" is for one spatial axis, "bilinear" and "bicubic" for two, and
         "trilinear" for three.
-    align_corners
+    align_corners : bool, default False
         If True, the centers of the corner elements of x and of the result coincide. If False, the
         outer corners of these elements coincide.
-    antialias
+    antialias : bool, default False
         For "bilinear" and "bicubic": if True, a smaller result averages over wider kernels, as in
         Pillow.
 
@@ -282,13 +282,13 @@ def interpolate(
     Parameters
     ----------
     x, mode, antialias
-        As in ops.resize.
-    size
+        The same as for ops.resize.
+    size : int or sequence of int, optional
         The sizes of the result: one number for all spatial axes, or one per axis.
-    scale_factor
+    scale_factor : float or sequence of float, optional
         The factors, instead of a size. An axis of n elements gets floor(n * factor) elements, and
         coordinates are divided by the factor.
-    align_corners
+    align_corners : bool, optional
         The same as for ops.resize. None means False.
 
     Raises
@@ -326,9 +326,9 @@ def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         [..., C * r * r, H, W].
-    upscale_factor
+    upscale_factor : int
         The factor r.
 
     Raises
@@ -370,9 +370,9 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         [..., C, H * r, W * r].
-    downscale_factor
+    downscale_factor : int
         The factor r.
 
     Raises
@@ -432,9 +432,9 @@ def unfold(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, H, W].
-    kernel_size, dilation, padding, stride
+    kernel_size, dilation, padding, stride : int or sequence of int
         The size of a window, the distance of its elements, the number of zeros on both sides, and
         the distance between windows: one number, or one per axis.
 
@@ -506,12 +506,12 @@ def fold(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C * kernel elements, windows].
-    output_size
+    output_size : int or sequence of int
         (H, W) of the result.
-    kernel_size, dilation, padding, stride
-        As in ops.unfold.
+    kernel_size, dilation, padding, stride : int or sequence of int
+        The same as for ops.unfold.
 
     Returns
     -------

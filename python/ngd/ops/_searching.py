@@ -50,11 +50,11 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
 
     Parameters
     ----------
-    sorted
+    sorted : node or array
         n numbers along one axis, in ascending order. The order is not checked.
-    values
+    values : node or array
         Numbers of any shape.
-    side
+    side : str, default "left"
         "left" returns the index before equal elements, and "right" the index after them.
 
     Returns
@@ -105,11 +105,11 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape.
-    values
+    values : node or array
         An array of any shape. The time is the product of the numbers of elements.
-    invert
+    invert : bool, default False
         If True, return True where an element is not among the values.
 
     Examples
@@ -135,12 +135,12 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    bins
+    bins : node or array
         The edges, along one axis. The edges of a node are ascending. An array may also be
         descending.
-    right
+    right : bool, default False
         If True, a bin contains its right edge instead of its left edge.
 
     Returns
@@ -170,12 +170,12 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Integers in [0, length), along one axis.
-    length
+    length : int
         The number of results. NumPy takes it from the largest element, but shapes are known when
         the graph is built.
-    weights
+    weights : node or array, optional
         The number that each element adds to its count. The default is 1.
 
     Returns
@@ -247,18 +247,18 @@ def histogram(
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
     bins : int, node or array, default 10
         The number of bins of equal width, or their edges in ascending order. The last bin contains
         its right edge. NumPy's rules such as "auto" do not exist, because shapes are known when the
         graph is built.
-    range
+    range : pair of float, optional
         The first and the last edge. The defaults are the smallest and the largest element.
-    weights
+    weights : node or array, optional
         The number that each element adds to its count, an array of the shape of x. The default is
         1.
-    density
+    density : bool, default False
         If True, the counts are divided by their sum and by the width of the bin.
 
     Returns
@@ -311,11 +311,11 @@ def interp(
 
     Parameters
     ----------
-    x
+    x : node or array
         The positions to evaluate at, numbers of any shape.
-    xp, fp
+    xp, fp : node or array
         The coordinates of the points, ascending along one axis, and the values at the points.
-    left, right
+    left, right : node or array, optional
         The values before the first point and after the last one. The defaults are the values at
         these points.
 
@@ -360,11 +360,11 @@ def partition(x: Value, kth: int, axis: int = -1) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    kth
+    kth : int
         An index along the axis.
-    axis
+    axis : int, default -1
         The axis to order.
 
     Examples
@@ -385,7 +385,7 @@ def argpartition(x: Value, kth: int, axis: int = -1) -> Node:
     Parameters
     ----------
     x, kth, axis
-        As in ops.partition.
+        The same as for ops.partition.
 
     Examples
     --------

@@ -262,7 +262,7 @@ def getitem(x: Value, index: Any) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any dtype.
     index : int, slice, None, `...`, array, or a tuple of them
         Arrays are arrays or lists of integers, nodes of integers, and masks of bools that are known
@@ -427,7 +427,7 @@ def at(x: Value) -> At:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any dtype.
 
     Returns

@@ -49,9 +49,9 @@ class Reshape(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    shape
+    shape : int or sequence of int
         The new shape. One size may be -1; it is computed from the others.
 
     Raises
@@ -133,9 +133,9 @@ class Transpose(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    axes
+    axes : sequence of int, optional
         The order of the axes: axis i of the result is axis axes[i] of x. The default reverses the
         order.
 
@@ -234,9 +234,9 @@ class BroadcastTo(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    shape
+    shape : int or sequence of int
         The shape of the result.
 
     Raises
@@ -302,7 +302,7 @@ class StopGradient(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
 
     Examples
@@ -349,9 +349,9 @@ def expand_dims(x: Value, axis: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    axis
+    axis : int
         The index of the new axis in the result.
 
     Examples
@@ -372,9 +372,9 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    axis
+    axis : int or sequence of int, optional
         The axis or axes to remove. The default removes all axes of size 1.
 
     Raises

@@ -27,7 +27,7 @@ class Slice(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any dtype.
     index : int, slice, None, `...`, or a tuple of them
         The index. ops.getitem also takes arrays and masks.

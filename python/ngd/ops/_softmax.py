@@ -92,9 +92,9 @@ class Softmax(AlongAxis):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axis. Integers become floats.
-    axis
+    axis : int, default -1
         The axis along which the results add up to 1.
 
     Raises
@@ -132,9 +132,9 @@ class LogSoftmax(AlongAxis):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axis. Integers become floats.
-    axis
+    axis : int, default -1
         The axis of softmax.
 
     Raises
@@ -184,9 +184,9 @@ class SoftmaxCrossEntropy(Op):
 
     Parameters
     ----------
-    logits
+    logits : node or array
         [..., C] for C classes. Integers become floats.
-    labels
+    labels : node or array
         [...], integers in [0, C).
 
     Returns
@@ -334,19 +334,19 @@ def cross_entropy(
 
     Parameters
     ----------
-    logits
+    logits : node or array
         [C], [N, C] or [N, C, d1, ...] for C classes. Integers become floats.
-    labels
+    labels : node or array
         Integers in [0, C) with the shape of the logits without C, or floats with the shape of the
         logits: the probabilities of the classes.
-    weight
+    weight : node or array, optional
         [C]: a factor for each class.
-    ignore_index
+    ignore_index : int, default -100
         An integer label that does not count. If no other label occurs, the mean is NaN.
-    label_smoothing
+    label_smoothing : float, default 0.0
         The part of each label, in [0, 1], that all classes share (Szegedy et al. 2016,
         arXiv:1512.00567, section 7).
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none". The mean divides by the sum of the weights of the labels. For
         probabilities, it divides by the number of labels.
 
@@ -460,9 +460,9 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 
     Parameters
     ----------
-    prediction, target
+    prediction, target : node or array
         Two arrays of one shape.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none".
 
     Raises
@@ -490,9 +490,9 @@ def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 
     Parameters
     ----------
-    prediction, target
+    prediction, target : node or array
         Two arrays of one shape.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none".
 
     Raises
@@ -525,11 +525,11 @@ def huber_loss(
 
     Parameters
     ----------
-    prediction, target
+    prediction, target : node or array
         Two arrays of one shape.
-    delta
+    delta : float, default 1.0
         The distance from which the loss is linear, a number > 0.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none".
 
     Raises
@@ -570,13 +570,13 @@ def kl_div(
 
     Parameters
     ----------
-    log_prediction
+    log_prediction : node or array
         The logarithms of the predicted probabilities.
-    target
+    target : node or array
         Probabilities, of the same shape.
-    log_target
+    log_target : bool, default False
         If True, the target has logarithms of probabilities.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum", "none" or "batchmean". "mean" divides by the number of elements. "batchmean"
         divides the sum by the size of axis 0: it is the mean of the divergence over a batch.
 
@@ -629,13 +629,13 @@ def binary_cross_entropy(
 
     Parameters
     ----------
-    probabilities
+    probabilities : node or array
         The probabilities p.
-    target
+    target : node or array
         The targets t in [0, 1], of the same shape.
-    weight
+    weight : node or array, optional
         A factor for each loss, which broadcasts to this shape.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none".
 
     Raises
@@ -677,15 +677,15 @@ def binary_cross_entropy_with_logits(
 
     Parameters
     ----------
-    logits
+    logits : node or array
         The logits.
-    target
+    target : node or array
         The targets t in [0, 1], of the same shape.
-    weight
+    weight : node or array, optional
         A factor for each loss, which broadcasts to this shape.
-    pos_weight
+    pos_weight : node or array, optional
         A factor for the term t log(p), which broadcasts to this shape.
-    reduction
+    reduction : str, default "mean"
         "mean", "sum" or "none".
 
     Raises

@@ -29,13 +29,13 @@ class TopK(Op):
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    k
+    k : int
         The number of elements to return.
-    axis
+    axis : int, default -1
         The axis to search along.
-    largest
+    largest : bool, default True
         If True, return the largest elements, else the smallest.
 
     Returns
@@ -123,11 +123,11 @@ def sort(x: Value, axis: int = -1, descending: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
+    axis : int, default -1
         The axis to sort along.
-    descending
+    descending : bool, default False
         If True, sort in descending order.
 
     Raises
@@ -151,11 +151,11 @@ def argsort(x: Value, axis: int = -1, descending: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
+    axis : int, default -1
         The axis to sort along.
-    descending
+    descending : bool, default False
         If True, sort in descending order.
 
     Raises

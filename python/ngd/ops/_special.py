@@ -79,7 +79,7 @@ class Lgamma(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Notes
@@ -179,7 +179,7 @@ class Digamma(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Notes
@@ -245,7 +245,7 @@ class Erfinv(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Notes

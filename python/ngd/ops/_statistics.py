@@ -52,13 +52,13 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
         The divisor of the sum of squares is the number of elements minus ddof. torch.std has
         ddof=1.
 
@@ -98,15 +98,15 @@ def quantile(
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    q
-        A number in [0, 1], or several, which are known when the graph is built.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    method
+    q : float or sequence of float
+        A number in [0, 1], or several. They must be known when the graph is built.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    method : str, default "linear"
         The value for a position between two elements. "linear" interpolates, and "midpoint" takes
         their mean. "lower", "higher" and "nearest" take one of them; if both are equally near,
         "nearest" takes the one with the even index.
@@ -114,7 +114,7 @@ def quantile(
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Raises
     ------
@@ -142,9 +142,9 @@ def percentile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 100], or several, which are known when the graph is built.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 100], or several. They must be known when the graph is built.
 
     Examples
     --------
@@ -164,12 +164,12 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -235,12 +235,12 @@ def ptp(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axes.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -259,12 +259,12 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -302,15 +302,15 @@ def average(
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    weights
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    weights : node or array, optional
         The weight of each element: an array of the shape of x or, for one axis, of the size of
         this axis. By default all weights are 1.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -344,12 +344,12 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         A matrix with one row per variable and one column per observation, or a vector: one
         variable.
-    rowvar
+    rowvar : bool, default True
         If False, each column is a variable and each row an observation.
-    ddof
+    ddof : int, default 1
         The divisor is the number of observations minus ddof.
 
     Raises
@@ -386,7 +386,7 @@ def corrcoef(x: Value, rowvar: bool = True) -> Node:
     Parameters
     ----------
     x, rowvar
-        As in ops.cov.
+        The same as for ops.cov.
 
     Examples
     --------

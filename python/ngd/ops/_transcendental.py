@@ -34,7 +34,7 @@ class Power(Binary):
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Notes
@@ -75,7 +75,7 @@ class Sqrt(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -103,7 +103,7 @@ class Rsqrt(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -131,7 +131,7 @@ class Exp(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -158,7 +158,7 @@ class Expm1(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -185,7 +185,7 @@ class Log(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -213,7 +213,7 @@ class Log1p(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -241,7 +241,7 @@ class Tanh(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -268,7 +268,7 @@ class Sin(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -295,7 +295,7 @@ class Cos(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -322,7 +322,7 @@ class Erf(Unary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples

@@ -70,7 +70,7 @@ class Tan(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -101,7 +101,7 @@ class Atan(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Notes
@@ -147,7 +147,7 @@ class Asin(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -180,7 +180,7 @@ class Acos(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -211,7 +211,7 @@ class Atan2(CompositeBinary):
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Floats that broadcast. Integers become floats.
 
     Notes
@@ -260,7 +260,7 @@ class Sinh(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -297,7 +297,7 @@ class Cosh(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -332,7 +332,7 @@ class Asinh(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -369,7 +369,7 @@ class Acosh(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -405,7 +405,7 @@ class Atanh(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -437,7 +437,7 @@ class Sinc(CompositeUnary):
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -478,7 +478,7 @@ def deg2rad(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
 
     Examples
@@ -498,7 +498,7 @@ def rad2deg(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
 
     Examples

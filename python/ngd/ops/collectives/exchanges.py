@@ -79,16 +79,16 @@ class ReduceScatter(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    op
+    op : str
         "sum", "mean", "min", "max" or "prod", as for ops.all_reduce.
-    axis
+    axis : int, default 0
         The axis that is split into one block per rank.
-    counts
+    counts : sequence of int, optional
         The sizes of the blocks, one number per rank, equal on all ranks. By default, the blocks
         have equal sizes.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -194,11 +194,11 @@ class AllGather(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    axis
+    axis : int, default 0
         The axis to concatenate along.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -250,14 +250,14 @@ class AllGatherV(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array. Along the axis, the array of rank r has size counts[r]. The other axes are equal
         on all ranks.
-    counts
+    counts : sequence of int
         One size per rank, equal on all ranks.
-    axis
+    axis : int, default 0
         The axis to concatenate along.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -319,13 +319,13 @@ class AllToAll(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    split_axis
+    split_axis : int, default 0
         The axis that is split into one equal block per rank.
-    concat_axis
+    concat_axis : int, default 0
         The axis along which the received blocks are concatenated.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -393,14 +393,14 @@ class AllToAllV(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         The rows to send, in the order of ranks.
-    send_counts
+    send_counts : sequence of int
         The number of rows for each rank.
-    receive_counts
+    receive_counts : sequence of int
         The number of rows from each rank: number r is what rank r has in its send_counts for this
         rank.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -487,13 +487,13 @@ class Gather(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    root
+    root : int, default 0
         The rank that gets the result.
-    axis
+    axis : int, default 0
         The axis to concatenate along.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns
@@ -558,13 +558,13 @@ class Scatter(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks. Only the values on the root are read.
-    root
+    root : int, default 0
         The rank whose array is split.
-    axis
+    axis : int, default 0
         The axis that is split into one equal block per rank.
-    group
+    group : Group, optional
         The ranks. The default is the world.
 
     Returns

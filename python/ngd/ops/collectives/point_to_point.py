@@ -31,13 +31,13 @@ class Send(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of any shape and dtype.
-    to
+    to : int
         The rank that receives.
-    tag
+    tag : int, default 0
         A number that is compared with the tag of the receive, to detect different orders.
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Returns
@@ -100,18 +100,18 @@ class Recv(Collective):
 
     Parameters
     ----------
-    source
+    source : int
         The rank that sends.
-    tag
+    tag : int, default 0
         A number that is compared with the tag of the send.
-    shape
+    shape : int or sequence of int
         The shape of the array.
     dtype : dtype
         The dtype of the array.
-    after
+    after : node or array, optional
         A scalar that is computed before the receive, such as the token of a send. Its value is not
         read.
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Returns

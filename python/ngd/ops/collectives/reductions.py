@@ -112,22 +112,22 @@ class AllReduce(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    op
+    op : str
         "sum", "mean", "min", "max" or "prod". There is no default. "mean" takes floats, and "sum"
         takes no bools.
-    weight
+    weight : node or array, optional
         A scalar for op="mean": the weight of this rank. The result is the weighted mean of the
         arrays of all ranks. With the number of samples as weight, shards of different sizes give
         the result of a single process. A rank of weight 0 contributes nothing, even if its x is
         NaN. If all weights are 0, the result is 0. The signs of the weights are not checked.
-    algorithm
+    algorithm : str, default "auto"
         "auto", "flat" or "ring".
-    compression
+    compression : str, optional
         "bf16" sends a float32 x as bfloat16, adds in float32 and rounds once. The gradient is
         compressed in the same way. ops.sparse_all_reduce sends only the largest elements.
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Returns
@@ -285,11 +285,11 @@ class Broadcast(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks. Only the values on the root are read.
-    root
+    root : int, default 0
         The rank whose array is copied.
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Returns
@@ -342,13 +342,13 @@ class Reduce(Collective):
 
     Parameters
     ----------
-    x
+    x : node or array
         An array of one shape on all ranks.
-    root
+    root : int, default 0
         The rank that gets the result.
-    op
+    op : str
         "sum", "mean", "min", "max" or "prod", as for ops.all_reduce.
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Returns
@@ -411,7 +411,7 @@ class OwnRank(Op):
 
     Parameters
     ----------
-    group
+    group : Group, optional
         The ranks. The default is the group of the step.
 
     Examples

@@ -29,9 +29,9 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
 
     Parameters
     ----------
-    lower, upper
+    lower, upper : int
         The bounds, as ints.
-    body
+    body : callable
         It takes i, an int64 node, and the carry, and returns the next carry. It is called once.
     init : node, array, or a structure of them
         The first carry.
@@ -83,13 +83,13 @@ def while_loop(
 
     Parameters
     ----------
-    condition
+    condition : callable
         It takes the carry, and returns a bool scalar. It is called once, with nodes.
-    body
+    body : callable
         It takes the carry, and returns the next carry. It is called once, with nodes.
     init : node, array, or a structure of them
         The first carry.
-    max_iterations
+    max_iterations : int
         The largest number of iterations. Memory for the gradient grows with it.
 
     Returns
@@ -129,7 +129,7 @@ def map(function: Callable[[Any], Any], xs: Any) -> Any:
 
     Parameters
     ----------
-    function
+    function : callable
         It takes a slice, and returns a result. It is called once, with nodes.
     xs : node, array, or a structure of them
         The arrays to slice, of one size along axis 0.
@@ -156,7 +156,7 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
 
     Parameters
     ----------
-    index
+    index : node or array
         An integer scalar. It is clamped to [0, len(branches) - 1].
     branches : sequence of callable
         Functions of the operands, at least one. Each is called once. All return the same structure,
