@@ -409,7 +409,7 @@ def group_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Normalize over groups of channels of [N, C, ...], as torch.nn.functional.group_norm.
 
     The channels are split into num_groups groups. Each group of each sample is normalized with the
@@ -490,7 +490,7 @@ def batch_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
-) -> tuple[Node, Node, Node]:
+) -> tuple[Node, Node, Node]:  # long because each argument is described
     """Normalize each channel of [N, C, ...] with the statistics of the batch.
 
     The result is (x - mean) / sqrt(variance + eps) * weight + bias for each channel, as

@@ -98,11 +98,11 @@ def check_indices(
     bad = np.argwhere((indices < lowest) | (indices >= size))
     if len(bad):
         position = tuple(map(int, bad[0]))
-        found = f" at {list(position)} of the indices" if position else ""
+        at_position = f" at {list(position)} of the indices" if position else ""
         of_axis = "" if axis is None else f" for axis {axis}"
         raise OutOfRangeError(
             f"{where}: expected an index in [{lowest}, {size}){of_axis}; "
-            f"got {indices[position]}{found}"
+            f"got {indices[position]}{at_position}"
         )
     return indices
 
@@ -121,15 +121,15 @@ def product_dtype(
     float32.
     """
     own = expect_dtype(where, factors, allowed)
-    known = (own, float32) if own in HALVES else (own,)
-    if any(t.dtype not in known for t in behind):
+    allowed_dtypes = (own, float32) if own in HALVES else (own,)
+    if any(t.dtype not in allowed_dtypes for t in behind):
         raise DTypeError(
             f"{where}: expected operands of one dtype; got {got(*factors, *behind)}. "
             f'Cast the others: x.astype("{own.name}").'
         )
-    if dtype is not None and dtype not in known:
+    if dtype is not None and dtype not in allowed_dtypes:
         raise DTypeError(
-            f"{where}: expected a result of {describe_dtypes(known)}; got {dtype.name}. "
+            f"{where}: expected a result of {describe_dtypes(allowed_dtypes)}; got {dtype.name}. "
             "Cast the result instead."
         )
     return dtype or own
@@ -352,9 +352,9 @@ def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
     try:
         return _broadcast(shapes)
     except ValueError:
-        found = " with ".join(str(s) for s in shapes)
+        listed = " with ".join(str(s) for s in shapes)
         raise ShapeError(
-            f"{where}: expected shapes that broadcast; got {found}. Reshape one, or add axes of "
+            f"{where}: expected shapes that broadcast; got {listed}. Reshape one, or add axes of "
             "size 1 by ops.expand_dims."
         ) from None
 

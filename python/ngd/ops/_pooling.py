@@ -485,7 +485,9 @@ def _bounds(n: int, count: int) -> list[tuple[int, int]]:
 
 
 @public
-def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
+def adaptive_avg_pool(
+    x: Value, output_size: PerAxis | Sequence[int | None]
+) -> Node:  # long because each argument is described
     """Return the mean of each of a given number of windows.
 
     It is torch.nn.functional.adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.

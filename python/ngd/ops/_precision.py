@@ -39,16 +39,16 @@ def expansion(node: Node) -> tuple[Node, ...]:
     return results
 
 
-def expect_types(node: Node, method: str, made: tuple[Node, ...]) -> None:
+def expect_types(node: Node, method: str, returned: tuple[Node, ...]) -> None:
     """Raise CompileError unless a method of an op returned nodes of the types of the op's results.
 
     The buffers of the results have these types, so other nodes would write out of bounds.
     """
     expected = tuple(result.type for result in node.results)
-    found = tuple(part.type for part in made)
-    if found != expected:
+    types = tuple(part.type for part in returned)
+    if types != expected:
         raise CompileError(
             f"{node.op.name}: expected {type(node.op).__name__}.{method} to return "
-            f"{print_types(expected)}, as infer does; got {print_types(found)} (made at "
+            f"{print_types(expected)}, as infer does; got {print_types(types)} (made at "
             f"{node.site}). Cast or reshape in {method}."
         )

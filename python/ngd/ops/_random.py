@@ -198,7 +198,7 @@ class RandomNormal(Draw):
         The shape of the result.
     dtype : dtype, default float32
         A floating dtype.
-    seed, offset : int or node, offset is 0 by default
+    seed, offset : int or node
         The same as for ops.random_uniform.
 
     Raises
@@ -242,7 +242,7 @@ class RandomBits(Op):
     ----------
     shape : int or sequence of int
         The shape of the result.
-    seed, offset : int or node, offset is 0 by default
+    seed, offset : int or node
         The same as for ops.random_uniform.
 
     Raises
@@ -299,7 +299,7 @@ class Dropout(Op):
         Floats of any shape.
     rate : float
         The probability, in [0, 1).
-    seed, offset : int or node, offset is 0 by default
+    seed, offset : int or node
         The same as for ops.random_uniform.
 
     Raises

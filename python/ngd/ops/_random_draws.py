@@ -86,7 +86,7 @@ def randint(
         The bounds, as ints.
     dtype : dtype, default int64
         An integer dtype that has both bounds in its range.
-    seed, offset : int or node, offset is 0 by default
+    seed, offset : int or node
         The same as for ops.random_bits.
 
     Raises
@@ -217,7 +217,7 @@ def categorical(
     *,
     seed: int | Node,
     offset: int | Node = 0,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Draw indices with the probabilities softmax(logits), as jax.random.categorical.
 
     The draws are independent of each other. ops.multinomial can draw without replacement.

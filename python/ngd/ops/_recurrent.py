@@ -119,7 +119,7 @@ def lstm_cell(
     weight_hh: Value,
     bias_ih: Value | None = None,
     bias_hh: Value | None = None,
-) -> tuple[Node, Node]:
+) -> tuple[Node, Node]:  # long because each argument is described
     """Run one step of an LSTM, as torch.nn.LSTMCell.
 
     Parameters

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Reductions over axes of one array.
 
 All are called as in NumPy: (x, axis=None | int | tuple, keepdims=False). The attributes of a node
@@ -377,7 +378,7 @@ class Truth(Reduction):
     """The base of any and all: elements other than 0 are True."""
 
     dtypes = (bool_,)
-    has_identity = False  # The kernel computes max or min. `__call__` handles no elements.
+    has_identity = False  # The kernel computes max or min. `__call__` handles empty reductions.
     of_none: ClassVar[bool]
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:

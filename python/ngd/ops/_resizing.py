@@ -199,7 +199,7 @@ def resize(
     mode: str = "nearest",
     align_corners: bool = False,
     antialias: bool = False,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Resize the spatial axes, as torch.nn.functional.interpolate with size=.
 
     Parameters

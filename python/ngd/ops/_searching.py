@@ -45,7 +45,9 @@ def expect_line(where_: str, name: str, x: Node) -> Node:
 
 
 @public
-def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
+def searchsorted(
+    sorted: Value, values: Value, side: str = "left"
+) -> Node:  # long because each argument is described
     """Return the indices where values would be inserted into a sorted array, as numpy.searchsorted.
 
     Parameters

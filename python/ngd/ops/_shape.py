@@ -79,14 +79,14 @@ class Reshape(Op):
         extents = as_shape(shape)
         if extents.count(-1) == 1:
             i = extents.index(-1)
-            known = math.prod(extents[:i] + extents[i + 1 :])
-            if known <= 0 or x.type.count % known:
+            known_count = math.prod(extents[:i] + extents[i + 1 :])
+            if known_count <= 0 or x.type.count % known_count:
                 raise ShapeError(
                     f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
                     f"-1 that divide them; got {extents}. Choose extents whose product divides "
                     f"{x.type.count}."
                 )
-            extents = (*extents[:i], x.type.count // known, *extents[i + 1 :])
+            extents = (*extents[:i], x.type.count // known_count, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})
 
     def infer(self, x: Type, *, shape: Shape) -> Type:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Softmax, and losses that use it. 16-bit floats are computed in float32 and rounded once."""
 
 from __future__ import annotations
@@ -563,7 +564,7 @@ def huber_loss(
 @public
 def kl_div(
     log_prediction: Value, target: Value, log_target: bool = False, reduction: str = "mean"
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return the Kullback-Leibler divergence, as torch.nn.functional.kl_div.
 
     It is target * (log(target) - log_prediction). A target of 0 gives 0.

@@ -65,12 +65,16 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
     `what` is "all" if the operand has the rows of all ranks. Otherwise it is the number of the rank
     whose rows the operand has.
     """
-    given = tuple(counts)
-    if len(given) != size or any(n < 0 for n in given) or rows < 0:
-        raise ShapeError(f"{where}: expected a number of rows >= 0 a rank of {size}; got {given}")
-    expected = sum(given) if what == "all" else given[int(what)]
+    row_counts = tuple(counts)
+    if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:
+        raise ShapeError(
+            f"{where}: expected a number of rows >= 0 a rank of {size}; got {row_counts}"
+        )
+    expected = sum(row_counts) if what == "all" else row_counts[int(what)]
     if rows != expected:
-        raise ShapeError(f"{where}: expected {expected} rows by the counts {given}; got {rows}")
+        raise ShapeError(
+            f"{where}: expected {expected} rows by the counts {row_counts}; got {rows}"
+        )
 
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:

@@ -61,13 +61,21 @@ def sparse_all_reduce(
     -----
     Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1.
 
-    Examples
-    --------
-    A variable with `per_rank=True` stores the residual of each rank::
+    In a step, a variable with `per_rank=True` stores the residual of each rank.
+
+    ::
 
         left = ngd.variable("left", np.zeros(w.shape, "float32"), per_rank=True)
         mean, rest = ops.sparse_all_reduce(gradient, left, ratio=0.01, op="mean")
         step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> f = ngd.function(lambda x, r: ops.sparse_all_reduce(x, r, ratio=0.5, op="mean"))
+        >>> f(np.float32([1.0, 3.0]), np.zeros(2, np.float32))
+        (array([0., 3.], dtype=float32), array([3., 0.], dtype=float32))
     """
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
     _check(x, residual, ratio, op)

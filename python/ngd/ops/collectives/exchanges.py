@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Collectives that move blocks of rows between the ranks of a group.
 
 A row is the part of a tensor that one index of axis 0 selects. Before the collective, another axis

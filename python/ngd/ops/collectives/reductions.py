@@ -225,10 +225,10 @@ class AllReduce(Collective):
             total = _TOTALS[key] = self.node((wide / unit,), sums)
         (own_weight,) = total.inputs
         unit = 4.0 * power_of_two(maximum(stop_gradient(abs(total)), 1.0))
-        share, whole = cast(own_weight / unit, dtype), cast(total / unit, dtype)
+        share, total_share = cast(own_weight / unit, dtype), cast(total / unit, dtype)
         weighted = self.node((where(equal(own_weight, 0), 0, cast(x, dtype) * share),), sums)
-        is_zero = equal(whole, 0)
-        mean, largest_float = weighted / where(is_zero, 1, whole), float(np.finfo(dtype).max)
+        is_zero = equal(total_share, 0)
+        mean, largest_float = weighted / where(is_zero, 1, total_share), float(np.finfo(dtype).max)
         # A mean is at most the largest x. So if the weighted sum is finite, only rounding can make
         # the mean infinite, and the mean is clipped to the finite range.
         mean = where(

@@ -408,7 +408,7 @@ def scan(
         Iteration t reads slice t along axis 0. If it is None, the body gets None as its slice, and
         `length` is needed.
     length : int, optional
-        The number of iterations, which may be 0. The default is the extent of axis 0 of `xs`.
+        The number of iterations, which may be 0. The default is the size of axis 0 of `xs`.
     reverse : bool, default False
         Run from the last slice to the first. The results keep the order of the slices.
 
@@ -420,7 +420,7 @@ def scan(
     Raises
     ------
     ShapeError, DTypeError
-        The extents of `xs` differ, or the body returns a carry of another type.
+        The sizes of axis 0 of `xs` differ, or the body returns a carry of another type.
     CompileError
         The body contains a send or a receive.
 
