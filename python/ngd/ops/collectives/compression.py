@@ -75,19 +75,19 @@ def sparse_all_reduce(
 
         >>> f = ngd.function(lambda x, r: ops.sparse_all_reduce(x, r, ratio=0.5, op="mean"))
         >>> f(np.float32([1.0, 3.0]), np.zeros(2, np.float32))
-        (array([0., 3.], dtype=float32), array([3., 0.], dtype=float32))
+        (array([0., 3.], dtype=float32), array([1., 0.], dtype=float32))
     """
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
     _check(x, residual, ratio, op)
     ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
-    values = reshape(x + residual, (size,))
-    _, largest = top_k(abs(values), min(size, max(1, math.ceil(ratio * size))))
+    accumulated = reshape(x + residual, (size,))
+    _, largest = top_k(abs(accumulated), min(size, max(1, math.ceil(ratio * size))))
     indices = cast(largest, int32 if size < 2**31 else int64)
-    values = take(values, indices)
+    values = take(accumulated, indices)
     sent = scatter_add(cast(indices * 0 + 1, int32), indices, 0, size) > 0
     total = scatter_add(all_gather(values, group=ranks), all_gather(indices, group=ranks), 0, size)
     result = total / ranks.size if op == "mean" else total
-    return reshape(result, x.shape), reshape(where(sent, 0, values), x.shape)
+    return reshape(result, x.shape), reshape(where(sent, 0, accumulated), x.shape)
 
 
 def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
