@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions and scans of the elements that are not NaN."""
+"""Reductions and cumulative ops that ignore NaN."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ __all__ = [
 ]
 
 
-def _without_nan(where_: str, x: Value, filling: int = 0) -> tuple[Node, Node]:
-    """Return x with a filling for NaN, and which elements are numbers."""
+def _without_nan(where_: str, x: Value, fill_value: int = 0) -> tuple[Node, Node]:
+    """Return x with NaN replaced by a number, and a mask that is True where x is not NaN."""
     node = as_node(x, where=where_)
-    numbers = equal(node, node)
-    return where(numbers, node, filling), numbers
+    is_number = equal(node, node)
+    return where(is_number, node, fill_value), is_number
 
 
 @public
@@ -56,12 +56,12 @@ def nansum(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -79,12 +79,12 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -96,8 +96,8 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     node = as_node(x, where="nanmean")
     node = as_floats(node)
     wide, dtype = widened("nanmean", node)
-    values, numbers = _without_nan("nanmean", wide)
-    count = sum(cast(numbers, wide.dtype), axis, keepdims)
+    values, is_number = _without_nan("nanmean", wide)
+    count = sum(cast(is_number, wide.dtype), axis, keepdims)
     return cast(sum(values, axis, keepdims) / count, dtype)
 
 
@@ -107,12 +107,12 @@ def nanprod(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -130,12 +130,12 @@ def nanmax(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -153,12 +153,12 @@ def nanmin(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -171,28 +171,34 @@ def nanmin(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _nan_extremum(
-    where_: str, reduce: Callable[..., Node], filling: float, x: Value, axis: Axis, keepdims: bool
+    where_: str,
+    reduce: Callable[..., Node],
+    fill_value: float,
+    x: Value,
+    axis: Axis,
+    keepdims: bool,
 ) -> Node:
+    """Reduce the elements that are not NaN; the result is NaN where all are NaN."""
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return reduce(node, axis, keepdims)
     is_missing = isnan(node)
-    found = reduce(where(is_missing, filling, node), axis, keepdims)
-    return where(reductions.all(is_missing, axis, keepdims), math.nan, found)
+    result = reduce(where(is_missing, fill_value, node), axis, keepdims)
+    return where(reductions.all(is_missing, axis, keepdims), math.nan, result)
 
 
 @public
 def nanargmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Node:
-    """Return the index of the largest element that is not NaN, int64, or -1 if all are NaN.
+    """Return the index of the largest element that is not NaN, an int64, or -1 if all are NaN.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis; None counts along the flattened tensor.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int, optional
+        The axis to reduce. The default returns an index into the flattened array.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -206,16 +212,16 @@ def nanargmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Node
 
 @public
 def nanargmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Node:
-    """Return the index of the smallest element that is not NaN, int64, or -1 if all are NaN.
+    """Return the index of the smallest element that is not NaN, an int64, or -1 if all are NaN.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis; None counts along the flattened tensor.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int, optional
+        The axis to reduce. The default returns an index into the flattened array.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -230,17 +236,18 @@ def nanargmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Node
 def _nan_index(
     where_: str,
     search: Callable[..., Node],
-    filling: float,
+    fill_value: float,
     x: Value,
     axis: int | None,
     keepdims: bool,
 ) -> Node:
+    """Return the index of an extremum among the elements that are not NaN, or -1 if all are NaN."""
     node = as_node(x, where=where_)
     if not is_float(node.dtype):
         return search(node, axis, keepdims)
     is_missing = isnan(node)
-    found = search(where(is_missing, filling, node), axis, keepdims)
-    return where(reductions.all(is_missing, axis, keepdims), -1, found)
+    result = search(where(is_missing, fill_value, node), axis, keepdims)
+    return where(reductions.all(is_missing, axis, keepdims), -1, result)
 
 
 @public
@@ -249,19 +256,19 @@ def nanvar(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
-        The sum of squares is divided by the number of these elements minus ddof.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements that are not NaN, minus ddof.
 
     Returns
     -------
     Node
-        NaN where there are not more than ddof of these elements.
+        NaN where at most ddof elements are not NaN.
 
     Examples
     --------
@@ -281,20 +288,19 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
-        The sum of squares is divided by the number of these elements minus ddof.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements that are not NaN, minus ddof.
 
     Returns
     -------
     Node
-        NaN where there are not more than ddof of these elements. The gradient is 0 where the
-        result is 0.
+        NaN where at most ddof elements are not NaN. The gradient is 0 where the result is 0.
 
     Examples
     --------
@@ -312,16 +318,16 @@ def nanstd(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -
 def _distances(
     where_: str, x: Value, axis: Axis, keepdims: bool, ddof: int
 ) -> tuple[Node, Node, DType]:
-    """Return the distances from the mean, with 0 for NaN, the divisors, and the result's dtype."""
+    """Return x minus its mean (0 for NaN), the divisor of the variance, and the result's dtype."""
     node = as_node(x, where=where_)
     wide, dtype = widened(where_, as_floats(node))
-    values, numbers = _without_nan(where_, wide)
-    count = sum(cast(numbers, wide.dtype), axis, True)
-    least = arithmetic.maximum(count, 1)
-    distance = where(numbers, wide - sum(values, axis, True) / least, 0)
-    # a second time, because the first mean is rounded
-    distance = where(numbers, distance - sum(distance, axis, True) / least, 0)
-    return distance, sum(cast(numbers, wide.dtype), axis, keepdims) - ddof, dtype
+    values, is_number = _without_nan(where_, wide)
+    count = sum(cast(is_number, wide.dtype), axis, True)
+    safe_count = arithmetic.maximum(count, 1)
+    distance = where(is_number, wide - sum(values, axis, True) / safe_count, 0)
+    # Subtract the mean a second time, because the first mean is rounded.
+    distance = where(is_number, distance - sum(distance, axis, True) / safe_count, 0)
+    return distance, sum(cast(is_number, wide.dtype), axis, keepdims) - ddof, dtype
 
 
 @public
@@ -333,14 +339,14 @@ def nanquantile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 1], or several, which are known when the graph is built.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 1], or several. They must be known when the graph is built.
 
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Examples
     --------
@@ -361,14 +367,14 @@ def nanpercentile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 100], or several, which are known when the graph is built.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 100], or several. They must be known when the graph is built.
 
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Examples
     --------
@@ -388,12 +394,12 @@ def nanmedian(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -406,37 +412,45 @@ def nanmedian(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _nan_quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
-    """Interpolate between the sorted elements; their number differs from line to line."""
+    """Return quantiles of the elements that are not NaN.
+
+    The elements are sorted along one last axis, with NaN at the end. A line is one row along that
+    axis. The number n of elements that are not NaN differs from line to line, so the position of a
+    quantile, q * (n - 1), is computed per line. The result interpolates between the two elements
+    around this position.
+    """
     expect_quantiles(where_, q, method)
     node, dtype = widened(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)
-    numbers = sum(cast(equal(ordered, ordered), float64), -1, True)
-    place = arithmetic.maximum(numbers - 1, 0) * q.reshape(-1)
-    low, high = arithmetic.floor(place), arithmetic.ceil(place)
+    count = sum(cast(equal(ordered, ordered), float64), -1, True)
+    position = arithmetic.maximum(count - 1, 0) * q.reshape(-1)
+    low, high = arithmetic.floor(position), arithmetic.ceil(position)
 
-    def at(index: Node) -> Node:
+    def take_at(index: Node) -> Node:
         return take_along_axis(ordered, cast(index, int64), -1)
 
     if method in ("lower", "nearest", "higher"):
-        found = at({"lower": low, "nearest": arithmetic.round(place), "higher": high}[method])
+        result = take_at(
+            {"lower": low, "nearest": arithmetic.round(position), "higher": high}[method]
+        )
     else:
-        part = cast(high > low, float64) * 0.5 if method == "midpoint" else place - low
-        weight, below = cast(part, ordered.dtype), at(low)
-        found = where(weight > 0, below + (at(high) - below) * weight, below)
+        fraction = cast(high > low, float64) * 0.5 if method == "midpoint" else position - low
+        weight, below = cast(fraction, ordered.dtype), take_at(low)
+        result = where(weight > 0, below + (take_at(high) - below) * weight, below)
     shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
-    return cast(quantiles_first(found, ordered.ndim - 1, shape), dtype)
+    return cast(quantiles_first(result, ordered.ndim - 1, shape), dtype)
 
 
 @public
 def nancumsum(x: Value, axis: int | None = None) -> Node:
-    """Return the sum of each element and all before it, with 0 for NaN.
+    """Return the cumulative sum along an axis, with NaN counted as 0, as numpy.nancumsum.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        An axis; None: the flattened tensor.
+    axis : int, optional
+        The axis. The default accumulates over the flattened array.
 
     Examples
     --------
@@ -450,14 +464,14 @@ def nancumsum(x: Value, axis: int | None = None) -> Node:
 
 @public
 def nancumprod(x: Value, axis: int | None = None) -> Node:
-    """Return the product of each element and all before it, with 1 for NaN.
+    """Return the cumulative product along an axis, with NaN counted as 1, as numpy.nancumprod.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Bools and small integers become int64 or uint64.
-    axis
-        An axis; None: the flattened tensor.
+    axis : int, optional
+        The axis. The default accumulates over the flattened array.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations. Two-byte floats are computed in float32 and rounded once.
+"""Normalization ops. 16-bit floats are computed in float32 and rounded once.
 
-layer_norm, group_norm and batch_norm take the mean off and divide by the root of the variance, each
-over axes of its own: `standardize` does that, and all three are made of it. They are composites; a
-kernel of the same name may come in their place.
+layer_norm, group_norm and batch_norm subtract the mean and divide by the standard deviation, each
+over its own axes. All three use the op `standardize`. They are composites; a device may have one
+kernel for `standardize`.
 """
 
 from __future__ import annotations
@@ -66,16 +66,19 @@ _CASES: Final[tuple[tuple[Shape, Shape], ...]] = (
     ((4, 3, 5), (0, 2)),
     ((0, 3), (1,)),
 )
-"""Shapes, and axes to normalize over."""
+"""Pairs of a shape and the axes to normalize over, for samples."""
 
 
 class Moments(Op):
-    """The mean, what its rounding left, and the variance, along axes that stay; attrs: axes.
+    """The mean of x along some axes, the rounding error of this mean, and the variance.
 
-    The variance is that of all elements (NumPy's ddof=0). The mean of all elements is nearer to the
-    sum of the first two results than to the first. Of two-byte floats all three are float32.
+    The variance is divided by the number of elements (ddof=0 in NumPy). The first result is the
+    rounded mean. The second one is the mean of x minus the first result, so their sum is closer to
+    the exact mean. The results keep the reduced axes, with size 1. For 16-bit floats they are
+    float32.
     """
 
+    # Attribute of a node: axes.
     name = "moments"
     batching = "axes"
     numerics = Numerics(has_float32_results=True)
@@ -95,8 +98,8 @@ class Moments(Op):
 
     def move_transpose(self, node: Node, axes: Shape) -> tuple[Node, ...]:
         attrs = {"axes": tuple(sorted(axes[axis] for axis in node.attrs["axes"]))}
-        made = self.node(node.inputs[0].inputs, attrs)
-        return tuple(moved(result, axes) for result in made.results)
+        moved_node = self.node(node.inputs[0].inputs, attrs)
+        return tuple(moved(result, axes) for result in moved_node.results)
 
     def reference(self, x: Array, *, axes: Shape) -> tuple[Array, ...]:
         wide = widen(x)
@@ -115,12 +118,44 @@ moments: Final[Moments] = register(Moments())
 
 
 class Standardize(Op):
-    """standardize(x, axis, eps): (x - mean) / sqrt(variance + eps), the mean, and the variance.
+    """Return (x - mean) / sqrt(variance + eps), the mean and the variance.
 
-    The variance is that of all elements (NumPy's ddof=0); both keep their axes, with extent 1. The
-    mean is taken off twice, because the first one is rounded. Attrs: axes, eps.
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, with at least one element along the axes. Integers become floats.
+    axis : int or sequence of int, default -1
+        The axis or axes over which mean and variance are computed. None means all axes.
+    eps : float, default 1e-05
+        A number >= 0 that is added to the variance.
+
+    Returns
+    -------
+    tuple of Node
+        The normalized x, the mean and the variance. Mean and variance keep the reduced axes, with
+        size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axes.
+    ValueError
+        eps is negative.
+
+    Notes
+    -----
+    The variance is divided by the number of elements (ddof=0 in NumPy). The mean is subtracted
+    twice, because the first mean is rounded.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.standardize(x, eps=0.0)[0])(np.array([1.0, 2.0, 3.0]))
+        array([-1.2247,  0.    ,  1.2247])
     """
 
+    # Attributes of a node: axes, eps.
     name = "standardize"
     batching = "axes"
     dtypes = FLOATS
@@ -145,8 +180,9 @@ class Standardize(Op):
         return (x - first - rest) * rsqrt(variance + eps), first + rest, variance
 
     def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
-        # Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3, with the value in place of
-        # (x - mean) / sqrt(variance + eps); d variance / d x is 2 (x - mean) / count.
+        # Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3. The formula uses the op's result
+        # `value` for (x - mean) / sqrt(variance + eps). The derivative of the variance by x is
+        # 2 (x - mean) / count.
         (x,), (value, _, variance) = node.inputs, node.results
         axes, eps = node.attrs["axes"], node.attrs["eps"]
         to_value, to_mean, to_variance = dy
@@ -186,11 +222,12 @@ standardize: Final[Standardize] = register(Standardize())
 
 
 class RmsStandardize(Op):
-    """x / sqrt(mean(x * x) + eps) over the axes, without a weight; attrs: axes, eps.
+    """x / sqrt(mean(x * x) + eps) along some axes, without a weight.
 
     Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
     """
 
+    # Attributes of a node: axes, eps.
     name = "rms_standardize"
     batching = "axes"
     public = False
@@ -228,7 +265,7 @@ rms_standardize: Final[RmsStandardize] = register(RmsStandardize())
 
 
 def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like: Node) -> Node:
-    """Multiply with a weight and add a bias, of this shape among y's axes; round as `like` is."""
+    """Multiply y by a weight and add a bias, both reshaped to `shape`; cast to like's dtype."""
     if weight is not None:
         y = y * reshape(weight, shape)
     if bias is not None:
@@ -237,29 +274,29 @@ def _affine(y: Node, shape: Shape, weight: Node | None, bias: Node | None, like:
 
 
 def _parameters(
-    where: str, shape: Shape, dtype: DType, **given: Value | None
+    where: str, shape: Shape, dtype: DType, **values: Value | None
 ) -> tuple[Node | None, ...]:
-    """Make nodes of weights, biases and statistics, of this shape, in this dtype."""
+    """Return weights, biases and statistics as nodes of a dtype; ShapeError for another shape."""
     nodes = []
-    for what, value in given.items():
+    for name, value in values.items():
         node = None if value is None else as_node(value, where=where)
         if node is not None and node.shape != shape:
-            raise ShapeError(f"{where}: expected {what} of shape {shape}; got {node.type}")
+            raise ShapeError(f"{where}: expected {name} of shape {shape}; got {node.type}")
         nodes.append(None if node is None else cast(node, dtype))
     return tuple(nodes)
 
 
 def _operand(where: str, x: Value) -> tuple[Node, Node]:
-    """Make floats of an operand: as given, and in what everything is computed in."""
+    """Return an operand as floats, and these floats in the dtype that the op computes in."""
     node = as_node(x, where=where)
     node = cast(node, float_of(node.dtype))
     return node, cast(node, compute_dtype(node.dtype))
 
 
 def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[Shape, Shape]:
-    """Read the axes to normalize over: the last ones, of these extents."""
-    given = normalized_shape
-    shape = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
+    """Return the shape of the last axes as a tuple, and the indices of these axes."""
+    extents = normalized_shape
+    shape = (extents,) if isinstance(extents, (int, np.integer)) else tuple(extents)
     if not shape or x.shape[-len(shape) :] != shape:
         raise ShapeError(
             f"{where}: expected last axes of shape {shape}, as normalized_shape says; got "
@@ -278,8 +315,35 @@ def layer_norm(
 ) -> Node:
     """Normalize over the last axes, as torch.nn.functional.layer_norm.
 
-    (x - mean) / sqrt(variance + eps) * weight + bias; the variance is divided by n, not by n - 1.
+    The result is (x - mean) / sqrt(variance + eps) * weight + bias. Mean and variance are computed
+    over the last axes, and the variance is divided by the number of elements n, not by n - 1.
+
+    Parameters
+    ----------
+    x : node or array
+        An array whose last axes have the shape normalized_shape.
+    normalized_shape : int or sequence of int
+        The shape of the axes to normalize over.
+    weight, bias : node or array, optional
+        A factor and a summand of shape normalized_shape.
+    eps : float, default 1e-05
+        A number that is added to the variance.
+
+    Raises
+    ------
+    ShapeError
+        x does not end with normalized_shape, or weight or bias has another shape.
+
+    Notes
+    -----
     Ba, Kiros and Hinton 2016 (arXiv:1607.06450), equation 4.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.layer_norm(x, 3))(np.array([[1.0, 2.0, 3.0]]))
+        array([[-1.2247,  0.    ,  1.2247]])
     """
     node, wide = _operand("layer_norm", x)
     shape, axes = _last("layer_norm", node, normalized_shape)
@@ -294,10 +358,36 @@ def rms_norm(
     weight: Value | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Divide by the root of the mean square over the last axes, as torch.nn.functional.rms_norm.
+    """Divide by the root mean square over the last axes, as torch.nn.functional.rms_norm.
 
-    x / sqrt(mean(x ** 2) + eps) * weight: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
-    PyTorch's eps is by default the dtype's; here it is 1e-5.
+    The result is x / sqrt(mean(x ** 2) + eps) * weight.
+
+    Parameters
+    ----------
+    x : node or array
+        An array whose last axes have the shape normalized_shape.
+    normalized_shape : int or sequence of int
+        The shape of the axes to normalize over.
+    weight : node or array, optional
+        A factor of shape normalized_shape.
+    eps : float, default 1e-05
+        A number that is added to the mean square. In PyTorch the default depends on the dtype.
+
+    Raises
+    ------
+    ShapeError
+        x does not end with normalized_shape, or the weight has another shape.
+
+    Notes
+    -----
+    Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.rms_norm(x, 2))(np.array([[3.0, 4.0]]))
+        array([[0.8485, 1.1314]])
     """
     node, wide = _operand("rms_norm", x)
     shape, axes = _last("rms_norm", node, normalized_shape)
@@ -306,7 +396,7 @@ def rms_norm(
 
 
 def _of_channels(where: str, x: Node) -> Shape:
-    """Place a number a channel among the axes of [N, C, ...]."""
+    """Return the shape (C, 1, ..., 1), which broadcasts a value per channel over [N, C, ...]."""
     if x.ndim < 2:
         raise ShapeError(f"{where}: expected [N, C, ...]; got {x.type}. Reshape it.")
     return (x.shape[1], *(1,) * (x.ndim - 2))
@@ -319,12 +409,40 @@ def group_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Normalize over groups of channels of [N, C, ...], as torch.nn.functional.group_norm.
 
-    As layer_norm, with the mean and the variance of a group's channels at all places of a sample;
-    weight and bias are [C].
+    The channels are split into num_groups groups. Each group of each sample is normalized with the
+    mean and variance of its channels at all positions. The result is
+    (x - mean) / sqrt(variance + eps) * weight + bias.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, ...].
+    num_groups : int
+        The number of groups, which divides C.
+    weight, bias : node or array, optional
+        [C]: a factor and a summand for each channel.
+    eps : float, default 1e-05
+        A number that is added to the variance.
+
+    Raises
+    ------
+    ShapeError
+        x has fewer than two axes, num_groups does not divide C, or weight or bias is not [C].
+
+    Notes
+    -----
     Wu and He 2018 (arXiv:1803.08494), section 3.1.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[1.0, 3.0, 10.0, 30.0]])
+        >>> ngd.function(lambda x: ops.group_norm(x, 2))(x).round(3)
+        array([[-1.,  1., -1.,  1.]])
     """
     node, wide = _operand("group_norm", x)
     shape = _of_channels("group_norm", node)
@@ -347,11 +465,11 @@ def instance_norm(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, ...].
-    weight, bias
+    weight, bias : node or array, optional
         [C]: a factor and a summand for each channel.
-    eps
+    eps : float, default 1e-05
         Added to the variance.
 
     Examples
@@ -372,14 +490,45 @@ def batch_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
-) -> tuple[Node, Node, Node]:
-    """Normalize over all axes of [N, C, ...] but the channels': value, mean, variance.
+) -> tuple[Node, Node, Node]:  # long because each argument is described
+    """Normalize each channel of [N, C, ...] with the statistics of the batch.
 
-    (x - mean) / sqrt(variance + eps) * weight + bias, a channel each, as
-    torch.nn.functional.batch_norm in training. Mean and variance are [C], float32 for two-byte
-    floats; the variance is that of the batch (PyTorch's running one is multiplied with n / (n - 1),
-    of n elements a channel).
-    Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1.
+    The result is (x - mean) / sqrt(variance + eps) * weight + bias for each channel, as
+    torch.nn.functional.batch_norm in training mode. Mean and variance are computed over all axes
+    except the channels.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, ...].
+    weight, bias : node or array, optional
+        [C]: a factor and a summand for each channel.
+    eps : float, default 1e-05
+        A number that is added to the variance.
+
+    Returns
+    -------
+    tuple of Node
+        The normalized x, the mean [C] and the variance [C]. Mean and variance are float32 for
+        16-bit floats.
+
+    Raises
+    ------
+    ShapeError
+        x has fewer than two axes, or weight or bias is not [C].
+
+    Notes
+    -----
+    Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1. The variance is divided by the number n
+    of elements per channel. PyTorch multiplies it by n / (n - 1) for its running variance.
+
+    Examples
+    --------
+    ::
+
+        >>> value, mean, variance = ngd.function(ops.batch_norm)(np.array([[1.0, 5.0], [3.0, 5.0]]))
+        >>> mean, variance
+        (array([2., 5.]), array([1., 0.]))
     """
     node, wide = _operand("batch_norm", x)
     shape = _of_channels("batch_norm", node)
@@ -398,9 +547,34 @@ def batch_norm_inference(
     bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Normalize by given statistics a channel, as torch.nn.functional.batch_norm in evaluation.
+    """Normalize each channel of [N, C, ...] with given statistics.
 
-    (x - mean) / sqrt(variance + eps) * weight + bias; mean, variance, weight and bias are [C].
+    The result is (x - mean) / sqrt(variance + eps) * weight + bias for each channel, as
+    torch.nn.functional.batch_norm in evaluation mode.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, ...].
+    mean, variance : node or array
+        [C]: the statistics of each channel.
+    weight, bias : node or array, optional
+        [C]: a factor and a summand for each channel.
+    eps : float, default 1e-05
+        A number that is added to the variance.
+
+    Raises
+    ------
+    ShapeError
+        x has fewer than two axes, or another array is not [C].
+
+    Examples
+    --------
+    ::
+
+        >>> mean, variance = np.array([1.0, 2.0]), np.array([1.0, 4.0])
+        >>> ngd.function(ops.batch_norm_inference)(np.array([[2.0, 6.0]]), mean, variance)
+        array([[1., 2.]])
     """
     where = "batch_norm_inference"
     node, wide = _operand(where, x)

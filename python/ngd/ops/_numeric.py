@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise functions of numbers: parts, tests for NaN and infinity, and choices."""
+"""Elementwise functions of numbers: rounding, signs, tests for NaN and infinity, and choices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trunc(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
 
     Examples
@@ -59,13 +59,13 @@ def trunc(x: Value) -> Node:
 
 @public
 def fmod(a: Value, b: Value) -> Node:
-    """Return the remainder of a / b with the sign of a, as numpy.fmod; it is exact.
+    """Return the remainder of a / b with the sign of a, as numpy.fmod. It is exact.
 
     ops.remainder has the sign of b. An integer modulo zero is 0.
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -76,9 +76,9 @@ def fmod(a: Value, b: Value) -> Node:
         array([-1.5,  1.5])
     """
     first, second = align("fmod", a, b)
-    negative = first < 0
-    size = remainder(where(negative, -first, first), abs(second))
-    return where(negative, -size, size)
+    is_negative = first < 0
+    magnitude = remainder(where(is_negative, -first, first), abs(second))
+    return where(is_negative, -magnitude, magnitude)
 
 
 @public
@@ -87,8 +87,8 @@ def heaviside(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
-        Numbers that broadcast. NaN in a stays.
+    a, b : node or array
+        Numbers that broadcast. Where a is NaN, the result is NaN.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def logical_xor(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Values that broadcast. Values other than bools are compared with 0.
 
     Examples
@@ -128,7 +128,7 @@ def isnan(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are never NaN.
 
     Examples
@@ -148,7 +148,7 @@ def isinf(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are never infinite.
 
     Examples
@@ -168,7 +168,7 @@ def isfinite(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype. Integers are always finite.
 
     Examples
@@ -188,7 +188,7 @@ def fmax(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -208,7 +208,7 @@ def fmin(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
 
     Examples
@@ -228,7 +228,7 @@ def signbit(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. NaN counts as positive.
 
     Examples
@@ -248,7 +248,7 @@ def copysign(a: Value, b: Value) -> Node:
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast. Integers become floats. A NaN in b counts as positive.
 
     Examples
@@ -270,11 +270,13 @@ def isclose(
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Numbers that broadcast.
-    rtol, atol
-        The relative and the absolute tolerance.
-    equal_nan
+    rtol : float, default 1e-5
+        The relative tolerance.
+    atol : float, default 1e-8
+        The absolute tolerance.
+    equal_nan : bool, default False
         If True, NaN is close to NaN.
 
     Examples
@@ -299,12 +301,12 @@ def nan_to_num(
 
     Parameters
     ----------
-    x
-        Values of any shape. Integers stay as they are.
-    nan
+    x : node or array
+        Values of any shape. Integers are returned unchanged.
+    nan : float, default 0.0
         The number that replaces NaN.
-    posinf, neginf
-        The numbers that replace inf and -inf. By default, they are the largest and the least
+    posinf, neginf : float, optional
+        The numbers that replace inf and -inf. The defaults are the largest and the smallest finite
         number of the dtype.
 
     Examples
@@ -317,14 +319,14 @@ def nan_to_num(
     x = as_node(x, where="nan_to_num")
     if not is_float(x.dtype):
         return x
-    most = float(largest_of(x))
+    largest = float(largest_of(x))
     x = where(equal(x, x), x, nan)
-    x = where(equal(x, math.inf), most if posinf is None else posinf, x)
-    return where(equal(x, -math.inf), -most if neginf is None else neginf, x)
+    x = where(equal(x, math.inf), largest if posinf is None else posinf, x)
+    return where(equal(x, -math.inf), -largest if neginf is None else neginf, x)
 
 
 def largest_of(x: Node) -> float:
-    """Return the largest finite number of a floating dtype."""
+    """Return the largest finite number of a node's floating dtype."""
     return float(ml_dtypes.finfo(x.dtype).max)  # type: ignore[no-untyped-call]
 
 
@@ -332,15 +334,15 @@ def largest_of(x: Node) -> float:
 def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value = 0) -> Node:
     """Return, element by element, the choice whose condition is the first one that is true.
 
-    numpy.select.
+    It is numpy.select.
 
     Parameters
     ----------
-    conditions
-        Bools that broadcast, at least one tensor.
-    choices
-        A tensor for each condition.
-    default
+    conditions : sequence of nodes or arrays
+        Bools that broadcast, at least one array.
+    choices : sequence of nodes or arrays
+        One array for each condition.
+    default : node or array, default 0
         The value where no condition is true.
 
     Raises
@@ -362,7 +364,7 @@ def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value
             f"select: expected a choice for each of one condition or more; got {len(conditions)} "
             f"conditions and {len(choices)} choices"
         )
-    *nodes, found = align("select", *choices, default)
+    *nodes, result = align("select", *choices, default)
     for condition, node in zip(reversed(conditions), reversed(nodes), strict=True):
-        found = where(condition, node, found)
-    return found
+        result = where(condition, node, result)
+    return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy functions on nodes whose parameters or names are not those of ngd.ops.
+"""NumPy functions on nodes whose parameters or names differ from those in ngd.ops.
 
 `_numpy_functions.py` maps NumPy's functions to them.
 """
@@ -53,9 +53,9 @@ def isin(
     *,
     kind: str | None = None,
 ) -> Node:
-    """Return True where an element is among some elements, as numpy.isin.
+    """Return True where an element is among the test elements, as numpy.isin.
 
-    The time is the product of the numbers of elements.
+    It compares each pair, so the time is the product of the two numbers of elements.
     """
     return searching.isin(element, test_elements, invert)
 
@@ -68,7 +68,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Node, ...]:
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Node:
-    """Return the sums of the elements up to each one, as numpy.cumulative_sum."""
+    """Return the sum of each element and all elements before it, as numpy.cumulative_sum."""
     where_ = "numpy.cumulative_sum"
     return _cumulative(where_, cumulative.cumsum, 0, x, axis, dtype, include_initial)
 
@@ -76,7 +76,7 @@ def cumulative_sum(
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Node:
-    """Return the products of the elements up to each one, as numpy.cumulative_prod."""
+    """Return the product of each element and all elements before it, as numpy.cumulative_prod."""
     where_ = "numpy.cumulative_prod"
     return _cumulative(where_, cumulative.cumprod, 1, x, axis, dtype, include_initial)
 
@@ -90,33 +90,34 @@ def _cumulative(
     dtype: Any,
     include_initial: bool,
 ) -> Node:
+    """Return a cumulative sum or product; `first` precedes it if include_initial is True."""
     node = node_of_axes(where_, x, 1)
     if axis is None and node.ndim > 1:
         raise ShapeError(
             f"{where_}: expected an axis for more than one axis; got {node.type}. Give axis."
         )
-    along = 0 if axis is None else axis
-    found = scan(node if dtype is None else cast(node, dtype), along)
+    scan_axis = 0 if axis is None else axis
+    result = scan(node if dtype is None else cast(node, dtype), scan_axis)
     if not include_initial:
-        return found
-    extents = [1 if i == along % node.ndim else n for i, n in enumerate(found.shape)]
-    return concatenation.concat([creation.full(extents, first, found.dtype), found], along)
+        return result
+    extents = [1 if i == scan_axis % node.ndim else n for i, n in enumerate(result.shape)]
+    return concatenation.concat([creation.full(extents, first, result.dtype), result], scan_axis)
 
 
 def copy(a: Any, order: str = "K", subok: bool = False) -> Node:
-    """Return the node itself, because a node never changes."""
+    """Return the node itself: the value of a node never changes."""
     return as_node(a, where="numpy.copy")
 
 
 def broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Node, ...]:
-    """Broadcast tensors to one shape, as numpy.broadcast_arrays."""
+    """Broadcast arrays to one shape, as numpy.broadcast_arrays."""
     nodes = [as_node(x, where="numpy.broadcast_arrays") for x in args]
     extents = broadcast_shapes("numpy.broadcast_arrays", *(x.shape for x in nodes))
     return tuple(shape.broadcast_to(x, extents) for x in nodes)
 
 
 def block(arrays: Any) -> Node:
-    """Join nested lists of tensors: the innermost ones along the last axis, as numpy.block."""
+    """Join nested lists of arrays, as numpy.block: the innermost lists along the last axis."""
     depth, inner = 0, arrays
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None
@@ -124,12 +125,14 @@ def block(arrays: Any) -> Node:
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
+    """Return the largest number of axes among the arrays, and at least the depth of the lists."""
     if isinstance(arrays, list):
         return max((_most_axes(each, depth) for each in arrays), default=depth)
     return max(depth, as_node(arrays, where="numpy.block").ndim)
 
 
 def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
+    """Join nested lists of this depth; each array gets leading axes of size 1 up to `ndim` axes."""
     if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
         raise ShapeError(
             f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"
@@ -143,7 +146,7 @@ def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
 
 
 def delete(arr: Any, obj: Any, axis: int | None = None) -> Node:
-    """Leave out the elements at known indices along an axis, as numpy.delete."""
+    """Remove the elements at known indices along an axis, as numpy.delete."""
     x = as_node(arr, where="numpy.delete")
     x = shape.reshape(x, -1) if axis is None else x
     along = as_axis("numpy.delete", 0 if axis is None else axis, x.ndim, x.type)
@@ -162,7 +165,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
 
 
 def diagflat(v: Any, k: int = 0) -> Node:
-    """Return a matrix that has the flattened tensor as a diagonal, as numpy.diagflat."""
+    """Return a matrix with the flattened array on a diagonal, as numpy.diagflat."""
     return linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
 
 
@@ -171,8 +174,8 @@ def polyval(p: Any, x: Any) -> Node:
     coefficients = as_node(p, where="numpy.polyval")
     if coefficients.ndim != 1:
         raise ShapeError(f"numpy.polyval: expected p of one axis; got {coefficients.type}")
-    at = as_node(x, where="numpy.polyval")
-    value = creation.full(at.shape, 0, at.dtype)
+    position = as_node(x, where="numpy.polyval")
+    value = creation.full(position.shape, 0, position.dtype)
     for factor in joining.unbind(coefficients):
-        value = value * at + factor
+        value = value * position + factor
     return value

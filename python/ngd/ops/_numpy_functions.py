@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's functions on nodes: those that an op means, and what to write for some others."""
+"""The ops that NumPy's functions call for nodes, and hints for functions that have no op."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from ._operands import Axis, as_node, got, normalize_axes
 
 
 def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
-    """numpy.take: along an axis, or of all elements in a row."""
+    """Return elements by index along an axis, or of the flattened array, as numpy.take."""
     x = as_node(a, where="numpy.take")
     return gathering.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 
 
 def dot(a: Any, b: Any) -> Node:
-    """numpy.dot, of tensors of at most two axes: of more it is not what `@` is."""
+    """Return numpy.dot for arrays of at most two axes. For more axes it differs from `@`."""
     x, y = as_node(a, where="numpy.dot"), as_node(b, where="numpy.dot")
     if not x.ndim or not y.ndim:
         return arithmetic.multiply(a, b)
@@ -55,7 +55,7 @@ def dot(a: Any, b: Any) -> Node:
 
 
 def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
-    """numpy.linalg.norm, where that is no norm of a matrix but Frobenius's."""
+    """Return numpy.linalg.norm, except matrix norms other than the Frobenius norm."""
     where = "numpy.linalg.norm"
     x = as_node(x, where=where)
     axes = normalize_axes(where, axis, x.type)
@@ -68,7 +68,7 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
-    """numpy.full_like."""
+    """Return an array of one value with the shape and dtype of another one, as numpy.full_like."""
     x = as_node(a, where="numpy.full_like")
     return creation.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
 
@@ -80,17 +80,17 @@ def nan_to_num(
     posinf: float | None = None,
     neginf: float | None = None,
 ) -> Node:
-    """numpy.nan_to_num; a node is never changed in place."""
+    """Return numpy.nan_to_num. `copy` has no effect: a node never changes in place."""
     return numeric.nan_to_num(x, nan, posinf, neginf)
 
 
 def zeros_like(a: Any, dtype: Any = None) -> Node:
-    """numpy.zeros_like."""
+    """Return zeros with the shape and dtype of an array, as numpy.zeros_like."""
     return full_like(a, 0, dtype)
 
 
 def ones_like(a: Any, dtype: Any = None) -> Node:
-    """numpy.ones_like."""
+    """Return ones with the shape and dtype of an array, as numpy.ones_like."""
     return full_like(a, 1, dtype)
 
 
@@ -219,6 +219,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.type.count,
 }
+"""The op for each NumPy function."""
 
 SINCE_NUMPY_2: Final[dict[str, Callable[..., Any]]] = {
     "matrix_transpose": numpy_compositions.matrix_transpose,
@@ -227,7 +228,7 @@ SINCE_NUMPY_2: Final[dict[str, Callable[..., Any]]] = {
     "cumulative_sum": numpy_compositions.cumulative_sum,
     "cumulative_prod": numpy_compositions.cumulative_prod,
 }
-"""Functions that NumPy 1.26 or NumPy 2.0 does not have."""
+"""The ops for functions that NumPy 1.26 or NumPy 2.0 does not have, by name."""
 
 for _module in (np, np.linalg):
     for _name, _op in SINCE_NUMPY_2.items():
@@ -238,9 +239,11 @@ SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
+"""The hint for functions whose result has a shape that depends on values."""
 DECOMPOSITIONS: Final = (
     f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
 )
+"""The hint for decompositions of matrices."""
 
 INSTEAD: Final[dict[Any, str]] = {
     np.nonzero: SHAPES,
@@ -257,6 +260,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.array_equal: "x == y, elementwise",
     np.allclose: "np.isclose(x, y).all()",
 }
+"""A hint for each NumPy function that has no op."""
 
 UFUNCS: Final[dict[str, str]] = {
     "absolute": "abs",
@@ -275,7 +279,7 @@ UFUNCS: Final[dict[str, str]] = {
     "arccosh": "acosh",
     "arctanh": "atanh",
 }
-"""Functions whose ops are called otherwise."""
+"""NumPy's names of elementwise functions whose ops have another name."""
 
 
 METHODS: Final[dict[str, Callable[..., Any]]] = {
@@ -293,7 +297,7 @@ METHODS: Final[dict[str, Callable[..., Any]]] = {
     "logical_and.reduce": reductions.all,
     "logical_or.reduce": reductions.any,
 }
-"""Methods of NumPy's functions."""
+"""The ops for methods of NumPy's elementwise functions, such as `np.add.reduce`."""
 
 
 register_numpy(FUNCTIONS, METHODS, UFUNCS, INSTEAD)

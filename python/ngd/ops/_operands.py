@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all families of ops share: operands become nodes, dtypes are checked, halves are widened."""
+"""Helpers of all families of ops: operands as nodes, checks of dtypes and axes, compute dtypes."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ from ..graph.registry import public
 __all__ = ["as_node"]
 
 Axis: TypeAlias = int | Sequence[int] | None
-"""One axis, several, or all."""
+"""One axis, several axes, or None for all axes."""
 
 Value: TypeAlias = Node | ArrayLike
-"""What an op takes for an operand: a node, an array, or a Python scalar, whose dtype is weak."""
+"""The operand of an op: a node, an array, or a Python scalar, whose dtype is weak."""
 
 HALVES: Final = (float16, bfloat16)
+"""The 16-bit floats."""
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 """The dtypes in which kernels take indices and labels; the public calls cast the others."""
 
 FEW: Final = 64
-"""Of so many ops a weak scalar may be made."""
+"""The maximum number of nodes that may compute a weak scalar."""
 
 
 def got(*types: Type) -> str:
-    """Operands as error messages show them."""
+    """Return the types of operands as text for an error message."""
     return " and ".join(map(str, types)) if types else "nothing"
 
 
 def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]) -> DType:
-    """Return the one dtype of all operands, checked."""
+    """Return the dtype that all operands share; DTypeError if they differ or it is not allowed."""
     dtype = types[0].dtype
     for t in types:
         if t.dtype is not dtype or dtype not in allowed:
@@ -76,7 +77,7 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
 
 
 def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
-    """Return the advice for operands whose dtype an op does not take."""
+    """Return the advice in an error message for operands of a dtype that an op does not accept."""
     dtype = next(d for d in (float32, INDICES[1], bool_, allowed[0]) if d in allowed)
     if any(t.dtype == bool_ for t in types) and allowed == NUMBERS:
         return (
@@ -89,19 +90,19 @@ def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
 def check_indices(
     where: str, indices: Array, size: int, *, negative: bool = True, axis: int | None = None
 ) -> Array:
-    """Raise an OutOfRangeError that names the first index outside the axis.
+    """Raise an OutOfRangeError that names the first index outside of the axis; return the indices.
 
-    The message is that of src/cpp/kernels/shapes/indices.cpp.
+    src/cpp/kernels/shapes/indices.cpp raises the same message.
     """
     lowest = -size if negative else 0
     bad = np.argwhere((indices < lowest) | (indices >= size))
     if len(bad):
         position = tuple(map(int, bad[0]))
-        found = f" at {list(position)} of the indices" if position else ""
+        at_position = f" at {list(position)} of the indices" if position else ""
         of_axis = "" if axis is None else f" for axis {axis}"
         raise OutOfRangeError(
             f"{where}: expected an index in [{lowest}, {size}){of_axis}; "
-            f"got {indices[position]}{found}"
+            f"got {indices[position]}{at_position}"
         )
     return indices
 
@@ -113,65 +114,90 @@ def product_dtype(
     allowed: tuple[DType, ...],
     dtype: DType | None,
 ) -> DType:
-    """Return the dtype of a product, by default the factors', checked with all operands.
+    """Return the dtype of a matrix product, after a check of all operands.
 
-    Of two-byte floats the product, and what is added `behind`, may be float32 too.
+    The default is the dtype of the factors. `behind` has the types of operands that are added to
+    the product. If the factors are 16-bit floats, the product and these operands may also be
+    float32.
     """
     own = expect_dtype(where, factors, allowed)
-    known = (own, float32) if own in HALVES else (own,)
-    if any(t.dtype not in known for t in behind):
+    allowed_dtypes = (own, float32) if own in HALVES else (own,)
+    if any(t.dtype not in allowed_dtypes for t in behind):
         raise DTypeError(
             f"{where}: expected operands of one dtype; got {got(*factors, *behind)}. "
             f'Cast the others: x.astype("{own.name}").'
         )
-    if dtype is not None and dtype not in known:
+    if dtype is not None and dtype not in allowed_dtypes:
         raise DTypeError(
-            f"{where}: expected a result of {describe_dtypes(known)}; got {dtype.name}. "
+            f"{where}: expected a result of {describe_dtypes(allowed_dtypes)}; got {dtype.name}. "
             "Cast the result instead."
         )
     return dtype or own
 
 
 def is_weak(value: Any) -> bool:
-    """Whether this is a Python scalar, which takes the dtype of what it meets."""
+    """Return True for a Python scalar, which takes the dtype of the other operand."""
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
 def is_weak_node(node: Node) -> bool:
-    """Whether this is a Python float that a step is given, or is made of such alone.
+    """Return True for a node that counts as a Python float.
 
-    It is a scalar of float64 which, as the number itself would, takes the dtype of what it meets.
+    This is a Python float that was passed to a step, or a scalar computed only from such floats and
+    constants. It has dtype float64, but takes the dtype of the other operand, as the float would.
     """
-    given, seen, waiting = False, set[Node](), [node]
-    while waiting:
-        node = waiting.pop()
+    has_weak_input, seen, pending = False, set[Node](), [node]
+    while pending:
+        node = pending.pop()
         if node in seen or (node.op is CONSTANT and not node.shape):
             continue
         seen.add(node)
-        scalar = node.type.dtype == float64 and not node.shape
-        if not scalar or len(seen) > FEW:
+        is_scalar = node.type.dtype == float64 and not node.shape
+        if not is_scalar or len(seen) > FEW:
             return False
         if node.op is PLACEHOLDER and node.attrs.get("weak"):
-            given = True
+            has_weak_input = True
         elif (kernel := node.op.kernel).is_view:
-            waiting += node.inputs[:1]
+            pending += node.inputs[:1]
         elif kernel.is_elementwise:
-            waiting += node.inputs
+            pending += node.inputs
         else:
             return False
-    return given
+    return has_weak_input
 
 
 def weak_value(node: Node) -> float | None:
-    """The Python float that a constant is made of, and that it counts as."""
+    """Return the Python float from which a constant was made, or None."""
     return node.attrs.get("weak") if node.op is CONSTANT else None
 
 
 @public
 def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> Node:
-    """Return a node as it is, anything else as a constant.
+    """Return a node unchanged, and anything else as a constant.
 
-    A Python scalar takes the dtype of `like`, or else NumPy's default: bool, int64, float64.
+    Parameters
+    ----------
+    value : node or array
+        A node, an array, a number, or nested lists of numbers.
+    like : node, optional
+        A node whose dtype a Python scalar takes. Without it, a scalar gets NumPy's default dtype:
+        bool, int64 or float64.
+    where : str, default "as_node"
+        The name of the public call, for error messages.
+
+    Raises
+    ------
+    DTypeError
+        The value is not numeric, or a number does not fit the dtype of `like`.
+    TypeError
+        The value is a list or tuple of nodes. ops.stack joins them.
+
+    Examples
+    --------
+    ::
+
+        >>> ops.as_node(np.ones((2, 3))).shape
+        (2, 3)
     """
     if isinstance(value, Node):
         return value
@@ -193,14 +219,17 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
 
 
 def has_node(value: Any) -> bool:
-    """Return whether nested lists hold a node that has no value, unlike a variable."""
+    """Return True if nested lists contain a node that is not a variable.
+
+    A variable has a value while the graph is built; other nodes have none.
+    """
     if isinstance(value, (list, tuple)):
         return any(map(has_node, value))
     return isinstance(value, Node) and value.op is not VARIABLE
 
 
 def scalar(value: Any, dtype: DType, where: str) -> Node:
-    """Make a constant of shape () from a Python scalar that must fit the dtype."""
+    """Return a Python scalar as a constant of shape (); DTypeError if it does not fit the dtype."""
     try:
         with np.errstate(over="ignore"):
             return constant_node(value, dtype)
@@ -212,17 +241,20 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
 
 
 def local_number(value: float, like: Node) -> Node:
-    """Make a scalar that follows from local shapes, such as a number of rows.
+    """Return a scalar that depends on local shapes, such as the number of rows of a rank's shard.
 
-    Ranks with shards of different lengths have different values of it, in steps that belong
-    together (passes/fingerprint.py).
+    The attribute `local` marks it: if ranks have shards of different lengths, their steps differ in
+    this value and still belong together (passes/fingerprint.py).
     """
-    made = scalar(value, like.dtype, "local_number")
-    return Node(CONSTANT, (), {**made.attrs, "local": True}, made.type)
+    number = scalar(value, like.dtype, "local_number")
+    return Node(CONSTANT, (), {**number.attrs, "local": True}, number.type)
 
 
 def scalar_value(node: Node) -> Any:
-    """The one value of a constant, also behind views and broadcasts; None for anything else."""
+    """Return the value of a constant with one element, or None for any other node.
+
+    The constant may be the operand of views and broadcasts.
+    """
     while (kernel := node.op.kernel).is_view or kernel.is_broadcast:
         node = node.inputs[0]
     if node.op is CONSTANT and node.type.count == 1:
@@ -231,35 +263,35 @@ def scalar_value(node: Node) -> Any:
 
 
 def is_one(node: Node) -> bool:
-    """Whether this is a constant 1."""
+    """Return True for a constant 1."""
     value = scalar_value(node)
     return value is not None and bool(value == 1)
 
 
 def unchanged(node: Node) -> Node | None:
-    """The input of an op that hands its values on, where the type is the same too."""
+    """Return the operand of an op that returns its values, or None if the type differs."""
     return node.inputs[0] if node.type == node.inputs[0].type else None
 
 
 def float_of(dtype: DType) -> DType:
-    """Return the floating dtype in which NumPy computes exp, log and their kin for this dtype."""
+    """Return the floating dtype that NumPy uses for exp, log and similar functions of a dtype."""
     if dtype in FLOATS:
         return dtype
     return np.exp.resolve_dtypes((dtype, None))[1]
 
 
 def compute_dtype(dtype: DType) -> DType:
-    """Return the dtype in which floats are computed: float32 for 16-bit floats."""
+    """Return the dtype in which an op computes: float32 for 16-bit floats, else the dtype."""
     return float32 if dtype in HALVES else dtype
 
 
 def widen(x: Array) -> Array:
-    """Return two-byte floats as float32, in which everything on them is computed."""
+    """Return 16-bit floats as float32, the dtype in which they are computed."""
     return x.astype(float32) if x.dtype in HALVES else x
 
 
 def narrow(x: Any, dtype: DType) -> Array:
-    """Round a result to its dtype; float64 reaches a two-byte float by way of float32."""
+    """Round a result to its dtype; float64 becomes float32 first on its way to a 16-bit float."""
     array = np.asarray(x)
     if dtype in HALVES and array.dtype == float64:
         array = array.astype(float32)
@@ -267,20 +299,20 @@ def narrow(x: Any, dtype: DType) -> Array:
 
 
 def accumulator(dtype: DType) -> DType:
-    """Return the dtype in which NumPy adds elements of this one up."""
+    """Return the dtype in which NumPy adds elements of this dtype."""
     if is_float(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64
 
 
 def as_shape(shape: Any) -> Shape:
-    """Make a shape from an int or a sequence of them."""
+    """Return an int, or a sequence of ints, as a shape."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     return tuple(int(n) for n in extents)
 
 
 def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
-    """Make an axis non-negative; `of` is what it is an axis of, for the message."""
+    """Return an axis as a non-negative number; `of` names the array in an error message."""
     try:
         index = operator.index(axis)
     except TypeError:
@@ -294,7 +326,7 @@ def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
 
 
 def node_of_axes(where: str, x: Any, least: int) -> Node:
-    """Return a value as a node, which must have at least some number of axes."""
+    """Return a value as a node; ShapeError if it has fewer than `least` axes."""
     node = as_node(x, where=where)
     if node.ndim < least:
         axes = "one axis" if least == 1 else f"{least} axes"
@@ -303,26 +335,26 @@ def node_of_axes(where: str, x: Any, least: int) -> Node:
 
 
 def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
-    """Make the axes non-negative and sorted; None is all of them."""
+    """Return axes as sorted non-negative numbers; None means all axes."""
     if axis is None:
         return tuple(range(len(x.shape)))
-    given = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
-    axes = sorted(as_axis(where, a, len(x.shape), x) for a in given)
+    requested = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
+    axes = sorted(as_axis(where, a, len(x.shape), x) for a in requested)
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}. Give each once.")
     return tuple(axes)
 
 
 def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
-    """NumPy's broadcasting; `where` names the public call in the message."""
+    """Return the shape to which NumPy broadcasts shapes; `where` names the call in an error."""
     if shapes.count(shapes[0]) == len(shapes):
         return shapes[0]
     try:
         return _broadcast(shapes)
     except ValueError:
-        found = " with ".join(str(s) for s in shapes)
+        listed = " with ".join(str(s) for s in shapes)
         raise ShapeError(
-            f"{where}: expected shapes that broadcast; got {found}. Reshape one, or add axes of "
+            f"{where}: expected shapes that broadcast; got {listed}. Reshape one, or add axes of "
             "size 1 by ops.expand_dims."
         ) from None
 

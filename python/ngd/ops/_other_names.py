@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' names for the functions of ngd.ops."""
+"""Names that other libraries use for the functions of ngd.ops."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
     "unsqueeze": "expand_dims",
     "view": "reshape",
 }
-"""For a name of another library, the function of ngd.ops that computes it."""
+"""The function of ngd.ops for a name of another library."""

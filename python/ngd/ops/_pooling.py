@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: the largest or the mean of each window over the spatial axes of [N, C, spatial...].
+"""Pooling: the maximum or the mean of each window over the spatial axes of [N, C, spatial...].
 
-Where windows stand, _windows.py says. Two-byte floats are summed in float32 and rounded once.
+_windows.py defines the positions of windows. 16-bit floats are summed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 def _sizes(
     n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
 ) -> tuple[Shape, Shape]:
-    """Count the places of each window along one axis: in the tensor, and with its padding."""
-    inside, whole = [], []
+    """Count the elements of each window along one axis: in x, and in x with its padding."""
+    num_inside, num_padded = [], []
     for window in range(count):
-        first = window * stride - before
-        places = range(first, first + reach(kernel, dilation), dilation)
-        inside.append(sum(0 <= place < n for place in places))
-        whole.append(sum(place < n + after for place in places))
-    return tuple(inside), tuple(whole)
+        start = window * stride - before
+        positions = range(start, start + reach(kernel, dilation), dilation)
+        num_inside.append(sum(0 <= position < n for position in positions))
+        num_padded.append(sum(position < n + after for position in positions))
+    return tuple(num_inside), tuple(num_padded)
 
 
 class Pool(Op):
-    """Windows over [N, C, spatial...]; attrs: kernel, strides, padding, dilations, ceil."""
+    """The base of pooling ops over [N, C, spatial...]."""
 
+    # Attributes of a node: kernel, strides, padding, dilations, ceil.
     dtypes = FLOATS
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Each window has one operation for each place."""
+        """Return the cost: one operation per element of each window."""
         windows = results[0].count
         return Cost.touching(windows * math.prod(attrs["kernel"]), (*operands, *results))
 
@@ -83,7 +84,7 @@ class Pool(Op):
         dilation: PerAxis,
         ceil_mode: bool,
     ) -> dict[str, Any]:
-        """Normalize what the user gave."""
+        """Return the attributes of a node from the arguments of the user."""
         axes = spatial_axes(self.name, x)
         extents = per_axis(self.name, "kernel", kernel, axes, 1)
         steps = extents if stride is None else per_axis(self.name, "stride", stride, axes, 1)
@@ -102,7 +103,7 @@ class Pool(Op):
         dilations: Shape,
         ceil: bool,
     ) -> Type:
-        """Infer the type of one value a window; each window must hold an element."""
+        """Return the type of the result; ShapeError if a window contains only padding."""
         dtype = expect_dtype(self.name, (x,), self.dtypes)
         if len(kernel) != spatial_axes(self.name, x):
             raise ShapeError(f"{self.name}: expected a kernel over {x}; got {kernel}")
@@ -125,7 +126,7 @@ class Pool(Op):
         return Type(dtype, (*x.shape[:2], *counts))
 
     def attribute_samples(self) -> Iterable[tuple[Shape, dict[str, Any]]]:
-        """Shapes and attributes."""
+        """Yield pairs of a shape and attributes, for samples."""
         for shape, kernel, strides, padding, ceil in (
             ((2, 3, 6), (2,), (2,), (0, 0), False),
             ((1, 2, 7), (3,), (2,), (1, 1), True),
@@ -139,7 +140,7 @@ class Pool(Op):
 
 
 def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
-    """Pad an array so far that all windows lie in it."""
+    """Pad an array so that it contains all windows, including those beyond the padding."""
     margins: list[int] = []
     for n, count, kernel, stride, (before, after), dilation in zip(
         x.shape[2:],
@@ -156,14 +157,54 @@ def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Arr
 
 
 class MaxPool(Pool):
-    """max_pool(x, kernel, stride=kernel, padding=0, dilation=1, ceil_mode=False).
+    """Return the maximum of each window of x [N, C, spatial...].
 
-    As torch.nn.functional.max_pool1d, max_pool2d and max_pool3d. With return_indices the place of
-    each largest element comes too: int64, counted row by row over the spatial axes. It is the first
-    of equals, or the first NaN. The gradient goes to that place. With the attribute channels_last,
-    which the compiler sets, data and results are [N, spatial..., C].
+    It is torch.nn.functional.max_pool1d, max_pool2d and max_pool3d.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, spatial...] with one to three spatial axes.
+    kernel : int or sequence of int
+        The size of a window: one number for all spatial axes, or one per axis.
+    stride : int or sequence of int, optional
+        The distance between windows. The default is the kernel.
+    padding : int, str, or sequence, default 0
+        The padding on both sides of each axis: one number, one number per axis, or one pair
+        (before, after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows
+        for n elements. Padding is never the maximum.
+    dilation : int or sequence of int, default 1
+        The distance between the elements of a window.
+    ceil_mode : bool, default False
+        If True, the last window may end beyond the padding, but it does not start there.
+    return_indices : bool, default False
+        If True, the indices of the maxima are returned too.
+
+    Returns
+    -------
+    Node, or tuple of Node
+        The maxima [N, C, windows...]. With return_indices, also the index of each maximum in the
+        flattened spatial axes, int64. It is the first of equal elements, or the first NaN.
+
+    Raises
+    ------
+    ShapeError
+        x has another number of axes, a window does not fit, or a window contains only padding.
+
+    Notes
+    -----
+    The gradient of a window goes to the element with the returned index.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
+        >>> ngd.function(lambda x: ops.max_pool(x, 2))(x)
+        array([[[5., 3.]]])
     """
 
+    # The compiler sets the attribute channels_last: then x and the results are [N, spatial..., C].
     name = "max_pool"
     numerics = Numerics(can_keep_16_bits=True)
 
@@ -204,8 +245,8 @@ class MaxPool(Pool):
     ) -> Node | tuple[Node, Node]:
         x = as_node(x, where=self.name)
         attrs = self.attributes(x.type, kernel, stride, padding, dilation, ceil_mode)
-        values, places = self.node((x,), attrs).results
-        return (values, places) if return_indices else values
+        values, indices = self.node((x,), attrs).results
+        return (values, indices) if return_indices else values
 
     def infer(self, x: Type, *, channels_last: bool = False, **attrs: Any) -> tuple[Type, ...]:
         if channels_last:
@@ -220,44 +261,51 @@ class MaxPool(Pool):
         (x,) = node.inputs
         if axes != first(x.ndim) or "channels_last" in node.attrs:
             return None
-        made = self.node(x.inputs, {**node.attrs, "channels_last": True})
-        return tuple(moved(result, axes) for result in made.results)
+        moved_node = self.node(x.inputs, {**node.attrs, "channels_last": True})
+        return tuple(moved(result, axes) for result in moved_node.results)
 
     def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
-        (x,), (_, places), (d_values, _) = node.inputs, node.results, dy
+        (x,), (_, indices), (d_values, _) = node.inputs, node.results, dy
         if d_values is None:
             return (None,)
         axis = 1 if "channels_last" in node.attrs else 2
         spatial = slice(axis, axis + x.ndim - 2)
-        flat = (*x.shape[:axis], int(np.prod(places.shape[spatial])), *x.shape[axis + x.ndim - 2 :])
+        flat = (
+            *x.shape[:axis],
+            int(np.prod(indices.shape[spatial])),
+            *x.shape[axis + x.ndim - 2 :],
+        )
         size = int(np.prod(x.shape[spatial]))
-        slopes = add_along_axis(reshape(d_values, flat), reshape(places, flat), axis, size)
-        return (reshape(slopes, x.shape),)
+        dx = add_along_axis(reshape(d_values, flat), reshape(indices, flat), axis, size)
+        return (reshape(dx, x.shape),)
 
     def reference(
         self, x: Array, *, channels_last: bool = False, **attrs: Any
     ) -> tuple[Array, ...]:
         if channels_last:
-            found = self.reference(np.transpose(x, first(x.ndim)), **attrs)
-            return tuple(np.transpose(result, last(x.ndim)) for result in found)
+            results = self.reference(np.transpose(x, first(x.ndim)), **attrs)
+            return tuple(np.transpose(result, last(x.ndim)) for result in results)
         shape = self.infer(Type(x.dtype, x.shape), **attrs)[0].shape
         numbers = np.broadcast_to(np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
         data = _reaching(widen(x), shape[2:], 0, attrs)
-        place_of = _reaching(numbers, shape[2:], -1, attrs)
-        values, places = np.zeros(shape, data.dtype), np.full(shape, -1)
+        flat_indices = _reaching(numbers, shape[2:], -1, attrs)
+        values, indices = np.zeros(shape, data.dtype), np.full(shape, -1)
         for offset in offsets(attrs["kernel"]):
             read = under(offset, shape[2:], attrs["strides"], attrs["dilations"])
-            value, place = data[read], place_of[read]
-            larger = (value > values) | (np.isnan(value) & ~np.isnan(values))
-            better = (place >= 0) & ((places < 0) | larger)
-            values, places = np.where(better, value, values), np.where(better, place, places)
-        return narrow(values, x.dtype), narrow(places, int64)
+            value, index = data[read], flat_indices[read]
+            is_larger = (value > values) | (np.isnan(value) & ~np.isnan(values))
+            is_better = (index >= 0) & ((indices < 0) | is_larger)
+            values, indices = (
+                np.where(is_better, value, values),
+                np.where(is_better, index, indices),
+            )
+        return narrow(values, x.dtype), narrow(indices, int64)
 
     def samples(self) -> Iterable[Sample]:
         for shape, attrs in self.attribute_samples():
             yield Sample((Operand(shape, distinct=True),), attrs)
-            behind = Operand(ordered(shape, last(len(shape))), distinct=True)
-            yield Sample((behind,), {**attrs, "channels_last": True})
+            channels_last = Operand(ordered(shape, last(len(shape))), distinct=True)
+            yield Sample((channels_last,), {**attrs, "channels_last": True})
         attrs = {"kernel": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 2), "dilations": (2, 2)}
         yield Sample((Operand((1, 2, 6, 5), distinct=True),), {**attrs, "ceil": False})
 
@@ -266,10 +314,39 @@ max_pool: Final[MaxPool] = register(MaxPool())
 
 
 class AvgPool(Pool):
-    """avg_pool(x, kernel, stride=kernel, padding=0, ceil_mode=False, count_include_pad=True).
+    """Return the mean of each window of x [N, C, spatial...].
 
-    As torch.nn.functional.avg_pool1d, avg_pool2d and avg_pool3d: the zeros of the padding count as
-    elements, unless count_include_pad is False.
+    It is torch.nn.functional.avg_pool1d, avg_pool2d and avg_pool3d.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, spatial...] with one to three spatial axes. Integers become floats.
+    kernel : int or sequence of int
+        The size of a window: one number for all spatial axes, or one per axis.
+    stride : int or sequence of int, optional
+        The distance between windows. The default is the kernel.
+    padding : int, str, or sequence, default 0
+        Zeros on both sides of each axis: one number, one number per axis, or one pair (before,
+        after) per axis. "valid" is no padding, and "same" makes ceil(n / stride) windows for n
+        elements.
+    ceil_mode : bool, default False
+        If True, the last window may end beyond the padding, but it does not start there.
+    count_include_pad : bool, default True
+        If True, the zeros of the padding count as elements of a window.
+
+    Raises
+    ------
+    ShapeError
+        x has another number of axes, a window does not fit, or a window contains only padding.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
+        >>> ngd.function(lambda x: ops.avg_pool(x, 2))(x)
+        array([[[3. , 2.5]]])
     """
 
     name = "avg_pool"
@@ -310,8 +387,8 @@ class AvgPool(Pool):
 
 
 def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -> Array:
-    """Count the elements of each window."""
-    lines = [
+    """Return the number of elements of each window."""
+    sizes = [
         _sizes(n, *axis)[attrs["include_pad"]]
         for n, *axis in zip(
             spatial,
@@ -324,18 +401,18 @@ def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -
             strict=True,
         )
     ]
-    return np.asarray(reduce(np.multiply.outer, [np.asarray(line, dtype) for line in lines]))
+    return np.asarray(
+        reduce(np.multiply.outer, [np.asarray(axis_sizes, dtype) for axis_sizes in sizes])
+    )
 
 
 avg_pool: Final[AvgPool] = register(AvgPool())
 
 
 class AvgPoolGrad(Op):
-    """The adjoint of avg_pool: each element of dy in equal parts where its window reads.
+    """The adjoint of avg_pool: dy of a window is divided equally among its elements."""
 
-    Attrs: spatial, and avg_pool's.
-    """
-
+    # Attributes of a node: spatial, the sizes of the spatial axes of x, and those of avg_pool.
     name = "avg_pool_grad"
     numerics = Numerics(can_keep_16_bits=True)
     public = False
@@ -355,7 +432,7 @@ class AvgPoolGrad(Op):
         return self.name, {k: v for k, v in attrs.items() if k != "spatial"}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """As avg_pool's."""
+        """Return the cost of avg_pool."""
         return avg_pool.cost(results, operands, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -363,14 +440,14 @@ class AvgPoolGrad(Op):
 
     def reference(self, dy: Array, *, spatial: Shape, **attrs: Any) -> Array:
         counts = dy.shape[2:]
-        part = widen(dy) / divisors(spatial, counts, attrs, widen(dy).dtype)
-        x = np.zeros((*dy.shape[:2], *spatial), part.dtype)
+        share = widen(dy) / divisors(spatial, counts, attrs, widen(dy).dtype)
+        x = np.zeros((*dy.shape[:2], *spatial), share.dtype)
         total = _reaching(x, counts, 0, attrs)
         for offset in offsets(attrs["kernel"]):
-            total[under(offset, counts, attrs["strides"], attrs["dilations"])] += part
+            total[under(offset, counts, attrs["strides"], attrs["dilations"])] += share
         before = attrs["padding"][::2]
-        inside = at(slice(b, b + n) for n, b in zip(spatial, before, strict=True))
-        return narrow(total[inside], dy.dtype)
+        interior = at(slice(b, b + n) for n, b in zip(spatial, before, strict=True))
+        return narrow(total[interior], dy.dtype)
 
     def samples(self) -> Iterable[Sample]:
         for sample in avg_pool.samples():
@@ -383,13 +460,15 @@ avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
 
 
 def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
-    """Resolve how many windows there are to be along each axis; None: as many as elements."""
+    """Return x as a node and the number of windows along each axis; None means one per element."""
     node = as_node(x, where=where)
     axes = spatial_axes(where, node.type)
-    given = (size,) * axes if isinstance(size, (int, np.integer)) else tuple(size)
-    if len(given) == axes:
-        given = tuple(n if g is None else g for n, g in zip(node.shape[2:], given, strict=True))
-    counts = per_axis(where, "an output size", given, axes, 1)
+    requested = (size,) * axes if isinstance(size, (int, np.integer)) else tuple(size)
+    if len(requested) == axes:
+        requested = tuple(
+            n if g is None else g for n, g in zip(node.shape[2:], requested, strict=True)
+        )
+    counts = per_axis(where, "an output size", requested, axes, 1)
     if 0 in node.shape[2:]:
         raise ShapeError(
             f"{where}: expected elements along each axis; got {node.type}. Leave empty batches out."
@@ -398,15 +477,50 @@ def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tup
 
 
 def _bounds(n: int, count: int) -> list[tuple[int, int]]:
-    """Cut n elements into windows, as equal as can be; they overlap where count does not divide."""
+    """Return the bounds of `count` windows over n elements, as adaptive_avg_pool defines them.
+
+    The sizes differ by at most one. The windows overlap if count does not divide n.
+    """
     return [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
 
 
 @public
-def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
-    """Mean over as many windows as asked for, as torch.nn.functional.adaptive_avg_pool1d, 2d, 3d.
+def adaptive_avg_pool(
+    x: Value, output_size: PerAxis | Sequence[int | None]
+) -> Node:  # long because each argument is described
+    """Return the mean of each of a given number of windows.
 
-    Window number i of `count` over n elements is [floor(i n / count), ceil((i + 1) n / count)).
+    It is torch.nn.functional.adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, spatial...] with one to three spatial axes. Integers become floats.
+    output_size : int or sequence of int and None
+        The number of windows: one number for all spatial axes, or one per axis. None keeps the size
+        of an axis.
+
+    Returns
+    -------
+    Node
+        [N, C, *output_size].
+
+    Raises
+    ------
+    ShapeError
+        x has another number of axes, or a spatial axis has size 0.
+
+    Notes
+    -----
+    Window i of `count` windows over n elements is [floor(i n / count), ceil((i + 1) n / count)).
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
+        >>> ngd.function(lambda x: ops.adaptive_avg_pool(x, 2))(x)
+        array([[[3. , 2.5]]])
     """
     node, counts = _adaptive("adaptive_avg_pool", x, output_size)
     node = cast(node, float_of(node.dtype))
@@ -415,30 +529,57 @@ def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
     if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):
         kernel = [n // count for n, count in zip(node.shape[2:], counts, strict=True)]
         return avg_pool(node, kernel)
-    made = node
-    if made.dtype.itemsize == 2:  # several products, rounded once
-        made = cast(made, np.dtype(np.float32))
+    result = node
+    if result.dtype.itemsize == 2:  # Round once, after the products of all axes.
+        result = cast(result, np.dtype(np.float32))
     for axis, count in enumerate(counts, 2):
-        n = made.shape[axis]
-        shares = np.zeros((n, count), made.dtype)
+        n = result.shape[axis]
+        weights = np.zeros((n, count), result.dtype)
         for i, (begin, end) in enumerate(_bounds(n, count)):
-            shares[begin:end, i] = 1 / (end - begin)
-        made = moveaxis(matmul(moveaxis(made, axis, -1), shares), -1, axis)
-    return cast(made, node.dtype)
+            weights[begin:end, i] = 1 / (end - begin)
+        result = moveaxis(matmul(moveaxis(result, axis, -1), weights), -1, axis)
+    return cast(result, node.dtype)
 
 
 @public
 def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
-    """Largest of as many windows as asked for, as torch.nn.functional.adaptive_max_pool1d, 2d, 3d.
+    """Return the maximum of each of a given number of windows.
 
-    The windows are those of adaptive_avg_pool.
+    It is torch.nn.functional.adaptive_max_pool1d, adaptive_max_pool2d and adaptive_max_pool3d. The
+    windows are those of ops.adaptive_avg_pool.
+
+    Parameters
+    ----------
+    x : node or array
+        [N, C, spatial...] with one to three spatial axes.
+    output_size : int or sequence of int and None
+        The number of windows: one number for all spatial axes, or one per axis. None keeps the size
+        of an axis.
+
+    Returns
+    -------
+    Node
+        [N, C, *output_size].
+
+    Raises
+    ------
+    ShapeError
+        x has another number of axes, or a spatial axis has size 0.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.array([[[1.0, 5.0, 2.0, 3.0]]])
+        >>> ngd.function(lambda x: ops.adaptive_max_pool(x, 2))(x)
+        array([[[5., 3.]]])
     """
     node, counts = _adaptive("adaptive_max_pool", x, output_size)
     if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):
         kernel = [n // count for n, count in zip(node.shape[2:], counts, strict=True)]
         return max_pool(node, kernel)
     for axis, count in enumerate(counts, 2):
-        ahead = (slice(None),) * axis
-        parts = [node[(*ahead, slice(a, b))] for a, b in _bounds(node.shape[axis], count)]
+        leading = (slice(None),) * axis
+        parts = [node[(*leading, slice(a, b))] for a, b in _bounds(node.shape[axis], count)]
         node = concat([max(part, axis, keepdims=True) for part in parts], axis)
     return node

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-byte floats are computed in float32 and rounded once: also where several ops make one.
+"""The precision of 16-bit floats in expansions and gradients.
 
-A kernel and a reference see to it themselves. An expansion, and the gradient of an op that rounds,
-are several nodes, each of which would round; so they are made of float32, and only the result is
-narrowed.
+Ops on 16-bit floats compute in float32 and round once. A kernel and a reference do this
+themselves. The expansion of an op has several nodes, and so has the gradient of an op that rounds.
+Each of these nodes would round. So the functions here build these nodes in float32, and cast only
+the final result.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ from ._operands import HALVES
 
 
 def is_narrow(node: Node) -> bool:
-    """Whether this computes on two-byte floats."""
+    """Return True if an operand of the node is a 16-bit float."""
     return any(x.dtype in HALVES for x in node.inputs)
 
 
 def widened(node: Node) -> Node:
-    """The same op on float32 where its operands are two-byte floats."""
+    """Return the op of a node, applied to its operands with 16-bit floats cast to float32."""
     wide = (cast(x, float32) if x.dtype in HALVES else x for x in node.inputs)
     return node.with_inputs(tuple(wide))
 
 
 def expansion(node: Node) -> tuple[Node, ...]:
-    """The same results in terms of other ops."""
+    """Return nodes of other ops that compute the same results."""
     if is_narrow(node):
-        wide = widened(node).results
-        return tuple(cast(w, n.dtype) for w, n in zip(wide, node.results, strict=True))
-    made = node.op.expand(*node.inputs, **node.attrs)
-    results = made if isinstance(made, tuple) else (made,)
+        float32_results = widened(node).results
+        return tuple(cast(w, n.dtype) for w, n in zip(float32_results, node.results, strict=True))
+    expanded = node.op.expand(*node.inputs, **node.attrs)
+    results = expanded if isinstance(expanded, tuple) else (expanded,)
     expect_types(node, "expand", results)
     return results
 
 
-def expect_types(node: Node, method: str, made: tuple[Node, ...]) -> None:
+def expect_types(node: Node, method: str, returned: tuple[Node, ...]) -> None:
     """Raise CompileError unless a method of an op returned nodes of the types of the op's results.
 
     The buffers of the results have these types, so other nodes would write out of bounds.
     """
     expected = tuple(result.type for result in node.results)
-    found = tuple(part.type for part in made)
-    if found != expected:
+    types = tuple(part.type for part in returned)
+    if types != expected:
         raise CompileError(
             f"{node.op.name}: expected {type(node.op).__name__}.{method} to return "
-            f"{print_types(expected)}, as infer does; got {print_types(found)} (made at "
+            f"{print_types(expected)}, as infer does; got {print_types(types)} (made at "
             f"{node.site}). Cast or reshape in {method}."
         )

@@ -2,11 +2,11 @@
 """Random numbers from a counter: the same seed and offset give the same numbers on every device.
 
 The generator is Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1,
-2, 3, SC'11, section 3.3). The key is the 64-bit seed, low word first; the counter's words 0 and 1
-are the index of a block, low word first, and words 2 and 3 the 64-bit offset. A block is four
-32-bit words: four values, or two of float64. Values are laid out in row-major order.
+2, 3, SC'11, section 3.3). The key is the 64-bit seed, low word first. Words 0 and 1 of the counter
+are the index of a block, low word first, and words 2 and 3 are the 64-bit offset. A block is four
+32-bit words: four values, or two values of float64. Values are stored in row-major order.
 
-In the body of ops.scan, iteration t adds t * 2^40 to the offset (loops.py).
+In the body of ops.scan, iteration t adds t * 2^40 to the offset (control/tracing.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
 
 
 def random_words(seed: Array, count: int) -> Array:
-    """Draw the first words, uint32 [count], of the seed tensor (seed, offset)."""
+    """Return the first `count` words, uint32, for the seed tensor (seed, offset)."""
     key, offset = (int(n) & 0xFFFFFFFFFFFFFFFF for n in seed)
     block = np.arange(-(-count // 4), dtype=np.uint64)
     counter = np.empty((4, block.size), np.uint32)
@@ -73,7 +73,7 @@ def random_words(seed: Array, count: int) -> Array:
 
 
 def random_uniforms(seed: Array, count: int, dtype: DType) -> Array:
-    """Draw multiples of 2^-bits in [0, 1), as many bits as the dtype's significand holds."""
+    """Return multiples of 2^-bits in [0, 1), where bits is the size of the dtype's significand."""
     if dtype == float64:
         low, high = random_words(seed, 2 * count).astype(np.uint64).reshape(-1, 2).T
         return ((high << _HIGH | low) >> np.uint64(11)) * 2.0**-53
@@ -83,9 +83,9 @@ def random_uniforms(seed: Array, count: int, dtype: DType) -> Array:
 
 
 def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
-    """Make the int64 [2] operand (seed, offset) of Python ints or integer scalar nodes.
+    """Return the seed tensor int64 [2], (seed, offset), from Python ints or integer scalar nodes.
 
-    In the body of a loop it is another one in each iteration: see loops.py.
+    In the body of a loop it differs in each iteration: see per_iteration in control/tracing.py.
     """
     parts = [
         value
@@ -105,7 +105,7 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
 
 
 def expect_seed(where: str, seed: Type) -> None:
-    """Check the operand that seed_tensor makes."""
+    """Raise a ShapeError unless the type is that of a seed tensor."""
     if seed != Type(int64, (2,)):
         raise ShapeError(
             f"{where}: expected a seed tensor int64[2]; got {seed}. Give an integer seed."
@@ -113,8 +113,9 @@ def expect_seed(where: str, seed: Type) -> None:
 
 
 class Draw(Op):
-    """Random floats; attrs: shape, dtype."""
+    """The base of ops that draw random floats."""
 
+    # Attributes of a node: shape, dtype.
     dtypes = ()
 
     def __call__(
@@ -148,9 +149,35 @@ class Draw(Op):
 
 
 class RandomUniform(Draw):
-    """random_uniform(shape, dtype=float32, seed=, offset=0): multiples of 2^-bits in [0, 1).
+    """Return random numbers in [0, 1), which are multiples of 2^-bits.
 
-    The bits are those of the significand: 53, 24, 11 (float16) or 8 (bfloat16).
+    The bits are those of the significand: 53 for float64, 24 for float32, 11 for float16 and 8 for
+    bfloat16.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The shape of the result.
+    dtype : dtype, default float32
+        A floating dtype.
+    seed : int or node
+        The key of the generator, an integer of 64 bits.
+    offset : int or node, default 0
+        The position in the sequence of random numbers, an integer of 64 bits. Equal seeds and
+        offsets give equal numbers on every device. In the body of ops.scan, iteration t adds t *
+        2**40 to the offset.
+
+    Raises
+    ------
+    DTypeError
+        The dtype is not a floating dtype, or the seed or offset is not an integer scalar.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.random_uniform(3, seed=1))()
+        array([0.8903, 0.8947, 0.5857], dtype=float32)
     """
 
     name = "random_uniform"
@@ -163,10 +190,34 @@ random_uniform: Final[RandomUniform] = register(RandomUniform())
 
 
 class RandomNormal(Draw):
-    """random_normal(shape, dtype=float32, seed=, offset=0): mean 0, standard deviation 1.
+    """Return random numbers with mean 0 and standard deviation 1.
 
-    Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniforms 2k and 2k + 1, those of
-    float32 for two-byte floats; computed in float64, rounded at the end.
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The shape of the result.
+    dtype : dtype, default float32
+        A floating dtype.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
+
+    Raises
+    ------
+    DTypeError
+        The dtype is not a floating dtype, or the seed or offset is not an integer scalar.
+
+    Notes
+    -----
+    Box and Muller's transform (Ann. Math. Stat. 29, 1958) of the uniform numbers 2k and 2k + 1. For
+    16-bit floats, these are those of float32. The transform is computed in float64 and rounded at
+    the end.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.random_normal(3, seed=1))()
+        array([ 1.6585, -1.2917, -0.3199], dtype=float32)
     """
 
     name = "random_normal"
@@ -185,8 +236,34 @@ random_normal: Final[RandomNormal] = register(RandomNormal())
 
 
 class RandomBits(Op):
-    """random_bits(shape, seed=, offset=0): the generator's words, uint32; attrs: shape."""
+    """Return random words of the generator, uint32.
 
+    Parameters
+    ----------
+    shape : int or sequence of int
+        The shape of the result.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
+
+    Raises
+    ------
+    DTypeError
+        The seed or offset is not an integer scalar.
+
+    Notes
+    -----
+    The generator is Philox 4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
+    easy as 1, 2, 3" (SC'11), section 3.3.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.random_bits(3, seed=1))()
+        array([3823634032, 3842641596, 2515673792], dtype=uint32)
+    """
+
+    # Attribute of a node: shape.
     name = "random_bits"
     dtypes = ()
 
@@ -214,11 +291,38 @@ random_bits: Final[RandomBits] = register(RandomBits())
 
 
 class Dropout(Op):
-    """dropout(x, rate, seed=, offset=0): each element 0 with probability rate, else x / (1 - rate).
+    """Set each element to 0 with probability rate, and divide the other elements by 1 - rate.
 
-    The choice is that of random_uniform in float32, whatever the dtype of x. Attrs: rate.
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape.
+    rate : float
+        The probability, in [0, 1).
+    seed, offset : int or node
+        The same as for ops.random_uniform.
+
+    Raises
+    ------
+    ValueError
+        The rate is outside of [0, 1).
+    DTypeError
+        x does not have a floating dtype, or the seed or offset is not an integer scalar.
+
+    Notes
+    -----
+    An element becomes 0 if the float32 number of ops.random_uniform at its position is less than
+    rate, for every dtype of x.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.dropout(x, 0.5, seed=3))(np.ones(8))
+        array([2., 0., 2., 2., 0., 2., 0., 2.])
     """
 
+    # Attribute of a node: rate.
     name = "dropout"
     dtypes = FLOATS
 
@@ -241,9 +345,9 @@ class Dropout(Op):
         return self.node((dy, node.inputs[1]), node.attrs), None
 
     def reference(self, x: Array, seed: Array, *, rate: float) -> Array:
-        kept = random_uniforms(seed, x.size, float32).reshape(x.shape) >= np.float32(rate)
+        is_kept = random_uniforms(seed, x.size, float32).reshape(x.shape) >= np.float32(rate)
         wide = widen(x)
-        return narrow(np.where(kept, wide * wide.dtype.type(1 / (1 - rate)), 0), x.dtype)
+        return narrow(np.where(is_kept, wide * wide.dtype.type(1 / (1 - rate)), 0), x.dtype)
 
     def samples(self) -> Iterable[Sample]:
         seed = Operand((2,), 0, 2**40, dtype=int64)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random draws of further distributions, made of the counter-based ones of random.py.
+"""Random draws from further distributions, computed from the draws of _random.py.
 
-They take a seed and an offset as these do: equal ones give equal numbers on every device.
+They take a seed and an offset too: equal ones give equal numbers on every device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 LEAST: Final = 2.0**-54
-"""Half of the least step of float64's uniforms, in place of 0 whose logarithm is -inf."""
+"""Half of the smallest step of float64's uniform numbers. It replaces 0, as log(0) is -inf."""
 
 
 def _expect_float(where_: str, dtype: Any) -> Any:
@@ -76,23 +76,23 @@ def randint(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Draw integers in [low, high), each with the same probability (up to 2 ** -32).
+    """Draw integers in [low, high), whose probabilities are equal up to 2 ** -32.
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    low, high
-        Ints that are known when the graph is built.
-    dtype
-        An integer dtype that holds them.
-    seed, offset
-        As in ops.random_bits.
+    low, high : int
+        The bounds, as ints.
+    dtype : dtype, default int64
+        An integer dtype that has both bounds in its range.
+    seed, offset : int or node
+        The same as for ops.random_bits.
 
     Raises
     ------
     ValueError
-        low is not below high, or a bound does not fit the dtype.
+        low is not less than high, or a bound does not fit the dtype.
 
     Examples
     --------
@@ -101,17 +101,17 @@ def randint(
         >>> ngd.function(lambda: ops.randint(5, 0, 10, seed=1))()
         array([8, 9, 6, 7, 3])
     """
-    kind = as_dtype(dtype, "randint")
-    _expect_bounds(kind, low, high)
+    int_dtype = as_dtype(dtype, "randint")
+    _expect_bounds(int_dtype, low, high)
     count = high - low
     extents = as_shape(shape)
     words = cast(random_bits((*extents, 2), seed=seed, offset=offset), uint64)
     bits = words[..., 0] * scalar(2**32, uint64, "randint") + words[..., 1]
     if count < 2**64:
         bits = remainder(bits, scalar(count, uint64, "randint"))
-    if low < 0:  # both wrap modulo 2 ** 64
-        return cast(cast(bits, int64) + low, kind)
-    return cast(bits + scalar(low, uint64, "randint"), kind)
+    if low < 0:  # The cast and the sum both wrap modulo 2 ** 64.
+        return cast(cast(bits, int64) + low, int_dtype)
+    return cast(bits + scalar(low, uint64, "randint"), int_dtype)
 
 
 @public
@@ -126,12 +126,12 @@ def bernoulli(
 
     Parameters
     ----------
-    p
+    p : node or array
         Probabilities: a number, or a tensor that broadcasts to the shape.
-    shape
+    shape : int or sequence of int, optional
         The shape of the result. The default is the shape of p.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -140,28 +140,28 @@ def bernoulli(
         >>> ngd.function(lambda: ops.bernoulli(0.5, 4, seed=1))()
         array([False, False, False, False])
     """
-    chance = cast(as_node(p, where="bernoulli"), float64)
-    extents = chance.shape if shape is None else as_shape(shape)
-    drawn = random_uniform(extents, float64, seed=seed, offset=offset) < chance
-    if drawn.shape != extents:
+    node = cast(as_node(p, where="bernoulli"), float64)
+    extents = node.shape if shape is None else as_shape(shape)
+    is_drawn = random_uniform(extents, float64, seed=seed, offset=offset) < node
+    if is_drawn.shape != extents:
         raise ShapeError(
-            f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}. Reshape p."
+            f"bernoulli: expected p that broadcasts to {extents}; got {node.type}. Reshape p."
         )
-    return drawn
+    return is_drawn
 
 
 @public
 def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int | Node = 0) -> Node:
-    """Return the slices of x along an axis in random order, or of the ints 0 to x - 1.
+    """Return the slices of x along an axis, or the ints 0 to x - 1, in random order.
 
     Parameters
     ----------
-    x
-        A tensor, or an int n for a permutation of arange(n).
-    axis
+    x : int, node or array
+        An array, or an int n for a permutation of arange(n).
+    axis : int, default 0
         The axis to permute.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -173,9 +173,9 @@ def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int 
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
         x = arange(int(x))
     node = as_node(x, where="permutation")
-    along = as_axis("permutation", axis, node.ndim, node.type)
-    keys = random_uniform(node.shape[along], float64, seed=seed, offset=offset)
-    return take(node, argsort(keys), along)
+    permuted_axis = as_axis("permutation", axis, node.ndim, node.type)
+    keys = random_uniform(node.shape[permuted_axis], float64, seed=seed, offset=offset)
+    return take(node, argsort(keys), permuted_axis)
 
 
 @public
@@ -190,12 +190,12 @@ def gumbel(
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    dtype
+    dtype : dtype, default float32
         A floating dtype. The numbers are drawn in float64 and rounded once.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Examples
     --------
@@ -204,9 +204,9 @@ def gumbel(
         >>> ngd.function(lambda: ops.gumbel(3, seed=1))().shape
         (3,)
     """
-    kind = _expect_float("gumbel", dtype)
+    float_dtype = _expect_float("gumbel", dtype)
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
-    return cast(-log(-log(maximum(u, LEAST))), kind)
+    return cast(-log(-log(maximum(u, LEAST))), float_dtype)
 
 
 @public
@@ -217,30 +217,37 @@ def categorical(
     *,
     seed: int | Node,
     offset: int | Node = 0,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Draw indices with the probabilities softmax(logits), as jax.random.categorical.
 
-    The draws are independent of each other. ops.multinomial draws different indices.
-
-    The largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al. 2014
-    (arXiv:1411.0030), section 2.
+    The draws are independent of each other. ops.multinomial can draw without replacement.
 
     Parameters
     ----------
-    logits
+    logits : node or array
         Unnormalized logarithms of probabilities; ops.log(p) for probabilities p.
-    axis
+    axis : int, default -1
         The axis of the classes.
-    shape
-        The shape of the result, to which that of the logits without the axis broadcasts; by
-        default it is that one.
-    seed, offset
-        As in ops.random_uniform.
+    shape : int or sequence of int, optional
+        The shape of the result. The shape of the logits without the axis of the classes must
+        broadcast to it, and is the default.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Returns
     -------
     Node
-        int64.
+        Indices of classes, int64.
+
+    Raises
+    ------
+    ShapeError
+        The logits do not broadcast to the shape.
+
+    Notes
+    -----
+    The index is that of the largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al.
+    2014 (arXiv:1411.0030), section 2.
 
     Examples
     --------
@@ -273,34 +280,37 @@ def multinomial(
 ) -> Node:  # long because each argument is described
     """Draw several indices with given probabilities, as torch.multinomial.
 
-    Without replacement they are different, and each one is drawn from the remaining ones: the
-    largest of log(p) plus Gumbel noise, see Kool et al. 2019 (arXiv:1903.06059), section 2.2.
-
     Parameters
     ----------
-    p
-        The weights of the classes along the last axis: numbers >= 0, which are divided by their
-        sum.
-    num_samples
+    p : node or array
+        The weights of the classes along the last axis, numbers >= 0. The probabilities are the
+        weights divided by their sum.
+    num_samples : int
         The number of draws, at least 1. Without replacement, it is at most the number of classes.
-    replacement
-        If True, draws are independent, and an index may occur several times.
-    seed, offset
-        As in ops.random_uniform.
+    replacement : bool, default False
+        If True, draws are independent, and an index may occur several times. If False, indices
+        differ, and each one is drawn from the remaining classes.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Returns
     -------
     Node
-        int64, the shape of p with num_samples in place of the classes.
+        int64, the shape of p with num_samples in place of the number of classes.
 
     Raises
     ------
     ShapeError
         p has no class, or num_samples does not fit.
     ValueError
-        An array p has a weight that is negative or not finite, or fewer positive weights than
-        different classes are drawn. In a p that a step computes they are not checked; a class of
-        weight 0 then follows after all others.
+        An array p has a weight that is negative or not finite, or too few positive weights for
+        draws without replacement. The weights of a node are not checked; classes of weight 0 are
+        then drawn after all other classes.
+
+    Notes
+    -----
+    Draws without replacement are the largest of log(p) plus Gumbel noise: Kool et al. 2019
+    (arXiv:1903.06059), section 2.2.
 
     Examples
     --------
@@ -350,25 +360,28 @@ def truncated_normal(
     seed: int | Node,
     offset: int | Node = 0,
 ) -> Node:
-    """Draw from the standard normal distribution between two bounds, by its inverse.
-
-    sqrt(2) * erfinv(u) for u uniform between erf(low / sqrt(2)) and erf(high / sqrt(2)).
+    """Draw from the standard normal distribution between two bounds.
 
     Parameters
     ----------
-    shape
+    shape : int or sequence of int
         The shape of the result.
-    low, high
-        Numbers that are known when the graph is built.
-    dtype
+    low, high : float
+        The bounds, as numbers.
+    dtype : dtype, default float32
         A floating dtype.
-    seed, offset
-        As in ops.random_uniform.
+    seed, offset : int or node
+        The same as for ops.random_uniform.
 
     Raises
     ------
     ValueError
-        low is not below high.
+        low is not less than high.
+
+    Notes
+    -----
+    The numbers are sqrt(2) * erfinv(u) for u uniform between erf(low / sqrt(2)) and
+    erf(high / sqrt(2)): the inverse of the distribution function.
 
     Examples
     --------
@@ -377,7 +390,7 @@ def truncated_normal(
         >>> ngd.function(lambda: ops.truncated_normal(3, seed=1))().shape
         (3,)
     """
-    kind = _expect_float("truncated_normal", dtype)
+    float_dtype = _expect_float("truncated_normal", dtype)
     if not low < high:
         raise ValueError(
             f"truncated_normal: expected low < high; got {low}, {high}. Swap the bounds."
@@ -385,4 +398,4 @@ def truncated_normal(
     first, last = (math.erf(bound / math.sqrt(2)) for bound in (low, high))
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
     drawn = erfinv(first + u * (last - first)) * math.sqrt(2)
-    return cast(clip(drawn, float(low), float(high)), kind)
+    return cast(clip(drawn, float(low), float(high)), float_dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements in another order, repeated, or with others around them: made of ops that move them."""
+"""Ops that reorder, repeat or pad elements. They consist of other ops that move elements."""
 
 from __future__ import annotations
 
@@ -49,12 +49,29 @@ __all__ = [
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
-"""Names of torch.nn.functional.pad, and what NumPy calls the mode."""
+"""The names of modes in torch.nn.functional.pad, with NumPy's names."""
 
 
 @public
 def moveaxis(x: Value, source: int, destination: int) -> Node:
-    """Take one axis to another place; the others keep their order."""
+    """Move one axis to another index. The other axes keep their order.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    source : int
+        The axis to move.
+    destination : int
+        Its index in the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.moveaxis(x, 0, -1))(np.zeros((2, 3, 4))).shape
+        (3, 4, 2)
+    """
     x = as_node(x, where="moveaxis")
     first = as_axis("moveaxis", source, x.ndim, x.type)
     last = as_axis("moveaxis", destination, x.ndim, x.type)
@@ -65,7 +82,22 @@ def moveaxis(x: Value, source: int, destination: int) -> Node:
 
 @public
 def swapaxes(x: Value, axis1: int, axis2: int) -> Node:
-    """Exchange two axes."""
+    """Exchange two axes.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    axis1, axis2 : int
+        The axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.swapaxes(x, 0, 2))(np.zeros((2, 3, 4))).shape
+        (4, 3, 2)
+    """
     x = as_node(x, where="swapaxes")
     first, second = (as_axis("swapaxes", a, x.ndim, x.type) for a in (axis1, axis2))
     order = list(range(x.ndim))
@@ -75,7 +107,23 @@ def swapaxes(x: Value, axis1: int, axis2: int) -> Node:
 
 @public
 def flip(x: Value, axis: Axis = None) -> Node:
-    """Reverse the order of the elements along these axes, or all."""
+    """Reverse the order of the elements along axes, as numpy.flip.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    axis : int or sequence of int, optional
+        The axis or axes to reverse. The default reverses all axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.flip(x, 1))(np.array([[1, 2, 3], [4, 5, 6]]))
+        array([[3, 2, 1],
+               [6, 5, 4]])
+    """
     x = as_node(x, where="flip")
     axes = normalize_axes("flip", axis, x.type)
     return x[tuple(slice(None, None, -1 if a in axes else 1) for a in range(x.ndim))]
@@ -87,8 +135,8 @@ def flipud(x: Value) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least one axis.
+    x : node or array
+        An array of at least one axis.
 
     Examples
     --------
@@ -107,8 +155,8 @@ def fliplr(x: Value) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least two axes.
+    x : node or array
+        An array of at least two axes.
 
     Examples
     --------
@@ -127,12 +175,12 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of at least two axes.
-    k
+    x : node or array
+        An array of at least two axes.
+    k : int, default 1
         The number of rotations by 90 degrees, from the first axis to the second. A negative number
         rotates in the opposite direction.
-    axes
+    axes : pair of int, default (0, 1)
         Two axes that differ.
 
     Raises
@@ -154,17 +202,40 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
         raise ShapeError(
             f"rot90: expected two axes that differ; got {axes}. Give two different axes."
         )
-    turns = operator.index(k) % 4
-    if turns == 2:
+    num_turns = operator.index(k) % 4
+    if num_turns == 2:
         return flip(flip(x, first), second)
-    if turns == 1:
+    if num_turns == 1:
         return swapaxes(flip(x, second), first, second)
-    return flip(swapaxes(x, first, second), second) if turns else x
+    return flip(swapaxes(x, first, second), second) if num_turns else x
 
 
 @public
 def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Node:
-    """Shift elements along axes; what leaves at one end comes in at the other: numpy.roll."""
+    """Shift elements along axes, as numpy.roll. Elements beyond the end reappear at the beginning.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    shift : int or sequence of int
+        The number of positions, or one number per axis. A negative number shifts towards the
+        beginning.
+    axis : int or sequence of int, optional
+        The axis or axes. The default shifts the flattened array.
+
+    Raises
+    ------
+    ShapeError
+        The numbers of shifts and axes differ.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.roll(x, 1))(np.arange(5))
+        array([4, 0, 1, 2, 3])
+    """
     x = as_node(x, where="roll")
     if axis is None:
         return reshape(roll(reshape(x, -1), shift, 0), x.shape)
@@ -177,34 +248,75 @@ def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None 
             "axis."
         )
     for a, distance in zip(axes, shifts, strict=True):
-        along = as_axis("roll", a, x.ndim, x.type)
-        cut = -distance % max(x.shape[along], 1)
-        ahead = (slice(None),) * along
-        if cut:
-            x = concat([x[(*ahead, slice(cut, None))], x[(*ahead, slice(cut))]], along)
+        roll_axis = as_axis("roll", a, x.ndim, x.type)
+        split = -distance % max(x.shape[roll_axis], 1)
+        leading = (slice(None),) * roll_axis
+        if split:
+            x = concat([x[(*leading, slice(split, None))], x[(*leading, slice(split))]], roll_axis)
     return x
 
 
 @public
 def tile(x: Value, reps: int | Sequence[int]) -> Node:
-    """Repeat a tensor along each axis: numpy.tile."""
+    """Repeat an array along each axis, as numpy.tile.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    reps : int or sequence of int
+        The number of repetitions, or one number per axis. The shorter one of x.shape and reps gets
+        leading 1s.
+
+    Raises
+    ------
+    ShapeError
+        A number of repetitions is negative.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.tile(x, (2, 2)))(np.array([1, 2]))
+        array([[1, 2, 1, 2],
+               [1, 2, 1, 2]])
+    """
     x = as_node(x, where="tile")
     counts = as_shape(reps)
     if any(n < 0 for n in counts):
         raise ShapeError(f"tile: expected counts >= 0; got {reps}")
-    rank = max(x.ndim, len(counts))
-    shape, counts = (1,) * (rank - x.ndim) + x.shape, (1,) * (rank - len(counts)) + counts
+    num_axes = max(x.ndim, len(counts))
+    shape, counts = (1,) * (num_axes - x.ndim) + x.shape, (1,) * (num_axes - len(counts)) + counts
     pairs = list(zip(shape, counts, strict=True))
-    apart = reshape(x, [extent for n, _ in pairs for extent in (1, n)])
-    repeated = broadcast_to(apart, [extent for n, count in pairs for extent in (count, n)])
+    interleaved = reshape(x, [extent for n, _ in pairs for extent in (1, n)])
+    repeated = broadcast_to(interleaved, [extent for n, count in pairs for extent in (count, n)])
     return reshape(repeated, [n * count for n, count in pairs])
 
 
 @public
 def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
-    """A matrix of bools: True on the diagonal number k, and below it."""
-    line = arange(rows if columns is None else columns)
-    return line <= expand_dims(arange(rows), 1) + operator.index(k)
+    """Return a matrix of bools that is True on and below the k-th diagonal.
+
+    Parameters
+    ----------
+    rows : int
+        The number of rows.
+    columns : int, optional
+        The number of columns. The default is the number of rows.
+    k : int, default 0
+        The number of the diagonal: 0 is the main one, positive numbers are above it.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.tri(3))()
+        array([[ True, False, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
+    """
+    column_numbers = arange(rows if columns is None else columns)
+    return column_numbers <= expand_dims(arange(rows), 1) + operator.index(k)
 
 
 def _matrices(where_: str, x: Value) -> Node:
@@ -216,20 +328,62 @@ def _matrices(where_: str, x: Value) -> Node:
 
 @public
 def tril(x: Value, k: int = 0) -> Node:
-    """Keep what is on and below the diagonal number k of the last two axes; 0 elsewhere."""
+    """Keep the elements on and below the k-th diagonal of the last two axes; the others become 0.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of at least two axes.
+    k : int, default 0
+        The number of the diagonal: 0 is the main one, positive numbers are above it.
+
+    Raises
+    ------
+    ShapeError
+        x has fewer than two axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.tril(x))(np.array([[1, 2], [3, 4]]))
+        array([[1, 0],
+               [3, 4]])
+    """
     node = _matrices("tril", x)
     return where(tri(node.shape[-2], node.shape[-1], k), node, zero_like(node))
 
 
 @public
 def triu(x: Value, k: int = 0) -> Node:
-    """Keep what is on and above the diagonal number k of the last two axes; 0 elsewhere."""
+    """Keep the elements on and above the k-th diagonal of the last two axes; the others become 0.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of at least two axes.
+    k : int, default 0
+        The number of the diagonal: 0 is the main one, positive numbers are above it.
+
+    Raises
+    ------
+    ShapeError
+        x has fewer than two axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.triu(x))(np.array([[1, 2], [3, 4]]))
+        array([[1, 2],
+               [0, 4]])
+    """
     node = _matrices("triu", x)
     return where(tri(node.shape[-2], node.shape[-1], k - 1), zero_like(node), node)
 
 
 def _widths_per_axis(x: Node, widths: Any) -> list[tuple[int, int]]:
-    """Return how many elements to put before and after each axis."""
+    """Return the numbers of elements to add before and after each axis."""
     try:
         sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
         if sides.dtype.kind not in "iu" or (sides < 0).any():
@@ -244,20 +398,20 @@ def _widths_per_axis(x: Node, widths: Any) -> list[tuple[int, int]]:
 
 @public
 def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node:
-    """Put elements before and after each axis, as numpy.pad.
+    """Add elements before and after each axis, as numpy.pad.
 
     Parameters
     ----------
-    x
-        A tensor of any dtype.
-    widths
-        The number of elements: one for all sides, a pair (before, after) for all axes, or a pair
-        per axis.
-    mode
-        "constant": the value. "edge", which torch calls "replicate": the nearest element.
-        "reflect": mirrored at the outermost element. "symmetric": mirrored, with the outermost
-        element repeated. "wrap", which torch calls "circular": from the other end.
-    value
+    x : node or array
+        An array of any shape and dtype.
+    widths : int or nested sequence of int
+        The number of elements to add: one number for all sides, one pair (before, after) for all
+        axes, or one pair per axis.
+    mode : str, default "constant"
+        "constant" adds the value. "edge" ("replicate" in PyTorch) repeats the outermost element.
+        "reflect" mirrors at the outermost element without repeating it, and "symmetric" repeats it.
+        "wrap" ("circular" in PyTorch) continues with the elements from the opposite end.
+    value : node or array, default 0
         A scalar, for mode "constant".
 
     Raises
@@ -265,7 +419,8 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
     ValueError
         The mode is unknown.
     ShapeError
-        The widths do not fit, or an axis without elements is padded in another mode.
+        The widths do not fit, or an axis without elements is padded in a mode other than
+        "constant".
 
     Examples
     --------
@@ -296,12 +451,12 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
 def _surrounded(x: Node, pairs: Sequence[tuple[int, int]], value: Value) -> Node:
     if not any(map(any, pairs)):
         return x
-    around = cast(as_node(value, like=x, where="pad"), x.dtype)
-    if around.shape:
-        raise ShapeError(f"pad: expected one value; got {around.type}. Give a scalar.")
+    fill_value = cast(as_node(value, like=x, where="pad"), x.dtype)
+    if fill_value.shape:
+        raise ShapeError(f"pad: expected one value; got {fill_value.type}. Give a scalar.")
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, pairs, strict=True))
-    firsts, steps = tuple(before for before, _ in pairs), (1,) * x.ndim
-    moved = pad_slice(x, shape, firsts, steps)
-    if scalar_value(around) == 0:
-        return moved
-    return where(pad_slice(full(x.shape, True, bool_), shape, firsts, steps), moved, around)
+    starts, steps = tuple(before for before, _ in pairs), (1,) * x.ndim
+    padded = pad_slice(x, shape, starts, steps)
+    if scalar_value(fill_value) == 0:
+        return padded
+    return where(pad_slice(full(x.shape, True, bool_), shape, starts, steps), padded, fill_value)

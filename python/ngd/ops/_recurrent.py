@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU: a cell each, and a layer that applies it along the first axis of a sequence.
+"""LSTM and GRU: one cell each, and a layer that applies the cell along a sequence.
 
-Weights and the order of the gates are PyTorch's: [gates * H, I] of the input, [gates * H, H] of the
-state, and a bias [gates * H] each. A layer is a scan: its cell is once in the graph.
+Weights and the order of the gates are those of PyTorch: [gates * H, I] for the input, [gates * H,
+H] for the state, and one bias [gates * H] each. The sequence is axis 0 of x. A layer is a scan, so
+its cell occurs once in the graph.
 """
 
 from __future__ import annotations
@@ -25,30 +26,34 @@ __all__ = ["gru", "gru_cell", "lstm", "lstm_cell"]
 
 States = tuple[Node, ...]
 Step = Callable[[Node, States, Node, Node | None], States]
-"""The next states of: the input's part of the gates, states, weights of the state, their bias."""
+"""A function that returns the next states.
+
+Its arguments are the contribution of the input to the gates, the states, the weight of the states,
+and its bias.
+"""
 
 
 def _operands(
-    where: str, gates: int, sequence: bool, given: Sequence[Value | None]
+    where: str, gates: int, sequence: bool, values: Sequence[Value | None]
 ) -> tuple[Node, States, Node, Node, Node | None, Node | None]:
-    """Make nodes of x, states, two weights and two biases, and check their shapes."""
-    if given[0] is None or any(weight is None for weight in given[-4:-2]):
+    """Return x, states, weights and biases as nodes, after a check of their shapes."""
+    if values[0] is None or any(weight is None for weight in values[-4:-2]):
         raise DTypeError(
             f"{where}: expected arrays for x and both weights; got None. Give all three."
         )
-    present = iter(align(where, *(value for value in given if value is not None)))
-    nodes = [None if value is None else next(present) for value in given]
+    present = iter(align(where, *(value for value in values if value is not None)))
+    nodes = [None if value is None else next(present) for value in values]
     x, *states, of_input, of_state, input_bias, state_bias = nodes
     assert x is not None and of_input is not None and of_state is not None  # noqa: PT018
     size = of_state.shape[-1] if of_state.ndim else 0
     batch, inputs = x.shape[int(sequence) : -1], x.shape[-1:]
-    wanted = [
+    expected_shapes = [
         (of_input, (gates * size, *inputs)),
         (of_state, (gates * size, size)),
         *((state, (*batch, size)) for state in states),
         *((bias, (gates * size,)) for bias in (input_bias, state_bias)),
     ]
-    fits = all(node is None or node.shape == shape for node, shape in wanted)
+    fits = all(node is None or node.shape == shape for node, shape in expected_shapes)
     if not fits or x.ndim < 1 + sequence:
         data = "[places, ..., I]" if sequence else "[..., I]"
         types = got(*(node.type for node in nodes if node is not None))
@@ -60,6 +65,7 @@ def _operands(
 
 
 def _gates(x: Node, weight: Node, bias: Node | None) -> Node:
+    """Return the contribution x @ weight.T + bias to all gates."""
     product = matmul(x, transpose(weight))
     return product if bias is None else product + bias
 
@@ -73,7 +79,7 @@ def _lstm(from_input: Node, states: States, weight: Node, bias: Node | None) -> 
 
 
 def _gru(from_input: Node, states: States, weight: Node, bias: Node | None) -> States:
-    # Cho et al. 2014 (arXiv:1406.1078), with the reset gate behind the product, as cuDNN has it.
+    # Cho et al. 2014 (arXiv:1406.1078), with the reset gate after the matrix product, as in cuDNN.
     (h,) = states
     input_r, input_z, input_n = split(from_input, 3, axis=-1)
     state_r, state_z, state_n = split(_gates(h, weight, bias), 3, axis=-1)
@@ -82,18 +88,23 @@ def _gru(from_input: Node, states: States, weight: Node, bias: Node | None) -> S
     return (n + z * (h - n),)
 
 
-def _cell(where: str, gates: int, step: Step, *given: Value | None) -> States:
-    x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, False, given)
+def _cell(where: str, gates: int, step: Step, *arguments: Value | None) -> States:
+    x, states, of_input, of_state, input_bias, state_bias = _operands(
+        where, gates, False, arguments
+    )
     return step(_gates(x, of_input, input_bias), states, of_state, state_bias)
 
 
-def _layer(where: str, gates: int, step: Step, reverse: bool, *given: Value | None) -> States:
-    """All outputs, then the last states. The input's part of all gates is one product."""
-    x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, given)
+def _layer(where: str, gates: int, step: Step, reverse: bool, *arguments: Value | None) -> States:
+    """Return the outputs at all positions, and the last states.
 
-    def body(before: States, from_input: Node) -> tuple[States, Node]:
-        after = step(from_input, before, of_state, state_bias)
-        return after, after[0]
+    The contribution of the input to the gates is one matrix product for all positions.
+    """
+    x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, arguments)
+
+    def body(states_before: States, from_input: Node) -> tuple[States, Node]:
+        states_after = step(from_input, states_before, of_state, state_bias)
+        return states_after, states_after[0]
 
     last, outputs = scan(body, states, _gates(x, of_input, input_bias), reverse=reverse)
     return outputs, *last
@@ -108,13 +119,46 @@ def lstm_cell(
     weight_hh: Value,
     bias_ih: Value | None = None,
     bias_hh: Value | None = None,
-) -> tuple[Node, Node]:
-    """One step of an LSTM, as torch.nn.LSTMCell: the next h and c of x [..., I], h, c [..., H].
+) -> tuple[Node, Node]:  # long because each argument is described
+    """Run one step of an LSTM, as torch.nn.LSTMCell.
 
+    Parameters
+    ----------
+    x : node or array
+        The input [..., I].
+    h, c : node or array
+        The hidden state and the cell state, [..., H] each.
+    weight_ih, weight_hh : node or array
+        The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
+    bias_ih, bias_hh : node or array, optional
+        The biases, [4 H] each.
+
+    Returns
+    -------
+    tuple of Node
+        The next h and c.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+
+    Notes
+    -----
     i, f, g, o are the four quarters of x @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh. Then
     c = sigmoid(f) * c + sigmoid(i) * tanh(g), and h = sigmoid(o) * tanh(c).
+
     Hochreiter and Schmidhuber 1997 (Neural Computation 9), with the forget gate of Gers et al. 2000
     (Neural Computation 12).
+
+    Examples
+    --------
+    ::
+
+        >>> cell, state = ngd.function(ops.lstm_cell), np.zeros((2, 5))
+        >>> h, c = cell(np.ones((2, 4)), state, state, np.ones((20, 4)), np.ones((20, 5)))
+        >>> h.shape, c.shape
+        ((2, 5), (2, 5))
     """
     h, c = _cell("lstm_cell", 4, _lstm, x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     return h, c
@@ -129,12 +173,45 @@ def gru_cell(
     bias_ih: Value | None = None,
     bias_hh: Value | None = None,
 ) -> Node:
-    """One step of a GRU, as torch.nn.GRUCell: the next h of x [..., I] and h [..., H].
+    """Run one step of a GRU, as torch.nn.GRUCell.
 
-    r, z, n are the thirds of x @ weight_ih.T + bias_ih, and R, Z, N those of
-    h @ weight_hh.T + bias_hh. With u = sigmoid(z + Z) and m = tanh(n + sigmoid(r + R) * N), h
-    becomes (1 - u) * m + u * h.
-    Cho et al. 2014 (arXiv:1406.1078), with the reset gate behind the product.
+    Parameters
+    ----------
+    x : node or array
+        The input [..., I].
+    h : node or array
+        The hidden state [..., H].
+    weight_ih, weight_hh : node or array
+        The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
+    bias_ih, bias_hh : node or array, optional
+        The biases, [3 H] each.
+
+    Returns
+    -------
+    Node
+        The next h.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+
+    Notes
+    -----
+    r, z, n are the thirds of x @ weight_ih.T + bias_ih, and R, Z, N those of h @ weight_hh.T +
+    bias_hh. With u = sigmoid(z + Z) and m = tanh(n + sigmoid(r + R) * N), the result is (1 - u) * m
+    + u * h.
+
+    Cho et al. 2014 (arXiv:1406.1078). The reset gate is applied after the matrix product, as in
+    cuDNN.
+
+    Examples
+    --------
+    ::
+
+        >>> cell, h = ngd.function(ops.gru_cell), np.zeros((2, 5))
+        >>> cell(np.ones((2, 4)), h, np.ones((15, 4)), np.ones((15, 5))).shape
+        (2, 5)
     """
     (h,) = _cell("gru_cell", 3, _gru, x, h, weight_ih, weight_hh, bias_ih, bias_hh)
     return h
@@ -151,12 +228,43 @@ def lstm(
     bias_hh: Value | None = None,
     reverse: bool = False,
 ) -> tuple[Node, Node, Node]:
-    """One layer of torch.nn.LSTM over x [places, ..., I]: h of all places, the last h and c.
+    """Run one layer of an LSTM over a sequence, as torch.nn.LSTM.
 
-    In reverse it begins at the last place, as the second direction of a bidirectional one.
+    Parameters
+    ----------
+    x : node or array
+        The sequence [L, ..., I] of L inputs.
+    h, c : node or array
+        The first hidden state and the first cell state, [..., H] each.
+    weight_ih, weight_hh : node or array
+        The weights of the input, [4 H, I], and of the hidden state, [4 H, H].
+    bias_ih, bias_hh : node or array, optional
+        The biases, [4 H] each.
+    reverse : bool, default False
+        If True, run from the last position to the first, as the second direction of a bidirectional
+        LSTM.
+
+    Returns
+    -------
+    tuple of Node
+        h at all positions, [L, ..., H], the last h and the last c.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+
+    Examples
+    --------
+    ::
+
+        >>> x, h, c = np.ones((3, 2, 4)), np.zeros((2, 5)), np.zeros((2, 5))
+        >>> outputs, h, c = ngd.function(ops.lstm)(x, h, c, np.ones((20, 4)), np.ones((20, 5)))
+        >>> outputs.shape, h.shape, c.shape
+        ((3, 2, 5), (2, 5), (2, 5))
     """
-    given = (x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
-    outputs, h, c = _layer("lstm", 4, _lstm, reverse, *given)
+    arguments = (x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
+    outputs, h, c = _layer("lstm", 4, _lstm, reverse, *arguments)
     return outputs, h, c
 
 
@@ -170,10 +278,40 @@ def gru(
     bias_hh: Value | None = None,
     reverse: bool = False,
 ) -> tuple[Node, Node]:
-    """One layer of torch.nn.GRU over x [places, ..., I]: h of all places, and the last one.
+    """Run one layer of a GRU over a sequence, as torch.nn.GRU.
 
-    In reverse it begins at the last place.
+    Parameters
+    ----------
+    x : node or array
+        The sequence [L, ..., I] of L inputs.
+    h : node or array
+        The first hidden state [..., H].
+    weight_ih, weight_hh : node or array
+        The weights of the input, [3 H, I], and of the hidden state, [3 H, H].
+    bias_ih, bias_hh : node or array, optional
+        The biases, [3 H] each.
+    reverse : bool, default False
+        If True, run from the last position to the first.
+
+    Returns
+    -------
+    tuple of Node
+        h at all positions, [L, ..., H], and the last h.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+
+    Examples
+    --------
+    ::
+
+        >>> layer, h = ngd.function(ops.gru), np.zeros((2, 5))
+        >>> outputs, h = layer(np.ones((3, 2, 4)), h, np.ones((15, 4)), np.ones((15, 5)))
+        >>> outputs.shape, h.shape
+        ((3, 2, 5), (2, 5))
     """
-    given = (x, h, weight_ih, weight_hh, bias_ih, bias_hh)
-    outputs, h = _layer("gru", 3, _gru, reverse, *given)
+    arguments = (x, h, weight_ih, weight_hh, bias_ih, bias_hh)
+    outputs, h = _layer("gru", 3, _gru, reverse, *arguments)
     return outputs, h

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over axes of one tensor.
+# The file is long because each argument is described.
+"""Reductions over axes of one array.
 
-All are called as NumPy's: (x, axis=None | int | tuple, keepdims=False). Nodes carry `axes`, sorted
-and non-negative, and `keepdims`. Sums of bools and small integers are int64 or uint64, means of
-integers float64. float16 and bfloat16 are accumulated in float32 and rounded once.
+All are called as in NumPy: (x, axis=None | int | tuple, keepdims=False). The attributes of a node
+are `axes`, sorted and non-negative, and `keepdims`. Sums of bools and small integers are int64 or
+uint64, and means of integers are float64. float16 and bfloat16 are accumulated in float32 and
+rounded once.
 """
 
 from __future__ import annotations
@@ -66,23 +68,24 @@ def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
 
 
 def restore(reduced: Node, x: Node, axes: Shape) -> Node:
-    """Give a result of reducing x its reduced axes back, with extent 1."""
+    """Return a reduction of x with its reduced axes restored, with size 1."""
     return reshape(reduced, reduced_shape(x.shape, axes, True))
 
 
 def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
-    """Give every element of x the value at the result that it went into."""
+    """Broadcast a value per result to the elements of x that the result was computed from."""
     return broadcast_to(restore(dy, x, axes), x.shape)
 
 
 def extent(shape: Shape, axes: Shape) -> int:
-    """Count the elements that each result is made of."""
+    """Return the number of elements that each result is computed from."""
     return math.prod(shape[a] for a in axes)
 
 
 class Reduction(Op):
-    """One result for all elements along the axes; attrs: axes, keepdims."""
+    """The base of reductions: one result for all elements along the axes."""
 
+    # Attributes of a node: axes, keepdims.
     batching = "axes"
     numerics = Numerics(needs_float32_gradient=True)
     compute: ClassVar[Callable[..., Any]]
@@ -106,13 +109,13 @@ class Reduction(Op):
         return Type(dtype, reduced_shape(x.shape, axes, keepdims))
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
-        (x,), over = node.inputs, node.attrs["axes"]
-        attrs = {**node.attrs, "axes": tuple(sorted(axes[axis] for axis in over))}
-        made = self.node(x.inputs, attrs)
+        (x,), reduced_axes = node.inputs, node.attrs["axes"]
+        attrs = {**node.attrs, "axes": tuple(sorted(axes[axis] for axis in reduced_axes))}
+        moved_node = self.node(x.inputs, attrs)
         if node.attrs["keepdims"]:
-            return moved(made, axes)
-        kept = [axes[axis] for axis in range(x.ndim) if axis not in over]
-        return moved(made, tuple(sorted(kept).index(axis) for axis in kept))
+            return moved(moved_node, axes)
+        new_positions = [axes[axis] for axis in range(x.ndim) if axis not in reduced_axes]
+        return moved(moved_node, tuple(sorted(new_positions).index(axis) for axis in new_positions))
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)
@@ -138,7 +141,24 @@ class Reduction(Op):
 
 
 class Sum(Reduction):
-    """The sum of the elements; 0 of none."""
+    """Return the sum of the elements along the axes, and 0 for no elements.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape. Bools and small integers become int64 or uint64.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.sum(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([3., 7.])
+    """
 
     name = "sum"
     kernel = Kernel(reduction="sum")
@@ -159,7 +179,24 @@ sum: Final[Sum] = register(Sum())
 
 
 class Mean(Reduction):
-    """The sum of the elements divided by their number; NaN of none."""
+    """Return the mean of the elements along the axes, and NaN for no elements.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape. Integers become float64.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.mean(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([1.5, 3.5])
+    """
 
     name = "mean"
     kernel = Kernel(reduction="mean")
@@ -184,7 +221,24 @@ mean: Final[Mean] = register(Mean())
 
 
 class Prod(Reduction):
-    """The product of the elements; 1 of none."""
+    """Return the product of the elements along the axes, and 1 for no elements.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape. Bools and small integers become int64 or uint64.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.prod(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([ 2., 12.])
+    """
 
     name = "prod"
     kernel = Kernel(reduction="prod")
@@ -195,23 +249,27 @@ class Prod(Reduction):
         return cast(x, accumulator(x.dtype))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        # The product of the others, without division, so that zeros are no special case: what
-        # precedes an element, times what follows it, along one axis that holds all reduced ones.
+        # The derivative by an element is the product of the other elements: of those before it and
+        # those after it, along one axis that joins all reduced axes. There is no division, so zeros
+        # need no special case.
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        kept = tuple(i for i in range(x.ndim) if i not in axes)
-        order = (*kept, *axes)
-        moved = transpose(x, order)
-        line = reshape(moved, (*(x.shape[i] for i in kept), extent(x.shape, axes)))
-        backwards = (..., builtins.slice(None, None, -1))
-        others = _before(line) * _before(line[backwards])[backwards]
-        undone = sorted(range(x.ndim), key=order.__getitem__)
-        back = transpose(reshape(others, moved.shape), undone)
-        return (restore(dy, x, axes) * back,)
+        other_axes = tuple(i for i in range(x.ndim) if i not in axes)
+        order = (*other_axes, *axes)
+        transposed = transpose(x, order)
+        line = reshape(transposed, (*(x.shape[i] for i in other_axes), extent(x.shape, axes)))
+        reverse = (..., builtins.slice(None, None, -1))
+        others = _before(line) * _before(line[reverse])[reverse]
+        inverse_order = sorted(range(x.ndim), key=order.__getitem__)
+        products = transpose(reshape(others, transposed.shape), inverse_order)
+        return (restore(dy, x, axes) * products,)
 
 
 def _before(line: Node) -> Node:
-    """Multiply all that precedes each element of the last axis: a scan by doubling distances."""
+    """Return the product of all elements before each element along the last axis.
+
+    The products are computed in log2(n) steps, with doubled distances (a parallel prefix product).
+    """
     size = line.shape[-1]
     product = _shifted(line, builtins.min(1, size))
     distance = 1
@@ -222,6 +280,7 @@ def _before(line: Node) -> Node:
 
 
 def _shifted(line: Node, distance: int) -> Node:
+    """Shift the elements along the last axis by a distance, and fill the beginning with ones."""
     ones = full((*line.shape[:-1], distance), 1, line.dtype)
     return concat([ones, line[..., : line.shape[-1] - distance]], axis=-1)
 
@@ -230,7 +289,7 @@ prod: Final[Prod] = register(Prod())
 
 
 class Extremum(Reduction):
-    """An element that none exceeds; NaN propagates. Equal ones share the gradient equally."""
+    """The base of max and min: NaN propagates, and equal elements share the gradient equally."""
 
     dtypes = NUMBERS
     has_identity = False
@@ -240,13 +299,37 @@ class Extremum(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        chosen = equal(x, restore(node, x, axes))
-        count = sum(cast(chosen, x.dtype), axes, keepdims=True)
-        return (where(chosen, restore(dy, x, axes) / count, 0),)
+        is_extremum = equal(x, restore(node, x, axes))
+        count = sum(cast(is_extremum, x.dtype), axes, keepdims=True)
+        return (where(is_extremum, restore(dy, x, axes) / count, 0),)
 
 
 class Max(Extremum):
-    """The largest element; NaN propagates. Equal ones share the gradient equally."""
+    """Return the largest element along the axes. NaN propagates.
+
+    Equal elements share the gradient equally.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axes.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.max(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([2., 4.])
+    """
 
     name = "max"
     kernel = Kernel(reduction="max")
@@ -257,7 +340,31 @@ max: Final[Max] = register(Max())
 
 
 class Min(Extremum):
-    """The smallest element; NaN propagates. Equal ones share the gradient equally."""
+    """Return the smallest element along the axes. NaN propagates.
+
+    Equal elements share the gradient equally.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axes.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.min(x, axis=1))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([1., 3.])
+    """
 
     name = "min"
     kernel = Kernel(reduction="min")
@@ -268,10 +375,10 @@ min: Final[Min] = register(Min())
 
 
 class Truth(Reduction):
-    """One bool of many; anything but 0 is True."""
+    """The base of any and all: elements other than 0 are True."""
 
     dtypes = (bool_,)
-    has_identity = False  # of a node: the kernel's extremum has none
+    has_identity = False  # The kernel computes max or min. `__call__` handles empty reductions.
     of_none: ClassVar[bool]
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
@@ -286,7 +393,24 @@ class Truth(Reduction):
 
 
 class AnyTrue(Truth):
-    """Return True if any element is not 0; of no elements, False."""
+    """Return True if an element along the axes is not 0, and False for no elements.
+
+    Parameters
+    ----------
+    x : node or array
+        Values of any shape and dtype.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.any(x, axis=1))(np.array([[0, 1], [0, 0]]))
+        array([ True, False])
+    """
 
     name = "any"
     kernel = Kernel(reduction="max")
@@ -298,7 +422,24 @@ any: Final[AnyTrue] = register(AnyTrue())
 
 
 class AllTrue(Truth):
-    """Return True if no element is 0; of no elements, True."""
+    """Return True if no element along the axes is 0, and True for no elements.
+
+    Parameters
+    ----------
+    x : node or array
+        Values of any shape and dtype.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.all(x, axis=1))(np.array([[0, 1], [1, 1]]))
+        array([False,  True])
+    """
 
     name = "all"
     kernel = Kernel(reduction="min")
@@ -310,8 +451,9 @@ all: Final[AllTrue] = register(AllTrue())
 
 
 class ArgExtremum(Op):
-    """The place of an extremum, int64; attrs: axis."""
+    """The base of argmax and argmin: the index of an extremum, int64."""
 
+    # Attribute of a node: axis.
     batching = "axis"
     compute: ClassVar[Callable[..., Any]]
 
@@ -319,10 +461,10 @@ class ArgExtremum(Op):
         x = as_node(x, where=self.name)
         x = cast(x, uint8) if x.dtype == bool_ else x
         line = reshape(x, (x.type.count,)) if axis is None else x
-        along = as_axis(self.name, 0 if axis is None else axis, line.ndim, x.type)
-        found = self.node((line,), {"axis": along})
-        axes = range(x.ndim) if axis is None else (along,)
-        return reshape(found, reduced_shape(x.shape, tuple(axes), keepdims))
+        reduced_axis = as_axis(self.name, 0 if axis is None else axis, line.ndim, x.type)
+        index = self.node((line,), {"axis": reduced_axis})
+        axes = range(x.ndim) if axis is None else (reduced_axis,)
+        return reshape(index, reduced_shape(x.shape, tuple(axes), keepdims))
 
     def infer(self, x: Type, *, axis: int) -> Type:
         expect_dtype(self.name, (x,), self.dtypes)
@@ -342,9 +484,30 @@ class ArgExtremum(Op):
 
 
 class ArgMax(ArgExtremum):
-    """The index of the largest element, int64: the first of equals, or the first NaN.
+    """Return the index of the largest element, an int64.
 
-    axis=None counts along the flattened tensor.
+    It is the first of equal elements, or the first NaN.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axis.
+    axis : int, optional
+        The axis to reduce. The default returns an index into the flattened array.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axis.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.argmax(x, axis=1))(np.array([[1.0, 9.0], [3.0, 2.0]]))
+        array([1, 0])
     """
 
     name = "argmax"
@@ -355,9 +518,30 @@ argmax: Final[ArgMax] = register(ArgMax())
 
 
 class ArgMin(ArgExtremum):
-    """The index of the smallest element, int64: the first of equals, or the first NaN.
+    """Return the index of the smallest element, an int64.
 
-    axis=None counts along the flattened tensor.
+    It is the first of equal elements, or the first NaN.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axis.
+    axis : int, optional
+        The axis to reduce. The default returns an index into the flattened array.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axis.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.argmin(x, axis=1))(np.array([[1.0, 9.0], [3.0, 2.0]]))
+        array([0, 1])
     """
 
     name = "argmin"
@@ -374,9 +558,30 @@ def _shift(x: Node, axes: Shape) -> Node:
 
 
 class LogSumExp(Reduction):
-    """log(sum(exp(x))), without overflow; integers become floats first.
+    """Return log(sum(exp(x))) along the axes, without overflow.
 
-    Its gradient is the softmax of x; 0 where all of x is -inf.
+    The gradient is the softmax of x, and 0 where all elements are -inf.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axes. Integers become floats.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+
+    Raises
+    ------
+    ShapeError
+        There is no element along the axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logsumexp)(np.array([1000.0, 1000.0]))
+        array(1000.6931)
     """
 
     name = "logsumexp"
@@ -394,7 +599,7 @@ class LogSumExp(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        powers = exp(x - _shift(x, axes))  # exp(x - node) would lose what x has beside an offset
+        powers = exp(x - _shift(x, axes))  # exp(x - node) is less exact if x has a large offset
         total = sum(powers, axes, keepdims=True)
         return (restore(dy, x, axes) * (powers / where(equal(total, 0), 1, total)),)
 
@@ -410,29 +615,48 @@ logsumexp: Final[LogSumExp] = register(LogSumExp())
 
 
 def centered(x: Node, axes: Shape) -> Node:
-    """Subtract the mean twice: the first mean is rounded, the more the farther x is from zero."""
+    """Subtract the mean twice, because the first mean is rounded.
+
+    The rounding error grows with the distance of x from zero.
+    """
     distance = x - mean(x, axes, keepdims=True)
     return distance - mean(distance, axes, keepdims=True)
 
 
 class Var(Reduction):
-    """var(x, axis=None, keepdims=False, ddof=0): the mean of the squared distances from the mean.
+    """Return the variance along the axes: the mean of the squared distances from the mean.
 
-    Integers become float64. With ddof, the sum of squares is divided by the number of elements
-    minus ddof; torch.var has ddof=1.
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape. Integers become float64.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements minus ddof. torch.var has
+        ddof=1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.var)(np.array([1.0, 2.0, 3.0, 4.0]))
+        array(1.25)
     """
 
     name = "var"
     dtypes = FLOATS
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
-        found = super().__call__(x, axis, keepdims)
+        variance = super().__call__(x, axis, keepdims)
         if not ddof:
-            return found
-        operand = found.inputs[0]
+            return variance
+        operand = variance.inputs[0]
         count = extent(operand.shape, normalize_axes(self.name, axis, operand.type))
         divisor = count - ddof
-        return found * local_number(count / divisor if divisor > 0 else math.nan, found)
+        return variance * local_number(count / divisor if divisor > 0 else math.nan, variance)
 
     def prepare(self, x: Node) -> Node:
         return as_floats(x)
@@ -457,7 +681,7 @@ var: Final[Var] = register(Var())
 
 
 class L2Norm(Reduction):
-    """The root of the sum of squares; its gradient is 0 where all elements are."""
+    """The square root of the sum of squares. Its gradient is 0 where all elements are 0."""
 
     name = "l2_norm"
     public = False
@@ -481,10 +705,32 @@ l2_norm: Final[L2Norm] = register(L2Norm())
 
 @public
 def vector_norm(x: Value, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Node:
-    """The norm of all elements along the axes, as numpy.linalg.vector_norm.
+    """Return the norm of all elements along the axes, as numpy.linalg.vector_norm.
 
-    (sum of abs(x) ** ord) ** (1 / ord); math.inf and -math.inf give the largest and the smallest
-    abs(x). Integers become floats.
+    It is (sum of abs(x) ** ord) ** (1 / ord).
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape. Integers become floats.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ord : float, default 2
+        The order of the norm. math.inf gives the largest abs(x), and -math.inf the smallest.
+
+    Raises
+    ------
+    ValueError
+        ord is 0 or NaN.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.vector_norm)(np.array([3.0, 4.0]))
+        array(5.)
     """
     x = as_node(x, where="vector_norm")
     x = cast(x, float_of(x.dtype))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resizing of images and other spatial data, and rearrangements of channels and space.
 
-A linear or cubic resize multiplies each spatial axis with a matrix [n, size] of weights, which are
-known when the graph is built. They are those of PyTorch's functions (aten's UpSample.h).
+A linear or cubic resize multiplies each spatial axis by a matrix of weights [n, size], which is
+known when the graph is built. The weights are those of PyTorch's functions (aten's UpSample.h).
 """
 
 from __future__ import annotations
@@ -31,71 +31,79 @@ from ._windows import PerAxis, per_axis
 __all__ = ["fold", "interpolate", "pixel_shuffle", "pixel_unshuffle", "resize", "unfold"]
 
 LINEAR: Final = {"linear": 1, "bilinear": 2, "trilinear": 3}
-"""Linear modes, and the number of spatial axes that each is for."""
+"""The number of spatial axes of each linear mode."""
 MODES: Final = ("nearest", "nearest-exact", "area", *LINEAR, "bicubic")
 CUBIC: Final = -0.75
 """The coefficient of the cubic kernel (Keys, IEEE Trans. ASSP 29, 1981, equation 15)."""
 SMOOTH: Final = -0.5
-"""The same with antialias."""
+"""The coefficient of the cubic kernel with antialias."""
 DENSE: Final = 256
-"""Up to this extent an axis is multiplied with the matrix; beyond, its few elements are taken.
+"""The largest size of an axis that is resized by a matrix product.
 
-On one core of a server CPU, a bilinear resize of float32 [4, 16, n, n] to twice the size takes 4.4
-ms by products and 15 ms by takes for n = 64, 35 and 43 ms for n = 128, 199 and 283 ms for n = 256.
+A larger axis is resized by sums of elements that `take` reads. On one core of a server CPU, a
+bilinear resize of float32 [4, 16, n, n] to twice the size takes 4.4 ms with products and 15 ms with
+takes for n = 64, 35 and 43 ms for n = 128, and 199 and 283 ms for n = 256.
 """
 
 
 def _cubic(x: Array, a: float) -> Array:
-    """Keys's kernel."""
+    """Return Keys's cubic kernel at distances x."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((x - 5) * x + 8) * x * a - 4 * a
-    found: Array = np.where(x < 1, near, np.where(x < 2, far, 0))
-    return found
+    values: Array = np.where(x < 1, near, np.where(x < 2, far, 0))
+    return values
 
 
 def _triangle(x: Array, a: float) -> Array:
-    found: Array = np.maximum(1 - np.abs(x), 0)
-    return found
+    """Return the linear kernel at distances x; a is not used."""
+    values: Array = np.maximum(1 - np.abs(x), 0)
+    return values
 
 
 def _coordinates(n: int, size: int, scale: float, align_corners: bool) -> Array:
-    """Return the coordinates in the input of all elements of the output."""
+    """Return the coordinate in the input of each element of the output."""
     if align_corners:
         return np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0.0)
     return scale * (np.arange(size) + 0.5) - 0.5
 
 
-def _taps(place: Array, n: int, cubic: bool) -> tuple[Array, Array]:
-    """Return for each output the indices that it reads, and their weights: [size, taps]."""
+def _taps(coordinates: Array, n: int, cubic: bool) -> tuple[Array, Array]:
+    """Return the indices that each output reads, and their weights: [size, taps] each."""
     if not cubic:
-        place = np.maximum(place, 0)
-    first = np.floor(place)
+        coordinates = np.maximum(coordinates, 0)
+    first = np.floor(coordinates)
     offsets = np.arange(-1, 3) if cubic else np.arange(2)
-    distance = (place - first)[:, None] - offsets
+    distance = (coordinates - first)[:, None] - offsets
     weights = (_cubic if cubic else _triangle)(distance, CUBIC)
     indices = np.clip(first[:, None].astype(np.int64) + offsets, 0, n - 1)
     return indices, weights
 
 
 def _smooth_weights(n: int, size: int, scale: float, cubic: bool) -> Array:
-    """Return the matrix [n, size] of a resize whose kernel is as wide as an output element."""
+    """Return the weights [n, size] of a resize with antialias.
+
+    When the size shrinks, the kernel spans the input elements of one output element.
+    """
     kernel: Callable[[Array, float], Array] = _cubic if cubic else _triangle
-    wide = max(scale, 1.0)
-    support = (2 if cubic else 1) * wide
+    spread = max(scale, 1.0)
+    support = (2 if cubic else 1) * spread
     center = scale * (np.arange(size) + 0.5)
     low = np.maximum((center - support + 0.5).astype(np.int64), 0)
     high = np.minimum((center + support + 0.5).astype(np.int64), n)
     index = np.arange(n)[:, None]
-    inside = (index >= low) & (index < high)
-    weights = np.where(inside, kernel((index - center + 0.5) / wide, SMOOTH), 0)
-    found: Array = weights / weights.sum(0)
-    return found
+    is_inside = (index >= low) & (index < high)
+    weights = np.where(is_inside, kernel((index - center + 0.5) / spread, SMOOTH), 0)
+    normalized: Array = weights / weights.sum(0)
+    return normalized
 
 
-def _along(x: Node, axis: int, size: int, scale: float, how: tuple[bool, bool, bool]) -> Node:
-    """Resize one axis linearly, or by cubic kernels."""
-    cubic, align_corners, antialias = how
+def _along(x: Node, axis: int, size: int, scale: float, options: tuple[bool, bool, bool]) -> Node:
+    """Resize one axis with a linear or a cubic kernel.
+
+    `options` is (cubic, align_corners, antialias).
+    """
+    cubic, align_corners, antialias = options
     n = x.shape[axis]
     if antialias:
         matrix = _smooth_weights(n, size, scale, cubic)
@@ -103,13 +111,13 @@ def _along(x: Node, axis: int, size: int, scale: float, how: tuple[bool, bool, b
         indices, weights = _taps(_coordinates(n, size, scale, align_corners), n, cubic)
         if n > DENSE:
             shape = [-1 if a == axis else 1 for a in range(x.ndim)]
-            parts = [
+            terms = [
                 take(x, indices[:, k], axis) * reshape(np.asarray(weights[:, k], x.dtype), shape)
                 for k in range(indices.shape[1])
             ]
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
+            total = terms[0]
+            for term in terms[1:]:
+                total = total + term
             return total
         matrix = np.zeros((n, size))
         for k in range(indices.shape[1]):
@@ -119,15 +127,15 @@ def _along(x: Node, axis: int, size: int, scale: float, how: tuple[bool, bool, b
 
 
 def _nearest(x: Node, axis: int, size: int, scale: float, exact: bool) -> Node:
-    """Take the nearest element; coordinates are float32, as PyTorch's."""
+    """Resize one axis by the nearest element. Coordinates are float32, as in PyTorch."""
     n = x.shape[axis]
     if size % n == 0 and scale == n / size:
-        apart = expand_dims(x, axis + 1)
+        expanded = expand_dims(x, axis + 1)
         shape = (*x.shape[: axis + 1], size // n, *x.shape[axis + 1 :])
-        return reshape(broadcast_to(apart, shape), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+        return reshape(broadcast_to(expanded, shape), (*x.shape[:axis], size, *x.shape[axis + 1 :]))
     outputs = np.arange(size, dtype=np.float32) + np.float32(0.5 if exact else 0)
-    places = np.floor(outputs * np.float32(scale)).astype(np.int64)
-    return take(x, np.minimum(places, n - 1), axis)
+    indices = np.floor(outputs * np.float32(scale)).astype(np.int64)
+    return take(x, np.minimum(indices, n - 1), axis)
 
 
 def _resized(
@@ -139,13 +147,14 @@ def _resized(
     align_corners: bool,
     antialias: bool,
 ) -> Node:
+    """Check the options of a resize, and resize all spatial axes of [N, C, spatial...]."""
     axes = x.ndim - 2
     if mode not in MODES:
         raise ValueError(f"{where_}: expected a mode among {', '.join(MODES)}; got {mode!r}")
-    wanted = LINEAR.get(mode, 2 if mode == "bicubic" else axes)
-    if axes != wanted:
+    num_axes = LINEAR.get(mode, 2 if mode == "bicubic" else axes)
+    if axes != num_axes:
         raise ShapeError(
-            f"{where_}: expected {wanted} spatial axes for {mode!r}; got {x.type}. Use another "
+            f"{where_}: expected {num_axes} spatial axes for {mode!r}; got {x.type}. Use another "
             "mode, or reshape x."
         )
     if antialias and mode not in ("bilinear", "bicubic"):
@@ -166,14 +175,15 @@ def _resized(
             f"{where_}: expected floats for {mode!r}; got {x.type}. Cast: x.astype('float32')."
         )
     wide, dtype = widened(where_, x)
-    how = (mode == "bicubic", align_corners, antialias)
+    options = (mode == "bicubic", align_corners, antialias)
     for i, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         if size != x.shape[2 + i] or scale != 1:
-            wide = _along(wide, 2 + i, size, scale, how)
+            wide = _along(wide, 2 + i, size, scale, options)
     return cast(wide, dtype)
 
 
 def _expect_space(where_: str, x: Value) -> Node:
+    """Return x as a node; ShapeError unless it is [N, C, spatial...]."""
     node = as_node(x, where=where_)
     if node.ndim not in (3, 4, 5):
         raise ShapeError(
@@ -189,24 +199,25 @@ def resize(
     mode: str = "nearest",
     align_corners: bool = False,
     antialias: bool = False,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Resize the spatial axes, as torch.nn.functional.interpolate with size=.
 
     Parameters
     ----------
-    x
-        [N, C, spatial...] of one to three spatial axes.
-    size
-        The extents of the result: one number for all spatial axes, or one per axis.
-    mode
-        "nearest", "nearest-exact" (the nearest by centers), "area" (means), "linear" (one axis),
-        "bilinear" (two), "trilinear" (three) or "bicubic" (two).
-    align_corners
-        If True, the centers of the corner elements of x and of the result coincide; else the
-        corners themselves.
-    antialias
-        With "bilinear" and "bicubic": if True, a smaller result averages over wider kernels, as
-        Pillow does.
+    x : node or array
+        [N, C, spatial...] with one to three spatial axes.
+    size : int or sequence of int
+        The sizes of the result: one number for all spatial axes, or one per axis.
+    mode : str, default "nearest"
+        "nearest" takes the nearest element, and "nearest-exact" the one with the nearest center.
+        "area" takes means. "linear" is for one spatial axis, "bilinear" and "bicubic" for two, and
+        "trilinear" for three.
+    align_corners : bool, default False
+        If True, the centers of the corner elements of x and of the result coincide. If False, the
+        outer corners of these elements coincide.
+    antialias : bool, default False
+        For "bilinear" and "bicubic": if True, a smaller result averages over wider kernels, as in
+        Pillow.
 
     Returns
     -------
@@ -216,9 +227,11 @@ def resize(
     Raises
     ------
     ShapeError
-        The number of axes does not fit the mode, or an extent is 0.
+        The number of axes does not fit the mode, or a size is 0.
     ValueError
-        The mode is unknown, or an option does not go with it.
+        The mode is unknown, or an option does not exist for it.
+    DTypeError
+        x has integers, and the mode is linear or cubic.
 
     Examples
     --------
@@ -236,7 +249,7 @@ def resize(
 def _sizes_and_scales(
     extents: Shape, size: PerAxis | None, scale_factor: float | Sequence[float] | None
 ) -> tuple[Shape, list[float]]:
-    """Return the new extents, and how many old elements one new element spans along each axis."""
+    """Return the sizes of the result, and the old elements per new element along each axis."""
     axes = len(extents)
     if (size is None) == (scale_factor is None):
         raise ValueError(
@@ -245,8 +258,8 @@ def _sizes_and_scales(
     if size is not None:
         sizes = per_axis("interpolate", "a size", size, axes, 1)
         return sizes, [n / s for n, s in zip(extents, sizes, strict=True)]
-    many = isinstance(scale_factor, (Sequence, np.ndarray))
-    factors = [float(f) for f in (scale_factor if many else [scale_factor] * axes)]  # type: ignore[union-attr, arg-type]
+    is_sequence = isinstance(scale_factor, (Sequence, np.ndarray))
+    factors = [float(f) for f in (scale_factor if is_sequence else [scale_factor] * axes)]  # type: ignore[union-attr, arg-type]
     if len(factors) != axes or not all(0 < f < math.inf for f in factors):
         raise ValueError(
             f"interpolate: expected a factor > 0, or {axes} of them; got {scale_factor}"
@@ -269,19 +282,19 @@ def interpolate(
     Parameters
     ----------
     x, mode, antialias
-        As in ops.resize.
-    size
-        The extents of the result.
-    scale_factor
-        Instead of a size: the result has floor(n * factor) elements, and coordinates are divided
-        by the factor itself.
-    align_corners
-        As in ops.resize; None is False.
+        The same as for ops.resize.
+    size : int or sequence of int, optional
+        The sizes of the result: one number for all spatial axes, or one per axis.
+    scale_factor : float or sequence of float, optional
+        The factors, instead of a size. An axis of n elements gets floor(n * factor) elements, and
+        coordinates are divided by the factor.
+    align_corners : bool, optional
+        The same as for ops.resize. None means False.
 
     Raises
     ------
     ValueError
-        Both or none of size and scale_factor are given.
+        Both or neither of size and scale_factor are given.
 
     Examples
     --------
@@ -309,20 +322,23 @@ def _channels(where_: str, x: Value, factor: int) -> Node:
 def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
     """Move channels to space, as torch.nn.functional.pixel_shuffle.
 
-    [..., C * r * r, H, W] becomes [..., C, H * r, W * r]: Shi et al. 2016 (arXiv:1609.05158),
-    equation 4.
+    [..., C * r * r, H, W] becomes [..., C, H * r, W * r].
 
     Parameters
     ----------
-    x
+    x : node or array
         [..., C * r * r, H, W].
-    upscale_factor
-        r.
+    upscale_factor : int
+        The factor r.
 
     Raises
     ------
     ShapeError
-        The channels are not a multiple of r * r.
+        The number of channels is not a multiple of r * r.
+
+    Notes
+    -----
+    Shi et al. 2016 (arXiv:1609.05158), equation 4.
 
     Examples
     --------
@@ -341,9 +357,11 @@ def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
             "factor."
         )
     n = len(batch)
-    apart = reshape(node, (*batch, channels // (r * r), r, r, height, width))
+    separated = reshape(node, (*batch, channels // (r * r), r, r, height, width))
     order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
-    return reshape(transpose(apart, order), (*batch, channels // (r * r), height * r, width * r))
+    return reshape(
+        transpose(separated, order), (*batch, channels // (r * r), height * r, width * r)
+    )
 
 
 @public
@@ -352,10 +370,10 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         [..., C, H * r, W * r].
-    downscale_factor
-        r.
+    downscale_factor : int
+        The factor r.
 
     Raises
     ------
@@ -378,18 +396,20 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
             "change the factor."
         )
     n = len(batch)
-    apart = reshape(node, (*batch, channels, height // r, r, width // r, r))
+    separated = reshape(node, (*batch, channels, height // r, r, width // r, r))
     order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
     shape = (*batch, channels * r * r, height // r, width // r)
-    return reshape(transpose(apart, order), shape)
+    return reshape(transpose(separated, order), shape)
 
 
-def _windows(where_: str, extents: Shape, given: Sequence[PerAxis]) -> list[Shape]:
-    """Return kernel, dilation, padding, stride, and the number of windows, for two axes."""
+def _windows(where_: str, extents: Shape, options: Sequence[PerAxis]) -> list[Shape]:
+    """Return kernel, dilation, padding, stride and the number of windows, for two spatial axes."""
     kernel, dilation, padding, stride = (
         per_axis(where_, name, value, 2, lowest)
         for (name, lowest), value in zip(
-            (("kernel_size", 1), ("dilation", 1), ("padding", 0), ("stride", 1)), given, strict=True
+            (("kernel_size", 1), ("dilation", 1), ("padding", 0), ("stride", 1)),
+            options,
+            strict=True,
         )
     )
     counts = tuple(
@@ -412,10 +432,11 @@ def unfold(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C, H, W].
-    kernel_size, dilation, padding, stride
-        The sizes of the windows, as one number or one per axis. Zeros are padded on both sides.
+    kernel_size, dilation, padding, stride : int or sequence of int
+        The size of a window, the distance of its elements, the number of zeros on both sides, and
+        the distance between windows: one number, or one per axis.
 
     Returns
     -------
@@ -425,7 +446,7 @@ def unfold(
     Raises
     ------
     ShapeError
-        x has not four axes, or no window fits.
+        x does not have four axes, or no window fits.
 
     Examples
     --------
@@ -437,13 +458,14 @@ def unfold(
     node = as_node(x, where="unfold")
     if node.ndim != 4:
         raise ShapeError(f"unfold: expected [N, C, H, W]; got {node.type}. Reshape it.")
-    given = (kernel_size, dilation, padding, stride)
-    kernel, dilations, zeros, strides, counts = _windows("unfold", node.shape[2:], given)
+    options = (kernel_size, dilation, padding, stride)
+    kernel, dilations, zeros, strides, counts = _windows("unfold", node.shape[2:], options)
     node = pad(node, ((0, 0), (0, 0), *((p, p) for p in zeros)))
-    for axis in (0, 1):  # each axis becomes two: the element in the window, and the window
+    # Each spatial axis becomes two axes: the element in the window, and the window.
+    for axis in (0, 1):
         elements = np.arange(kernel[axis])[:, None] * dilations[axis]
-        places = elements + np.arange(counts[axis]) * strides[axis]
-        node = take(node, places, 2 + 2 * axis)
+        indices = elements + np.arange(counts[axis]) * strides[axis]
+        node = take(node, indices, 2 + 2 * axis)
     n, c = node.shape[:2]
     columns = transpose(node, (0, 1, 2, 4, 3, 5))
     return reshape(columns, (n, c * math.prod(kernel), math.prod(counts)))
@@ -484,12 +506,12 @@ def fold(
 
     Parameters
     ----------
-    x
+    x : node or array
         [N, C * kernel elements, windows].
-    output_size
+    output_size : int or sequence of int
         (H, W) of the result.
-    kernel_size, dilation, padding, stride
-        As in ops.unfold.
+    kernel_size, dilation, padding, stride : int or sequence of int
+        The same as for ops.unfold.
 
     Returns
     -------
@@ -512,8 +534,8 @@ def fold(
     """
     node = as_node(x, where="fold")
     extents = per_axis("fold", "output_size", output_size, 2, 1)
-    given = (kernel_size, dilation, padding, stride)
-    kernel, dilations, zeros, strides, counts = _windows("fold", extents, given)
+    options = (kernel_size, dilation, padding, stride)
+    kernel, dilations, zeros, strides, counts = _windows("fold", extents, options)
     windows = _separate_windows(node, kernel, counts)
     shape = (*windows.shape[:2], *(e + 2 * p for e, p in zip(extents, zeros, strict=True)))
     total = _overlap_add(windows, shape, dilations, strides)

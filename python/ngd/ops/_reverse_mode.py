@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse-mode differentiation: one walk back through the graph, which adds nodes to it."""
+"""Reverse-mode differentiation: one walk back through the graph, which adds nodes to the graph.
+
+The adjoint of a node is the derivative of the loss by the node. A node is active if it is a target
+of the gradient, or a float that depends on an active node.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,11 @@ from ._reductions import sum
 from ._shape import broadcast_to, reshape
 
 UNUSED: Final = ("error", "zero")
+"""The values of `unused`."""
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Differentiate a node. See ngd.grad in transforms/gradient.py."""
+    """Return the gradients of a loss; see ngd.grad in transforms/gradient.py."""
     call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
@@ -65,14 +70,15 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
 
 
 def _name(node: Node) -> str:
+    """Return the op, name, type and call site of a node, for an error message."""
     name = node.attrs.get("name")
     return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
 
 
 def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
-    """Return the message for a target that gets no gradient: the op that ends the path, if any.
+    """Return the error message for a target that has no gradient, with the op that ends the path.
 
-    `path` is where the argument of GRADIENT_CALL has the target; empty for ngd.grad.
+    `path` is the position of the target in the argument of GRADIENT_CALL. It is empty for ngd.grad.
     """
     call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
@@ -90,16 +96,18 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
     """Return the first op between a target and the loss that gives the target no gradient."""
     dependent, active = {target}, {target}
     for node in topological((loss,)):
-        given = [i for i in node.inputs if i in dependent]
-        if not given:
+        dependent_inputs = [i for i in node.inputs if i in dependent]
+        if not dependent_inputs:
             continue
         dependent.update(node.results)
-        reached = any(i in active for i in given)
+        is_reached = any(i in active for i in dependent_inputs)
         floats = [r for r in node.results if is_float(r.dtype)]
         has_adjoint = any(r in adjoints for r in node.results)
-        if reached and (not floats or (has_adjoint and not any(i in adjoints for i in given))):
+        if is_reached and (
+            not floats or (has_adjoint and not any(i in adjoints for i in dependent_inputs))
+        ):
             return node
-        if reached:
+        if is_reached:
             active.update(floats)
     return None
 
@@ -107,11 +115,11 @@ def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node
 def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
 ) -> Mapping[Node, Node]:
-    """Return the adjoints of all nodes between the roots in `seeds` and the targets.
+    """Return the adjoints of all active nodes between the roots in `seeds` and the targets.
 
     `seeds` has the adjoints of the roots. Each op with an active result is visited after all users
-    of its results, and gives adjoints to its active inputs. Without `beyond` the walk ends at each
-    target, even if that depends on another one.
+    of its results, and gives adjoints to its active inputs. Without `beyond`, the walk ends at each
+    target, even if that target depends on another one.
     """
     ends = () if beyond else tuple(targets)
     order = topological(seeds, stop=ends)
@@ -131,7 +139,7 @@ def walk_back(
 
 
 def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
-    """Return the targets and the float nodes that depend on them; `order` is topological."""
+    """Return the targets and the float nodes that depend on them. `order` is topological."""
     active = set(targets)
     for node in order:
         if any(operand in active for operand in node.inputs):
@@ -140,7 +148,7 @@ def active_nodes(order: Iterable[Node], targets: Iterable[Node]) -> set[Node]:
 
 
 def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
-    """Return the adjoint of a node, or a tuple for several results; None without an adjoint."""
+    """Return the adjoint of a node, a tuple for several results, or None if there is no adjoint."""
     if not node.several:
         return adjoints.get(node)
     parts = tuple(adjoints.get(result) for result in node.results)
@@ -148,7 +156,7 @@ def adjoint_of_results(node: Node, adjoints: Mapping[Node, Node]) -> Any:
 
 
 def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) -> None:
-    """Add what one user of an operand contributes to its adjoint."""
+    """Add the contribution of one user of an operand to the adjoint of the operand."""
     part = _unbroadcast(part, operand.shape)
     if operand.dtype in HALVES and part.dtype == float32:
         part = cast(part, operand.dtype)
@@ -161,7 +169,10 @@ def add_adjoint(adjoints: dict[Node, Node], operand: Node, part: Node, op: str) 
 
 
 def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-    """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
+    """Return the adjoints of the inputs by the op's gradient rule.
+
+    If the op has an expansion but no rule, its expansion is differentiated.
+    """
     op = node.op
     if op.numerics.needs_float32_gradient and is_narrow(node):
         node, dy = widened(node), _widened_adjoints(dy)
@@ -169,15 +180,17 @@ def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Nod
         return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
-        if part is not None:  # two results may be one node of the expansion
+        if part is not None:  # Two results may be the same node of the expansion.
             seeds[root] = add(seeds[root], part) if root in seeds else part
     adjoints = walk_back(seeds, node.inputs, beyond=False)
-    first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
-    return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]
+    first_positions = {
+        operand: position for position, operand in reversed(list(enumerate(node.inputs)))
+    }
+    return [adjoints.get(x) if first_positions[x] == i else None for i, x in enumerate(node.inputs)]
 
 
 def _widened_adjoints(dy: Any) -> Any:
-    """In float32: the adjoint of a result, or those of several."""
+    """Cast the adjoint of a result, or the adjoints of several results, to float32."""
     if isinstance(dy, tuple):
         return tuple(None if part is None else cast(part, float32) for part in dy)
     return cast(dy, float32)
@@ -186,7 +199,7 @@ def _widened_adjoints(dy: Any) -> Any:
 def _unbroadcast(part: Node, shape: Shape) -> Node:
     """Sum over the axes along which an operand of this shape was broadcast.
 
-    A rule may also hand out a scalar for all elements.
+    A rule may also return a scalar for all elements, which is broadcast.
     """
     if part.shape == shape or not part.shape:
         return broadcast_to(part, shape)

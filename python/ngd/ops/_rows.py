@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row of an element, by one index for each of several axes."""
+"""The row number of an element, from one index for each of several axes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from ._operands import INDICES, check_indices, expect_dtype, got
 
 
 class RowNumber(Op):
-    """row_number(*indices): numpy.ravel_multi_index; negative indices count from the end.
+    """The row-major number of an element, from an index per axis, as numpy.ravel_multi_index.
 
-    Attrs: extents, the lengths of the axes; axes and caller, what an error names. `x.at[...]` and
-    `x[...]` are made of it, so that their errors give the caller's index and not a row.
+    Negative indices count from the end. `x[...]` and `x.at[...]` use this op, so an error about an
+    index out of range names the index of the caller and not a row number.
     """
 
+    # Attributes of a node: extents, the sizes of the axes; axes and caller, for error messages.
     name = "row_number"
     batching = "leading"
     public = False

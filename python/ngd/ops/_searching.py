@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in sorted tensors, counts of values, and interpolation between given points."""
+"""Search in sorted arrays, counts of values, and interpolation between points."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def expect_line(where_: str, name: str, x: Node) -> Node:
-    """Refuse a tensor that has not one axis."""
+    """Return x; ShapeError unless it has one axis."""
     if x.ndim != 1:
         raise ShapeError(
             f"{where_}: expected {name} of one axis; got {x.type}. Reshape it: x.reshape(-1)."
@@ -45,29 +45,33 @@ def expect_line(where_: str, name: str, x: Node) -> Node:
 
 
 @public
-def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
-    """Return where values would be inserted into a sorted tensor, int64, as numpy.searchsorted.
-
-    A binary search: log2(n) rounds for n sorted elements. NaN counts as the largest number.
+def searchsorted(
+    sorted: Value, values: Value, side: str = "left"
+) -> Node:  # long because each argument is described
+    """Return the indices where values would be inserted into a sorted array, as numpy.searchsorted.
 
     Parameters
     ----------
-    sorted
-        Numbers of one axis, in ascending order. The order is not checked.
-    values
+    sorted : node or array
+        n numbers along one axis, in ascending order. The order is not checked.
+    values : node or array
         Numbers of any shape.
-    side
-        "left": before equal elements; "right": after them.
+    side : str, default "left"
+        "left" returns the index before equal elements, and "right" the index after them.
 
     Returns
     -------
     Node
-        Indices of the shape of the values, in [0, n].
+        Indices in [0, n], int64, of the shape of the values.
 
     Raises
     ------
     ValueError
         The side is unknown.
+
+    Notes
+    -----
+    The op is a binary search with log2(n) iterations. NaN counts as the largest number.
 
     Examples
     --------
@@ -78,23 +82,23 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
     """
     if side not in ("left", "right"):
         raise ValueError(f'searchsorted: expected side "left" or "right"; got {side!r}')
-    line, wanted = align("searchsorted", sorted, values)
-    expect_line("searchsorted", "the sorted tensor", line)
-    n = line.shape[0]
-    found = full(wanted.shape, 0, int64)
+    keys, queries = align("searchsorted", sorted, values)
+    expect_line("searchsorted", "the sorted tensor", keys)
+    n = keys.shape[0]
+    count = full(queries.shape, 0, int64)
     step = 1 << max_bit(n)
     while step and n:
-        candidate = found + step
-        element = take(line, clip(candidate - 1, 0, n - 1))
-        ahead = element < wanted if side == "left" else element <= wanted
-        if is_float(line.dtype):
-            unordered = logical_not(equal(wanted, wanted))
+        candidate = count + step
+        element = take(keys, clip(candidate - 1, 0, n - 1))
+        is_before = element < queries if side == "left" else element <= queries
+        if is_float(keys.dtype):
+            is_nan = logical_not(equal(queries, queries))
             if side == "left":
-                unordered = logical_and(unordered, equal(element, element))
-            ahead = logical_or(ahead, unordered)
-        found = where(logical_and(ahead, candidate <= n), candidate, found)
+                is_nan = logical_and(is_nan, equal(element, element))
+            is_before = logical_or(is_before, is_nan)
+        count = where(logical_and(is_before, candidate <= n), candidate, count)
         step //= 2
-    return found
+    return count
 
 
 @public
@@ -103,12 +107,12 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
 
     Parameters
     ----------
-    x
-        A tensor of any shape.
-    values
-        A tensor of any shape. The time is the product of the numbers of elements.
-    invert
-        If True, return True where it is not among them.
+    x : node or array
+        An array of any shape.
+    values : node or array
+        An array of any shape. The time is the product of the numbers of elements.
+    invert : bool, default False
+        If True, return True where an element is not among the values.
 
     Examples
     --------
@@ -117,9 +121,9 @@ def isin(x: Value, values: Value, invert: bool = False) -> Node:
         >>> ngd.function(lambda x: ops.isin(x, [1, 3]))(np.array([1, 2, 3]))
         array([ True, False,  True])
     """
-    node, among = (as_node(value, where="isin") for value in (x, values))
-    found = any(equal(expand_dims(node, -1), reshape(among, -1)), -1)
-    return logical_not(found) if invert else found
+    node, candidates = (as_node(value, where="isin") for value in (x, values))
+    is_found = any(equal(expand_dims(node, -1), reshape(candidates, -1)), -1)
+    return logical_not(is_found) if invert else is_found
 
 
 def max_bit(n: int) -> int:
@@ -133,17 +137,18 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    bins
-        Edges of one axis: ascending, or an array in descending order. A node must be ascending.
-    right
-        If True, a bin contains its right edge and not its left one.
+    bins : node or array
+        The edges, along one axis. The edges of a node are ascending. An array may also be
+        descending.
+    right : bool, default False
+        If True, a bin contains its right edge instead of its left edge.
 
     Returns
     -------
     Node
-        0 below the first edge, len(bins) beyond the last one.
+        Numbers in [0, len(bins)]: 0 before the first edge, and len(bins) after the last edge.
 
     Examples
     --------
@@ -156,23 +161,24 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
     if not isinstance(bins, Node):
         edges = np.asarray(bins)
         if edges.ndim == 1 and len(edges) > 1 and edges[0] > edges[-1]:
-            found = searchsorted(edges[::-1], x, side)
-            return len(edges) - found
+            indices = searchsorted(edges[::-1], x, side)
+            return len(edges) - indices
     return searchsorted(bins, x, side)
 
 
 @public
 def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
-    """Return how often each of 0, 1, ..., length - 1 occurs, as numpy.bincount.
+    """Return the number of occurrences of 0, 1, ..., length - 1, as numpy.bincount.
 
     Parameters
     ----------
-    x
-        Integers of one axis in [0, length).
-    length
-        The number of results: shapes are known when the graph is built.
-    weights
-        The amount that each element adds to its count. The default is 1.
+    x : node or array
+        Integers in [0, length), along one axis.
+    length : int
+        The number of results. NumPy takes it from the largest element, but shapes are known when
+        the graph is built.
+    weights : node or array, optional
+        The number that each element adds to its count. The default is 1.
 
     Returns
     -------
@@ -182,7 +188,7 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     Raises
     ------
     OutOfRangeError
-        An element is outside of [0, length), when the step runs.
+        An element is outside of [0, length). The error is raised when the step runs.
 
     Examples
     --------
@@ -192,15 +198,17 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
         array([0, 2, 0, 1])
     """
     indices = expect_line("bincount", "integers", as_indices(x, "bincount"))
-    given = full(indices.shape, 1, int64) if weights is None else as_node(weights, where="bincount")
-    if given.shape != indices.shape:
+    amounts = (
+        full(indices.shape, 1, int64) if weights is None else as_node(weights, where="bincount")
+    )
+    if amounts.shape != indices.shape:
         raise ShapeError(
-            f"bincount: expected a weight for each element; got {got(indices.type, given.type)}. "
+            f"bincount: expected a weight for each element; got {got(indices.type, amounts.type)}. "
             "Give one per element."
         )
-    given = cast(given, int64) if given.dtype == bool_ else given
+    amounts = cast(amounts, int64) if amounts.dtype == bool_ else amounts
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}
-    return scatter_add.node((given, indices), attrs)
+    return scatter_add.node((amounts, indices), attrs)
 
 
 def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:
@@ -224,7 +232,7 @@ def _sum_per_bin(line: Node, edges: Node, weights: Node) -> Node:
 
 
 def _density(counts: Node, edges: Node) -> Node:
-    """Return the density in each bin: its part of all counts, divided by its width."""
+    """Return the density of each bin: its fraction of all counts, divided by its width."""
     floats = cast(counts, edges.dtype if is_float(edges.dtype) else float_of(counts.dtype))
     return floats / sum(floats) / (edges[1:] - edges[:-1])
 
@@ -241,17 +249,18 @@ def histogram(
 
     Parameters
     ----------
-    x
-        Numbers, which are flattened.
-    bins
+    x : node or array
+        Numbers of any shape.
+    bins : int, node or array, default 10
         The number of bins of equal width, or their edges in ascending order. The last bin contains
-        its right edge. NumPy's rules such as "auto" do not exist: shapes are known when the graph
-        is built.
-    range
-        The first and the last edge. By default, they are the least and the largest element.
-    weights
-        The amount that each element adds to its count, as a tensor of the shape of x.
-    density
+        its right edge. NumPy's rules such as "auto" do not exist, because shapes are known when the
+        graph is built.
+    range : pair of float, optional
+        The first and the last edge. The defaults are the smallest and the largest element.
+    weights : node or array, optional
+        The number that each element adds to its count, an array of the shape of x. The default is
+        1.
+    density : bool, default False
         If True, the counts are divided by their sum and by the width of the bin.
 
     Returns
@@ -273,23 +282,23 @@ def histogram(
     count = edges.shape[0] - 1
     if count < 1:
         raise ShapeError(f"histogram: expected at least one bin; got {count}")
-    given = full(line.shape, 1, int64)
+    summands = full(line.shape, 1, int64)
     if weights is not None:
-        given = reshape(as_node(weights, where="histogram"), -1)
-    counts = _sum_per_bin(line, edges, given)
+        summands = reshape(as_node(weights, where="histogram"), -1)
+    counts = _sum_per_bin(line, edges, summands)
     return (_density(counts, edges) if density else counts), edges
 
 
-def _interpolate_between(at: Node, points: Node, values: Node) -> Node:
+def _interpolate_between(positions: Node, points: Node, values: Node) -> Node:
     """Interpolate linearly between the two points around each position."""
     n = points.shape[0]
     if n == 1:
-        return broadcast_to(values[0], at.shape)
-    place = clip(searchsorted(points, at, "right") - 1, 0, n - 2)
-    first, second = take(points, place), take(points, place + 1)
-    low, high = take(values, place), take(values, place + 1)
+        return broadcast_to(values[0], positions.shape)
+    index = clip(searchsorted(points, positions, "right") - 1, 0, n - 2)
+    first, second = take(points, index), take(points, index + 1)
+    low, high = take(values, index), take(values, index + 1)
     width = where(equal(first, second), 1, second - first)
-    return low + (high - low) * ((at - first) / width)
+    return low + (high - low) * ((positions - first) / width)
 
 
 @public
@@ -304,18 +313,18 @@ def interp(
 
     Parameters
     ----------
-    x
-        Where to evaluate; numbers of any shape.
-    xp, fp
-        The coordinates of the points, of one axis, and their values. xp is ascending.
-    left, right
-        The values below the first point and above the last one. By default, they are the values of
+    x : node or array
+        The positions to evaluate at, numbers of any shape.
+    xp, fp : node or array
+        The coordinates of the points, ascending along one axis, and the values at the points.
+    left, right : node or array, optional
+        The values before the first point and after the last one. The defaults are the values at
         these points.
 
     Returns
     -------
     Node
-        The shape of x. Gradients flow to x, xp and fp.
+        An array of the shape of x. Gradients flow to x, xp and fp.
 
     Raises
     ------
@@ -330,7 +339,7 @@ def interp(
         array([ 2.5, 10. ])
     """
     nodes = align("interp", x, xp, fp)
-    (at, dtype), (points, _), (values, _) = (widened("interp", n) for n in nodes)
+    (positions, dtype), (points, _), (values, _) = (widened("interp", n) for n in nodes)
     expect_line("interp", "xp", points)
     if points.shape != values.shape or not points.shape[0]:
         raise ShapeError(
@@ -338,25 +347,26 @@ def interp(
             f"{got(points.type, values.type)}"
         )
     n = points.shape[0]
-    found = _interpolate_between(at, points, values)
-    found = where(at < points[0], values[0] if left is None else left, found)
-    found = where(at > points[n - 1], values[n - 1] if right is None else right, found)
-    return cast(found, dtype)
+    result = _interpolate_between(positions, points, values)
+    result = where(positions < points[0], values[0] if left is None else left, result)
+    result = where(positions > points[n - 1], values[n - 1] if right is None else right, result)
+    return cast(result, dtype)
 
 
 @public
 def partition(x: Value, kth: int, axis: int = -1) -> Node:
-    """Return x with the element of sorted index kth at this index, and smaller ones before it.
+    """Return x with the element of sorted index kth at this index, as numpy.partition.
 
-    numpy.partition. It sorts, which is one of the allowed orders.
+    Smaller elements are before it, and larger ones after it. The op sorts the elements, which is
+    one of the allowed orders.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    kth
+    kth : int
         An index along the axis.
-    axis
+    axis : int, default -1
         The axis to order.
 
     Examples
@@ -372,12 +382,12 @@ def partition(x: Value, kth: int, axis: int = -1) -> Node:
 
 @public
 def argpartition(x: Value, kth: int, axis: int = -1) -> Node:
-    """Return the indices (int64) that order x as ops.partition does.
+    """Return the indices (int64) that order x as ops.partition does, as numpy.argpartition.
 
     Parameters
     ----------
     x, kth, axis
-        As in ops.partition.
+        The same as for ops.partition.
 
     Examples
     --------

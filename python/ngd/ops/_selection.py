@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""x[index] and x.at[index]: basic indexing, arrays of integers, and masks, as NumPy means them.
+"""x[index] and x.at[index]: basic indexing, arrays of integers, and masks, as in NumPy.
 
-An index is taken apart in two. The *basic* part has the slices, None, and each axis whole that an
-array stands for. What that gives is then seen as rows: the axes that arrays index become one, in
-front, and the arrays one array of places along it.
+An index with arrays is split into two parts. The basic part has the slices and None, and takes the
+whole axis for each array. Its result is then treated as rows: the axes that arrays index are
+joined into one axis in front, and the arrays into one array of row numbers along this axis.
 """
 
 from __future__ import annotations
@@ -35,34 +35,38 @@ from ._sorting import argsort
 __all__ = ["at", "getitem"]
 
 CAST: Final = 'Cast: x.astype("int64").'
+"""The advice in error messages for indices of another dtype."""
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
     "expected an index of static size; got a mask, and how many elements it chooses is known only "
     "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
+"""The error message for a mask that a step computes."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """An index with arrays, taken apart."""
+    """An index that contains arrays, split into its basic part and its arrays."""
 
     basic: tuple[Any, ...]
     """Slices and None, with a whole axis for each array."""
     axes: tuple[int, ...]
-    """Of what `basic` gives: those that the arrays index, each its own."""
+    """The axis of the result of `basic` that each array indexes."""
     arrays: tuple[Node | Array, ...]
-    """Integers; what is no node lies in [0, n)."""
+    """Integers. The elements of NumPy arrays are in [0, n)."""
     indexed: tuple[int, ...]
-    """The axes of the tensor itself that the arrays index."""
+    """The axes of the array itself that the arrays index."""
     shape: Shape
-    """Of the arrays, broadcast together."""
-    together: bool
-    """Whether the arrays stand side by side: then their shape stands there in the result, else in
-    front."""
+    """The shape to which the arrays broadcast."""
+    is_adjacent: bool
+    """True if the arrays are adjacent in the index.
+
+    Then their axes replace the indexed axes in the result. Otherwise they come first.
+    """
 
 
 def is_index_array(item: Any) -> bool:
-    """Whether this part of an index is an array or a mask, and no int, slice, None or `...`."""
+    """Return True if a part of an index is an array or a mask, not an int, slice, None or `...`."""
     if isinstance(item, (Node, list, tuple, range)):
         return True
     if not hasattr(item, "__array__"):
@@ -70,8 +74,8 @@ def is_index_array(item: Any) -> bool:
     return np.ndim(item) > 0 or np.asarray(item).dtype == bool_
 
 
-def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
-    """An index with arrays; None for one without."""
+def split_index(where_: str, x: Type, index: Any) -> Selection | None:
+    """Split an index that contains arrays; return None for an index without arrays."""
     items = index if isinstance(index, tuple) else (index,)
     if not any(map(is_index_array, items)):
         expect_no_nodes(where_, items)
@@ -87,11 +91,11 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
     if not any(item is Ellipsis for item in items):
         items = (*items, Ellipsis)
     basic: list[Any] = []
-    chosen: dict[int, Any] = {}  # by the axis of what `basic` gives
-    numbers: list[int] = []  # of the items that are arrays
+    arrays_by_axis: dict[int, Any] = {}  # arrays by the axis of the result of `basic`
+    positions: list[int] = []  # the positions of the arrays in the index
     indexed: list[int] = []
-    axis = 0  # of x
-    for number, item in enumerate(items):
+    axis = 0  # the next axis of x
+    for position, item in enumerate(items):
         if item is Ellipsis:
             basic += [WHOLE] * missing
             axis += missing
@@ -99,25 +103,25 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
             basic.append(item)
             axis += item is not None
         else:
-            chosen[len(basic)] = within(where_, item, x, axis)
-            numbers.append(number)
+            arrays_by_axis[len(basic)] = checked_indices(where_, item, x, axis)
+            positions.append(position)
             indexed.append(axis)
             basic.append(WHOLE)
             axis += 1
     expect_no_nodes(where_, basic)
-    arrays = tuple(chosen.values())
+    arrays = tuple(arrays_by_axis.values())
     return Selection(
         tuple(basic),
-        tuple(chosen),
+        tuple(arrays_by_axis),
         arrays,
         tuple(indexed),
         broadcast_shapes(where_, *(array.shape for array in arrays)),
-        numbers == list(range(numbers[0], numbers[0] + len(numbers))),
+        positions == list(range(positions[0], positions[0] + len(positions))),
     )
 
 
 def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
-    """Refuse slices between places that a step computes."""
+    """Raise DTypeError for a slice whose bounds a step computes."""
     for item in items:
         if isinstance(item, builtins.slice):
             bounds = (item.start, item.stop, item.step)
@@ -129,7 +133,7 @@ def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
 
 
 def as_arrays(where_: str, item: Any) -> Sequence[Any]:
-    """One part of an index, with arrays of integers for arrays, ints and masks."""
+    """Return one part of an index, with arrays of integers for arrays, ints and masks."""
     if item is None or item is Ellipsis or isinstance(item, builtins.slice):
         return (item,)
     if isinstance(item, Node):
@@ -142,7 +146,10 @@ def as_arrays(where_: str, item: Any) -> Sequence[Any]:
     if array.size == 0 and not hasattr(item, "dtype"):
         array = array.astype(np.int64)
     if array.dtype == bool_ and array.ndim:
-        return [_Places(places, n) for places, n in zip(array.nonzero(), array.shape, strict=True)]
+        return [
+            _MaskIndices(indices, n)
+            for indices, n in zip(array.nonzero(), array.shape, strict=True)
+        ]
     if array.dtype not in INTEGERS:
         raise DTypeError(
             f"{where_}: expected ints, slices, None, ..., arrays of integers, or masks of at least "
@@ -152,23 +159,26 @@ def as_arrays(where_: str, item: Any) -> Sequence[Any]:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where a mask is true along one of its axes."""
+class _MaskIndices:
+    """The indices along one axis at which a mask is true."""
 
-    places: Array
+    indices: Array
     extent: int
 
 
-def within(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
-    """The places along an axis: known ones are checked, and counted from the beginning."""
+def checked_indices(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
+    """Return the indices along an axis.
+
+    Known indices are checked, and negative ones become non-negative.
+    """
     n = x.shape[axis]
-    if isinstance(item, _Places):
+    if isinstance(item, _MaskIndices):
         if item.extent != n:
             raise ShapeError(
                 f"{where_}: expected a mask of {n} elements along axis {axis} of {x}; got "
                 f"{item.extent}. Make the mask from this tensor."
             )
-        return item.places
+        return item.indices
     if isinstance(item, Node):
         return item
     array: Array = item
@@ -181,7 +191,10 @@ def within(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
 
 
 class Rows:
-    """What the basic part of an index gives, with the axes that arrays index made one, in front."""
+    """The result of the basic part of an index, as rows.
+
+    The axes that arrays index are joined into one axis in front.
+    """
 
     def __init__(self, where_: str, x: Node, selection: Selection) -> None:
         self.where, self.x, self.selection = where_, x, selection
@@ -194,11 +207,11 @@ class Rows:
 
     @property
     def before(self) -> int:
-        """How many axes of the result stand before those of the arrays."""
-        return self.selection.axes[0] if self.selection.together else 0
+        """The number of axes of the result before the axes of the arrays."""
+        return self.selection.axes[0] if self.selection.is_adjacent else 0
 
-    def places(self) -> Node | Array:
-        """Return the row of each element of the arrays; indices that are nodes are checked."""
+    def row_numbers(self) -> Node | Array:
+        """Return the row number of each element of the arrays. Indices of nodes are checked."""
         shape, arrays = self.selection.shape, self.selection.arrays
         if all(isinstance(a, np.ndarray) for a in arrays):
             known = np.zeros(shape, np.int64)
@@ -210,54 +223,84 @@ class Rows:
             {"extents": self.extents, "axes": self.selection.indexed, "caller": self.where},
         )
 
-    def back(self, rows: Node) -> Node:
-        """Rows as what the basic part gave."""
-        whole = reshape(rows, (*self.extents, *self.row))
-        return transpose(whole, np.argsort(self.order).tolist())
+    def restore(self, rows: Node) -> Node:
+        """Return rows in the shape of the result of the basic part."""
+        full = reshape(rows, (*self.extents, *self.row))
+        return transpose(full, np.argsort(self.order).tolist())
 
-    def taken(self) -> Node:
-        """The rows that the arrays mean, in the shape of the result."""
+    def gather(self) -> Node:
+        """Return the rows that the arrays select, in the shape of the result."""
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
             return take.node((self.x, as_node(selection.arrays[0])), attrs)
-        found = take(self.rows, self.places(), 0)
-        many, before = len(selection.shape), self.before
-        order = [*range(many, many + before), *range(many), *range(many + before, found.ndim)]
-        return transpose(found, order)
-
-    def given(self, where_: str, values: Node) -> Node:
-        """Values in the shape of the result, as one row for each element of the arrays."""
-        many, before = len(self.selection.shape), self.before
-        shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
-        values = fitted(where_, values, shape)
+        selected = take(self.rows, self.row_numbers(), 0)
+        num_axes, before = len(selection.shape), self.before
         order = [
-            *range(before, before + many),
+            *range(num_axes, num_axes + before),
+            *range(num_axes),
+            *range(num_axes + before, selected.ndim),
+        ]
+        return transpose(selected, order)
+
+    def value_rows(self, where_: str, values: Node) -> Node:
+        """Return values in the shape of the result as one row per element of the arrays."""
+        num_axes, before = len(self.selection.shape), self.before
+        shape = (*self.row[:before], *self.selection.shape, *self.row[before:])
+        values = broadcast_values(where_, values, shape)
+        order = [
+            *range(before, before + num_axes),
             *range(before),
-            *range(before + many, values.ndim),
+            *range(before + num_axes, values.ndim),
         ]
         return reshape(transpose(values, order), (math.prod(self.selection.shape), *self.row))
 
 
 @public
 def getitem(x: Value, index: Any) -> Node:
-    """Take a part of a tensor: x[index], as NumPy's.
+    """Return x[index], as in NumPy.
 
-    An index has ints, slices, None, `...`, arrays or lists of integers, nodes of integers, and
-    masks that are known now; a mask that is a node is an error, since the result's shape would
-    depend on it. A known index out of range is a ShapeError. One that a step computes is an
-    OutOfRangeError, which is an IndexError and a ValueError, when that step runs. Gradients flow to
-    x; those of an element that is taken several times are summed.
+    Parameters
+    ----------
+    x : node or array
+        An array of any dtype.
+    index : int, slice, None, `...`, array, or a tuple of them
+        Arrays are arrays or lists of integers, nodes of integers, and masks of bools that are known
+        when the graph is built.
+
+    Raises
+    ------
+    ShapeError
+        A known index is out of range, or there are too many indices.
+    DTypeError
+        An index has another type, or is a mask that a step computes: the shape of the result would
+        depend on its values.
+    OutOfRangeError
+        An index that a step computes is out of range. The error is raised when the step runs. It is
+        an IndexError and a ValueError.
+
+    Notes
+    -----
+    Gradients flow to x. The gradients of an element that is read several times are added.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.arange(6).reshape(2, 3)
+        >>> ngd.function(lambda x: ops.getitem(x, (slice(None), [2, 0])))(x)
+        array([[2, 0],
+               [5, 3]])
     """
     x = as_node(x, where="getitem")
-    selection = taken_apart("getitem", x.type, index)
+    selection = split_index("getitem", x.type, index)
     if selection is None:
         return slice(x, index)
-    return Rows("getitem", slice(x, selection.basic), selection).taken()
+    return Rows("getitem", slice(x, selection.basic), selection).gather()
 
 
-def fitted(where_: str, values: Node, shape: Shape) -> Node:
-    """Values broadcast to the part that they are for."""
+def broadcast_values(where_: str, values: Node, shape: Shape) -> Node:
+    """Broadcast values to the shape of the part that they are for."""
     try:
         return broadcast_to(values, shape)
     except ShapeError:
@@ -271,65 +314,70 @@ Combine = Callable[[Node, Node], Node]
 
 
 class Part:
-    """x.at[index]: what x would be with that part changed; x itself stays as it is."""
+    """The part x[index] of an array. Its methods return a changed copy of x, as in JAX."""
 
     def __init__(self, x: Node, index: Any) -> None:
         self.x, self.index = x, index
 
     def get(self) -> Node:
-        """The part: x[index]."""
+        """Return the part, x[index]."""
         return getitem(self.x, self.index)
 
     def set(self, values: Value) -> Node:
-        """With these values there; where an index stands twice, with the last one, as NumPy."""
+        """Return x with the part set to values. If an index occurs twice, the last value counts."""
         return self._changed("set", values, None)
 
     def add(self, values: Value) -> Node:
-        """With these values added; where an index stands twice, with all of them."""
+        """Return x with values added to the part. If an index occurs twice, both are added."""
         return self._changed("add", values, add)
 
     def multiply(self, values: Value) -> Node:
-        """Multiplied with these values; where an index stands twice, with all of them."""
+        """Return x with the part multiplied by values, by both if an index occurs twice."""
         return self._changed("multiply", values, multiply)
 
     def min(self, values: Value) -> Node:
-        """With the least of what is there and these values."""
+        """Return x with each element of the part replaced by the minimum of it and its values."""
         return self._changed("min", values, minimum)
 
     def max(self, values: Value) -> Node:
-        """With the greatest of what is there and these values."""
+        """Return x with each element of the part replaced by the maximum of it and its values."""
         return self._changed("max", values, maximum)
 
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
+        """Return x with the part set to values, or combined with them."""
         where_, x = f"at[...].{name}", self.x
-        given = as_node(values, x, where_)
-        fit = is_float(x.dtype) or np.can_cast(given.dtype, x.dtype, "same_kind")
-        if not fit and not is_weak(values):
+        operand = as_node(values, x, where_)
+        can_cast = is_float(x.dtype) or np.can_cast(operand.dtype, x.dtype, "same_kind")
+        if not can_cast and not is_weak(values):
             raise DTypeError(
-                f"{where_}: expected values for {x.type}; got {given.type}. Cast the values."
+                f"{where_}: expected values for {x.type}; got {operand.type}. Cast the values."
             )
-        given = cast(given, x.dtype)
-        mask = self._mask(where_, given)
+        operand = cast(operand, x.dtype)
+        mask = self._mask(where_, operand)
         if mask is not None:
             rest = x.shape[mask.ndim :]
-            new = fitted(where_, given, rest)
-            chosen = reshape(mask, (*mask.shape, *(1 for _ in rest)))
-            return where(chosen, combine(x, new) if combine else new, x)
-        selection = taken_apart(where_, x.type, self.index)
+            new = broadcast_values(where_, operand, rest)
+            selected = reshape(mask, (*mask.shape, *(1 for _ in rest)))
+            return where(selected, combine(x, new) if combine else new, x)
+        selection = split_index(where_, x.type, self.index)
         if selection is None:
-            return self._placed(where_, given, combine)
+            return self._placed(where_, operand, combine)
         part = slice(x, selection.basic)
         rows = Rows(where_, part, selection)
-        changed = rows.back(changed_rows(rows, rows.given(where_, given), combine))
+        changed = rows.restore(changed_rows(rows, rows.value_rows(where_, operand), combine))
         return Part(x, selection.basic)._placed(where_, changed, None)
 
     def _mask(self, where_: str, values: Node) -> Node | None:
-        """A mask that can be told by `where`: it is alone, and all elements get the same row."""
+        """Return the index as a mask for `where`, or None if `where` cannot apply it.
+
+        `where` can apply a mask without other indices, if all selected elements get the same row of
+        values.
+        """
         mask = self.index
         if isinstance(mask, tuple) and len(mask) == 1:
             (mask,) = mask
-        known = isinstance(mask, (np.ndarray, list)) and np.asarray(mask).dtype == bool_
-        if not known and not (isinstance(mask, Node) and mask.dtype == bool_):
+        is_known = isinstance(mask, (np.ndarray, list)) and np.asarray(mask).dtype == bool_
+        if not is_known and not (isinstance(mask, Node) and mask.dtype == bool_):
             return None
         node = as_node(mask, where=where_)
         if node.shape != self.x.shape[: node.ndim]:
@@ -337,29 +385,32 @@ class Part:
                 f"{where_}: expected a mask of the shape of {self.x.type}, or of its first axes; "
                 f"got {node.type}"
             )
-        return None if known and values.ndim > self.x.ndim - node.ndim else node
+        return None if is_known and values.ndim > self.x.ndim - node.ndim else node
 
     def _placed(self, where_: str, values: Node, combine: Combine | None) -> Node:
-        """Change a basic part, in which no element stands twice."""
+        """Return x with a basic part set to values or combined with them.
+
+        No element occurs twice in a basic part.
+        """
         ranges, shape = basic_index(
             self.x.type, self.index if isinstance(self.index, tuple) else (self.index,)
         )
-        values = fitted(where_, values, shape)
+        values = broadcast_values(where_, values, shape)
         if combine is not None and combine is not add:
             values = combine(slice(self.x, self.index), values)
         values = reshape(values, tuple(len(r) for r in ranges))
         starts, steps = tuple(r.start for r in ranges), tuple(r.step for r in ranges)
-        whole = all(r == range(n) for r, n in zip(ranges, self.x.shape, strict=True))
-        if not whole:
-            chosen = pad_slice(ones(values.shape, bool_), self.x.shape, starts, steps)
+        is_whole = all(r == range(n) for r, n in zip(ranges, self.x.shape, strict=True))
+        if not is_whole:
+            is_selected = pad_slice(ones(values.shape, bool_), self.x.shape, starts, steps)
             values = pad_slice(values, self.x.shape, starts, steps)
         if combine is add:
             return add(self.x, values)
-        return values if whole else where(chosen, values, self.x)
+        return values if is_whole else where(is_selected, values, self.x)
 
 
 class At:
-    """x.at: `x.at[index].set(values)` and its like, which give a changed x."""
+    """The attribute x.at of a node: `x.at[index].set(values)` returns a changed copy of x."""
 
     def __init__(self, x: Node) -> None:
         self.x = x
@@ -370,55 +421,81 @@ class At:
 
 @public
 def at(x: Value) -> At:
-    """Change parts of a tensor, which gives another one: at(x)[index].set(values).
+    """Return an object whose parts can be changed: at(x)[index].set(values) returns a changed copy.
 
-    A node has it as x.at[index]. Beside `set` there are `add`, `multiply`, `min` and `max`, and
-    `get` for the part. The index is as in `getitem`, and may also be a mask that a step computes,
-    of the shape of x or of its first axes: the values then are scalars, or of the shape of the
-    other axes. Gradients flow to x and to the values that are used.
+    Nodes have it as x.at[index].
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any dtype.
+
+    Returns
+    -------
+    At
+        The methods of at(x)[index] are `set`, `add`, `multiply`, `min` and `max`, which return a
+        changed copy of x, and `get`, which returns x[index]. The index is the same as for
+        ops.getitem. It may also be a mask that a step computes, of the shape of x or of its first
+        axes. Then the values are scalars, or have the shape of the other axes.
+
+    Notes
+    -----
+    Gradients flow to x and to the values that are used.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.at(x)[1].add(10.0))(np.array([1.0, 2.0, 3.0]))
+        array([ 1., 12.,  3.])
     """
     return At(as_node(x, where="at"))
 
 
 def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
-    """Rows with others set to, or combined with, values: one for each place.
+    """Return the rows, set to values or combined with them: one value per row number.
 
-    Of several values for one row, `combine` makes one, or the last is taken. To that end values are
-    sorted by the row that they are for; in a run of equal ones the last stands for all.
+    If several values have the same row number, `combine` joins them, or the last value counts. For
+    this, the values are sorted by row number. In each run of equal row numbers, the last value is
+    used.
     """
-    found, count, many = rows.places(), rows.count, values.shape[0]
-    if many == 0:
+    row_numbers, count, num_values = rows.row_numbers(), rows.count, values.shape[0]
+    if num_values == 0:
         return rows.rows
-    places = reshape(as_node(found), (many,))
+    sorted_rows = reshape(as_node(row_numbers), (num_values,))
     if combine is add:
-        return add(rows.rows, scatter_add(values, places, 0, count))
-    order = arange(many)
-    if isinstance(found, np.ndarray) and np.unique(found).size == many:
-        lasts = ones((many,), bool_)
+        return add(rows.rows, scatter_add(values, sorted_rows, 0, count))
+    order = arange(num_values)
+    if isinstance(row_numbers, np.ndarray) and np.unique(row_numbers).size == num_values:
+        is_last = ones((num_values,), bool_)
     else:
-        order = argsort(places)
-        places = take(places, order)
-        lasts = concat([not_equal(places[1:], places[:-1]), ones((1,), bool_)])
+        order = argsort(sorted_rows)
+        sorted_rows = take(sorted_rows, order)
+        is_last = concat([not_equal(sorted_rows[1:], sorted_rows[:-1]), ones((1,), bool_)])
         if combine is not None:
-            values, order = combined_runs(take(values, order), places, combine), arange(many)
-    # For each row the number of its value, from 1 on; 0 for none.
-    source = scatter_add(where(lasts, order + 1, 0), places, 0, count)
-    chosen = reshape(source > 0, (count, *(1 for _ in rows.row)))
+            values, order = (
+                combined_runs(take(values, order), sorted_rows, combine),
+                arange(num_values),
+            )
+    # The number of the value of each row, counted from 1; 0 for a row without a value.
+    source = scatter_add(where(is_last, order + 1, 0), sorted_rows, 0, count)
+    has_value = reshape(source > 0, (count, *(1 for _ in rows.row)))
     new = take(values, maximum(source - 1, 0))
-    return where(chosen, combine(rows.rows, new) if combine else new, rows.rows)
+    return where(has_value, combine(rows.rows, new) if combine else new, rows.rows)
 
 
-def combined_runs(values: Node, places: Node, combine: Combine) -> Node:
-    """Each value combined with all before it that are for the same place; places are sorted.
+def combined_runs(values: Node, sorted_rows: Node, combine: Combine) -> Node:
+    """Return each value combined with all earlier values of the same row; row numbers are sorted.
 
-    In log2(n) rounds: after each, a value stands for twice as many as before.
+    This is a prefix computation with doubled distances: after each of log2(n) iterations, an
+    element has the combination of twice as many values.
     """
-    many, distance = values.shape[0], 1
-    while distance < many:
-        same = equal(places[distance:], places[:-distance])
-        same = reshape(same, (many - distance, *(1 for _ in values.shape[1:])))
-        joined = combine(values[:-distance], values[distance:])
-        behind = where(same, joined, values[distance:])
-        values = concat([values[:distance], behind])
+    num_values, distance = values.shape[0], 1
+    while distance < num_values:
+        is_same_row = equal(sorted_rows[distance:], sorted_rows[:-distance])
+        is_same_row = reshape(is_same_row, (num_values - distance, *(1 for _ in values.shape[1:])))
+        combined = combine(values[:-distance], values[distance:])
+        later = where(is_same_row, combined, values[distance:])
+        values = concat([values[:distance], later])
         distance *= 2
     return values

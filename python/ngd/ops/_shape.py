@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change the shape of a tensor or the order of its axes: no element is computed."""
+"""Ops that change the shape of an array or the order of its axes. They compute no element."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ __all__ = ["broadcast_to", "expand_dims", "reshape", "squeeze", "stop_gradient",
 
 
 def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:
-    """The fewest neighbouring axes that a reshape makes of fewest others; none of extents 0, 1."""
-    pieces: list[tuple[range, range]] = []
+    """Return the smallest groups of neighbouring axes that a reshape turns into each other.
+
+    Each pair is a range of old axes and a range of new axes with the same number of elements. The
+    list is empty if an axis has size 0 or 1.
+    """
+    groups: list[tuple[range, range]] = []
     if math.prod(old) == 0 or 1 in old or 1 in new:
-        return pieces
+        return groups
     i = j = 0
     while i < len(old):
         begin, left, right = (i, j), old[i], new[j]
@@ -36,13 +40,36 @@ def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:
                 j += 1
                 right *= new[j]
         i, j = i + 1, j + 1
-        pieces.append((range(begin[0], i), range(begin[1], j)))
-    return pieces
+        groups.append((range(begin[0], i), range(begin[1], j)))
+    return groups
 
 
 class Reshape(Op):
-    """reshape(x, shape): the same elements in row-major order; one extent may be -1."""
+    """Return the elements in row-major order with another shape.
 
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    shape : int or sequence of int
+        The new shape. One size may be -1; it is computed from the others.
+
+    Raises
+    ------
+    ShapeError
+        The shape has another number of elements than x.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.reshape(x, (3, -1)))(np.arange(6))
+        array([[0, 1],
+               [2, 3],
+               [4, 5]])
+    """
+
+    # Attribute of a node: shape.
     name = "reshape"
     kernel = Kernel(is_view=True)
     dtypes = ALL
@@ -52,14 +79,14 @@ class Reshape(Op):
         extents = as_shape(shape)
         if extents.count(-1) == 1:
             i = extents.index(-1)
-            known = math.prod(extents[:i] + extents[i + 1 :])
-            if known <= 0 or x.type.count % known:
+            known_count = math.prod(extents[:i] + extents[i + 1 :])
+            if known_count <= 0 or x.type.count % known_count:
                 raise ShapeError(
                     f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
                     f"-1 that divide them; got {extents}. Choose extents whose product divides "
                     f"{x.type.count}."
                 )
-            extents = (*extents[:i], x.type.count // known, *extents[i + 1 :])
+            extents = (*extents[:i], x.type.count // known_count, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})
 
     def infer(self, x: Type, *, shape: Shape) -> Type:
@@ -76,16 +103,16 @@ class Reshape(Op):
         return self.node(x.inputs, node.attrs) if merged else unchanged(node)
 
     def move_transpose(self, node: Node, axes: Shape) -> Node | None:
-        (x,), pieces = node.inputs, regrouped(node.inputs[0].shape, node.shape)
-        found = sorted((axes[old[0]], old, new) for old, new in pieces)
-        for first, old, _ in found:
+        (x,), groups = node.inputs, regrouped(node.inputs[0].shape, node.shape)
+        moved_groups = sorted((axes[old[0]], old, new) for old, new in groups)
+        for first, old, _ in moved_groups:
             if [axes[axis] for axis in old] != [*range(first, first + len(old))]:
                 return None
-        order = [axis for _, _, new in found for axis in new]
-        if not found or len(order) != node.ndim:
+        order = [axis for _, _, new in moved_groups for axis in new]
+        if not moved_groups or len(order) != node.ndim:
             return None
-        made = self.node(x.inputs, {"shape": tuple(node.shape[axis] for axis in order)})
-        return moved(made, inverse(tuple(order)))
+        reshaped = self.node(x.inputs, {"shape": tuple(node.shape[axis] for axis in order)})
+        return moved(reshaped, inverse(tuple(order)))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (self(dy, node.inputs[0].shape),)
@@ -102,8 +129,32 @@ reshape: Final[Reshape] = register(Reshape())
 
 
 class Transpose(Op):
-    """transpose(x, axes=None): the axes in another order, reversed by default; attrs: axes."""
+    """Permute the axes.
 
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    axes : sequence of int, optional
+        The order of the axes: axis i of the result is axis axes[i] of x. The default reverses the
+        order.
+
+    Raises
+    ------
+    ShapeError
+        An axis is missing, occurs twice, or does not exist.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.transpose)(np.array([[1, 2, 3], [4, 5, 6]]))
+        array([[1, 4],
+               [2, 5],
+               [3, 6]])
+    """
+
+    # Attribute of a node: axes.
     name = "transpose"
     kernel = Kernel(is_copy=True)
     layout = Layout(is_transpose=True)
@@ -155,16 +206,20 @@ transpose: Final[Transpose] = register(Transpose())
 
 
 def inverse(axes: Shape) -> Shape:
-    """The order of axes that undoes this one."""
+    """Return the permutation of axes that undoes this one."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def moved(x: Node, axes: Shape) -> Node:
-    """transpose(x, axes) with the fewest moves: none, a view, or before x is repeated."""
+    """Return transpose(x, axes), with as little copying as possible.
+
+    The result is a reshape where only axes of size 1 move. A broadcast is applied after the
+    transposition, so that the smaller array is transposed. Two transpositions become one.
+    """
     if x.op is broadcast_to:
-        (part,) = x.inputs
-        whole = reshape(part, (*(1,) * (x.ndim - part.ndim), *part.shape))
-        return broadcast_to(moved(whole, axes), [x.shape[axis] for axis in axes])
+        (operand,) = x.inputs
+        full_rank = reshape(operand, (*(1,) * (x.ndim - operand.ndim), *operand.shape))
+        return broadcast_to(moved(full_rank, axes), [x.shape[axis] for axis in axes])
     if x.op is transpose:
         x, axes = x.inputs[0], tuple(x.attrs["axes"][axis] for axis in axes)
     filled = [axis for axis in axes if x.shape[axis] != 1]
@@ -175,8 +230,30 @@ def moved(x: Node, axes: Shape) -> Node:
 
 
 class BroadcastTo(Op):
-    """broadcast_to(x, shape): repeated along new axes and axes of extent 1, as NumPy."""
+    """Repeat an array along new axes and along axes of size 1, as numpy.broadcast_to.
 
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    shape : int or sequence of int
+        The shape of the result.
+
+    Raises
+    ------
+    ShapeError
+        x does not broadcast to the shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.broadcast_to(x, (2, 3)))(np.array([1, 2, 3]))
+        array([[1, 2, 3],
+               [1, 2, 3]])
+    """
+
+    # Attribute of a node: shape.
     name = "broadcast_to"
     kernel = Kernel(is_broadcast=True, opcode="copy")
     dtypes = ALL
@@ -203,7 +280,7 @@ class BroadcastTo(Op):
         (x,) = node.inputs
         if x.ndim != node.ndim:
             return None
-        shape = tuple(node.shape[place] for place in inverse(axes))
+        shape = tuple(node.shape[axis] for axis in inverse(axes))
         return moved(self.node(x.inputs, {"shape": shape}), axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -221,7 +298,20 @@ broadcast_to: Final[BroadcastTo] = register(BroadcastTo())
 
 
 class StopGradient(Op):
-    """stop_gradient(x): x, through which no gradient flows."""
+    """Return x, through which no gradient flows.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.grad(lambda x: x * ops.stop_gradient(x))(np.array(3.0))
+        array(3.)
+    """
 
     name = "stop_gradient"
     kernel = Kernel(is_view=True)
@@ -255,7 +345,22 @@ stop_gradient: Final[StopGradient] = register(StopGradient())
 
 @public
 def expand_dims(x: Value, axis: int) -> Node:
-    """Insert an axis of extent 1 at this place of the result."""
+    """Insert an axis of size 1, as numpy.expand_dims.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    axis : int
+        The index of the new axis in the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.expand_dims(x, 0))(np.array([1, 2, 3]))
+        array([[1, 2, 3]])
+    """
     x = as_node(x, where="expand_dims")
     at = as_axis("expand_dims", axis, x.ndim + 1, x.type)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
@@ -263,15 +368,35 @@ def expand_dims(x: Value, axis: int) -> Node:
 
 @public
 def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
-    """Remove axes of extent 1: the given ones, or all."""
+    """Remove axes of size 1, as numpy.squeeze.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    axis : int or sequence of int, optional
+        The axis or axes to remove. The default removes all axes of size 1.
+
+    Raises
+    ------
+    ShapeError
+        An axis has another size, or does not exist.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.squeeze)(np.array([[1, 2, 3]]))
+        array([1, 2, 3])
+    """
     x = as_node(x, where="squeeze")
     if axis is None:
-        gone = {i for i, n in enumerate(x.shape) if n == 1}
+        removed = {i for i, n in enumerate(x.shape) if n == 1}
     else:
-        gone = {as_axis("squeeze", a, x.ndim, x.type) for a in as_shape(axis)}
-    if any(x.shape[i] != 1 for i in gone):
+        removed = {as_axis("squeeze", a, x.ndim, x.type) for a in as_shape(axis)}
+    if any(x.shape[i] != 1 for i in removed):
         raise ShapeError(
-            f"squeeze: expected axes of size 1; got {sorted(gone)} of {x.type}. Leave the other "
+            f"squeeze: expected axes of size 1; got {sorted(removed)} of {x.type}. Leave the other "
             "axes out, or join axes by ops.reshape."
         )
-    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in removed))

@@ -23,12 +23,34 @@ __all__ = ["slice"]
 
 
 class Slice(Op):
-    """x[index]: ints, slices of any step, None and ..., as NumPy's basic indexing.
+    """Return x[index] for ints, slices of any step, None and `...`, as NumPy's basic indexing.
 
-    Attrs: an axis of the result holds `sizes` elements, from `starts` on, `steps` apart. Axes that
-    an int removes and None inserts are left to a reshape behind it.
+    Parameters
+    ----------
+    x : node or array
+        An array of any dtype.
+    index : int, slice, None, `...`, or a tuple of them
+        The index. ops.getitem also takes arrays and masks.
+
+    Raises
+    ------
+    ShapeError
+        An int is out of range, or there are too many indices.
+    DTypeError
+        An index has another type.
+
+    Examples
+    --------
+    ::
+
+        >>> x = np.arange(6).reshape(2, 3)
+        >>> ngd.function(lambda x: ops.slice(x, (0, slice(1, None))))(x)
+        array([1, 2])
     """
 
+    # Attributes of a node: along each axis, the result has `sizes` elements. The first one is at
+    # index `starts`, and their distance is `steps`. A reshape of the result removes the axes of
+    # ints and inserts the axes of None.
     name = "slice"
     kernel = Kernel(is_copy=True, is_view=True)
     dtypes = ALL
@@ -41,8 +63,8 @@ class Slice(Op):
             "sizes": tuple(len(r) for r in ranges),
             "steps": tuple(r.step for r in ranges),
         }
-        whole = all(r == range(n) for r, n in zip(ranges, x.shape, strict=True))
-        return reshape(x if whole else self.node((x,), attrs), shape)
+        is_whole = all(r == range(n) for r, n in zip(ranges, x.shape, strict=True))
+        return reshape(x if is_whole else self.node((x,), attrs), shape)
 
     def infer(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> Type:
         for n, start, size, step in zip(x.shape, starts, sizes, steps, strict=True):
@@ -59,16 +81,17 @@ class Slice(Op):
         return moved(self.node(node.inputs[0].inputs, attrs), axes)
 
     def offset(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> int | None:
-        """Nothing is moved where the elements taken stand side by side."""
+        """Return the byte offset of the slice if its elements are contiguous, else None."""
         if 0 in sizes:
             return 0
-        begin, stride, whole = 0, x.dtype.itemsize, True  # whole: of all axes behind
+        # is_whole: the slice has all elements of the later axes.
+        begin, stride, is_whole = 0, x.dtype.itemsize, True
         for n, start, size, step in reversed(list(zip(x.shape, starts, sizes, steps, strict=True))):
-            if size > 1 and not (whole and step == 1):
+            if size > 1 and not (is_whole and step == 1):
                 return None
             begin += start * stride
             stride *= n
-            whole = whole and size == n
+            is_whole = is_whole and size == n
         return begin
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -76,7 +99,7 @@ class Slice(Op):
         return (pad_slice(dy, node.inputs[0].shape, attrs["starts"], attrs["steps"]),)
 
     def reference(self, x: Array, *, starts: Shape, sizes: Shape, steps: Shape) -> Array:
-        return x[places(starts, sizes, steps)]
+        return x[as_slices(starts, sizes, steps)]
 
     def samples(self) -> Iterable[Sample]:
         for shape, starts, sizes, steps in (
@@ -90,7 +113,7 @@ class Slice(Op):
 
 
 def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
-    """Resolve an index: the elements taken along each axis, and the shape of the result."""
+    """Return the indices that are read along each axis, and the shape of the result."""
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
         raise ShapeError(
@@ -114,30 +137,31 @@ def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
             ranges.append(range(x.shape[len(ranges)])[item])
             shape.append(len(ranges[-1]))
         else:
-            ranges.append(_one_place(x, len(ranges), item))
+            ranges.append(_one_index(x, len(ranges), item))
     return ranges, tuple(shape)
 
 
-def _one_place(x: Type, axis: int, item: Any) -> range:
+def _one_index(x: Type, axis: int, item: Any) -> range:
+    """Return the range of the single index that an int selects along an axis."""
     try:
         if isinstance(item, (bool, np.bool_, Node)):
             raise TypeError
-        place = operator.index(item)
+        position = operator.index(item)
     except TypeError:
         raise DTypeError(
             f"slice: expected ints, slices, None or ... as an index; got {item!r} "
             "(x[index] takes arrays of them, too)"
         ) from None
     n = x.shape[axis]
-    if not -n <= place < n:
+    if not -n <= position < n:
         raise ShapeError(
-            f"slice: expected an index in [{-n}, {n}) for axis {axis} of {x}; got {place}"
+            f"slice: expected an index in [{-n}, {n}) for axis {axis} of {x}; got {position}"
         )
-    return range(place % n, place % n + 1)
+    return range(position % n, position % n + 1)
 
 
-def places(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, ...]:
-    """Spell a slice node's attributes as an index of NumPy's."""
+def as_slices(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, ...]:
+    """Return the attributes of a slice node as a NumPy index."""
     index = []
     for start, size, step in zip(starts, sizes, steps, strict=True):
         stop = start + size * step
@@ -151,7 +175,7 @@ slice: Final[Slice] = register(Slice())
 
 
 class PadSlice(Op):
-    """pad_slice(x, shape, starts, steps): zeros, with x written where slice would read it."""
+    """Zeros of a shape, with x written to the elements that a slice would read."""
 
     name = "pad_slice"
     kernel = Kernel(is_copy=True)
@@ -181,7 +205,7 @@ class PadSlice(Op):
 
     def reference(self, x: Array, *, shape: Shape, starts: Shape, steps: Shape) -> Array:
         result = np.zeros(shape, x.dtype)
-        result[places(starts, x.shape, steps)] = x
+        result[as_slices(starts, x.shape, steps)] = x
         return result
 
     def samples(self) -> Iterable[Sample]:

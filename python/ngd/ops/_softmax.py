@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax and the losses made of it. Two-byte floats are computed in float32 and rounded once."""
+# The file is long because each argument is described.
+"""Softmax, and losses that use it. 16-bit floats are computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -53,17 +54,20 @@ __all__ = [
 ]
 
 LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
+"""The reductions that all losses accept."""
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
+    """Return the logarithm of softmax in NumPy, without overflow."""
     shifted: Array = x - np.max(x, axis=axis, keepdims=True)
     result: Array = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
     return result
 
 
 class AlongAxis(Op):
-    """A normalization along one axis, of at least one element; attrs: axis."""
+    """The base of softmax and log_softmax. The axis needs at least one element."""
 
+    # Attribute of a node: axis.
     batching = "axis"
     dtypes = FLOATS
     numerics = Numerics(needs_float32_gradient=True)
@@ -85,7 +89,27 @@ class AlongAxis(Op):
 
 
 class Softmax(AlongAxis):
-    """softmax(x, axis=-1): exp(x) divided by its sum along the axis, without overflow."""
+    """Return exp(x) divided by its sum along the axis, without overflow.
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axis. Integers become floats.
+    axis : int, default -1
+        The axis along which the results add up to 1.
+
+    Raises
+    ------
+    ShapeError
+        The axis has no element, or does not exist.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.softmax(x))(np.array([1.0, 2.0, 3.0]))
+        array([0.09  , 0.2447, 0.6652])
+    """
 
     name = "softmax"
 
@@ -105,7 +129,27 @@ softmax: Final[Softmax] = register(Softmax())
 
 
 class LogSoftmax(AlongAxis):
-    """log_softmax(x, axis=-1): the logarithm of softmax, without overflow or log(0)."""
+    """Return the logarithm of softmax, without overflow and without log(0).
+
+    Parameters
+    ----------
+    x : node or array
+        Numbers of any shape, at least one element along the axis. Integers become floats.
+    axis : int, default -1
+        The axis of softmax.
+
+    Raises
+    ------
+    ShapeError
+        The axis has no element, or does not exist.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.log_softmax(x))(np.array([1.0, 2.0, 3.0]))
+        array([-2.4076, -1.4076, -0.4076])
+    """
 
     name = "log_softmax"
 
@@ -135,13 +179,40 @@ def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
 
 
 class SoftmaxCrossEntropy(Op):
-    """softmax_cross_entropy(logits, labels): -log_softmax(logits)[label], a loss a row.
+    """Return -log_softmax(logits)[label], one loss per row of logits.
 
-    The last axis of the logits is the classes; the labels are integers of the shape of the others.
-    A label outside [0, classes) is an OutOfRangeError, an IndexError and a ValueError, when the
-    step runs. Another public call that is made of this op sets `caller`, its name.
+    ops.cross_entropy has weights, label smoothing and a reduction.
+
+    Parameters
+    ----------
+    logits : node or array
+        [..., C] for C classes. Integers become floats.
+    labels : node or array
+        [...], integers in [0, C).
+
+    Returns
+    -------
+    Node
+        The losses [...].
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        A label is outside of [0, C). The error is raised when the step runs. It is an IndexError
+        and a ValueError.
+
+    Examples
+    --------
+    ::
+
+        >>> logits = np.array([[2.0, 0.0], [1.0, 1.0]])
+        >>> ngd.function(ops.softmax_cross_entropy)(logits, np.array([0, 1]))
+        array([0.1269, 0.6931])
     """
 
+    # Public calls that use this op set the attribute `caller` to their name, for error messages.
     name = "softmax_cross_entropy"
     batching = "leading"
     dtypes = FLOATS
@@ -154,8 +225,8 @@ class SoftmaxCrossEntropy(Op):
                 f"{got(logits.type, labels.type)}; if the labels are one-hot, give "
                 "ngd.ops.argmax(labels, -1)"
             )
-        chosen = as_indices(labels, self.name, "labels")
-        return self.node((cast(logits, float_of(logits.dtype)), chosen))
+        label_node = as_indices(labels, self.name, "labels")
+        return self.node((cast(logits, float_of(logits.dtype)), label_node))
 
     def infer(self, logits: Type, labels: Type, **checked: str) -> Type:
         return _infer_loss(self.name, logits, labels)
@@ -170,8 +241,10 @@ class SoftmaxCrossEntropy(Op):
 
     def reference(self, logits: Array, labels: Array, *, caller: str | None = None) -> Array:
         check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
-        chosen = np.take_along_axis(_log_softmax(widen(logits), -1), labels[..., None], -1)
-        return narrow(-chosen[..., 0], logits.dtype)
+        log_probabilities = np.take_along_axis(
+            _log_softmax(widen(logits), -1), labels[..., None], -1
+        )
+        return narrow(-log_probabilities[..., 0], logits.dtype)
 
     def samples(self) -> Iterable[Sample]:
         for shape, dtype in (((5,), int64), ((3, 4), int64), ((2, 3, 37), int32), ((0, 3), int64)):
@@ -183,7 +256,7 @@ softmax_cross_entropy: Final[SoftmaxCrossEntropy] = register(SoftmaxCrossEntropy
 
 
 class SoftmaxCrossEntropyGrad(Op):
-    """(softmax(logits) - one_hot(labels)) * dy: the adjoint of softmax_cross_entropy's logits."""
+    """The adjoint of the logits: (softmax(logits) - one_hot(labels)) * dy."""
 
     name = "softmax_cross_entropy_grad"
     batching = "leading"
@@ -207,8 +280,10 @@ class SoftmaxCrossEntropyGrad(Op):
     ) -> Array:
         check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
         hot = labels[..., None] == np.arange(logits.shape[-1])
-        odds = np.exp(_log_softmax(widen(logits), -1))
-        return narrow((odds - hot.astype(odds.dtype)) * widen(dy)[..., None], logits.dtype)
+        probabilities = np.exp(_log_softmax(widen(logits), -1))
+        return narrow(
+            (probabilities - hot.astype(probabilities.dtype)) * widen(dy)[..., None], logits.dtype
+        )
 
     def samples(self) -> Iterable[Sample]:
         for sample in softmax_cross_entropy.samples():
@@ -219,19 +294,19 @@ softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCro
 
 
 def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
-    """Return integer labels; refuse those that have not the shape of x without the classes."""
-    chosen = as_indices(labels, where_, "labels")
-    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
-        types = got(x.type, chosen.type)
+    """Return integer labels; ShapeError unless their shape is that of x without the classes."""
+    label_node = as_indices(labels, where_, "labels")
+    if not x.ndim or label_node.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
+        types = got(x.type, label_node.type)
         raise ShapeError(
             f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}. Move the "
             "classes to axis 1, and drop the other axes of the labels."
         )
-    return chosen
+    return label_node
 
 
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
-    """Return the weight of each label's class; the lookup refuses labels outside of [0, C)."""
+    """Return the weight of each label's class. The lookup raises for labels outside of [0, C)."""
     count = wide.shape[-1]
     if weight is None:
         factors = ones((count,), wide.dtype)
@@ -254,32 +329,36 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Node:  # long because each argument is described
-    """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
+    """Return the cross-entropy of logits and labels, as torch.nn.functional.cross_entropy.
+
+    For an integer label the loss is -log_softmax(logits)[label].
 
     Parameters
     ----------
-    logits
-        [C], [N, C] or [N, C, d1, ...].
-    labels
-        Integers in [0, C), of that shape without C, or floats of the shape of the logits: the
-        probabilities of the classes.
-    weight
+    logits : node or array
+        [C], [N, C] or [N, C, d1, ...] for C classes. Integers become floats.
+    labels : node or array
+        Integers in [0, C) with the shape of the logits without C, or floats with the shape of the
+        logits: the probabilities of the classes.
+    weight : node or array, optional
         [C]: a factor for each class.
-    ignore_index
-        An integer label that counts for nothing. If no other label occurs, the mean is NaN.
-    label_smoothing
-        In [0, 1]: this part of each label is shared by all classes (Szegedy et al. 2016,
+    ignore_index : int, default -100
+        An integer label that does not count. If no other label occurs, the mean is NaN.
+    label_smoothing : float, default 0.0
+        The part of each label, in [0, 1], that all classes share (Szegedy et al. 2016,
         arXiv:1512.00567, section 7).
-    reduction
-        "mean", "sum" or "none". The mean divides by the sum of the weights of the labels; for
-        probabilities, by the number of labels.
+    reduction : str, default "mean"
+        "mean", "sum" or "none". The mean divides by the sum of the weights of the labels. For
+        probabilities, it divides by the number of labels.
 
     Raises
     ------
     ShapeError
         The shapes do not fit.
+    ValueError
+        The reduction is unknown, or label_smoothing is outside of [0, 1].
     OutOfRangeError
-        A label is outside of [0, C), when the step runs.
+        A label is outside of [0, C). The error is raised when the step runs.
 
     Examples
     --------
@@ -293,60 +372,65 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
     x, target = as_node(logits, where=where_), as_node(labels, where=where_)
-    soft = is_float(target.dtype) and target.shape == x.shape
-    chosen = target if soft else expect_labels(where_, "logits", x, target)
+    has_probabilities = is_float(target.dtype) and target.shape == x.shape
+    label_node = target if has_probabilities else expect_labels(where_, "logits", x, target)
     dtype = float_of(x.dtype)
     wide = _classes_last(cast(x, compute_dtype(dtype)))
-    if soft:
-        chances = _classes_last(cast(chosen, wide.dtype))
-        return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
-    loss, factors = _hard_loss(wide, chosen, weight, ignore_index, label_smoothing)
+    if has_probabilities:
+        probabilities = _classes_last(cast(label_node, wide.dtype))
+        return reduced(_soft_loss(wide, probabilities, weight, label_smoothing), reduction, dtype)
+    loss, factors = _hard_loss(wide, label_node, weight, ignore_index, label_smoothing)
     return reduced_by(loss, factors, reduction, dtype)
 
 
 def reduced_by(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
-    """Return a reduction of a loss; the mean divides by the sum of the factors."""
+    """Reduce a loss. The mean divides by the sum of the factors."""
     if reduction == "mean":
         loss = sum(loss) / sum(factors)
     return cast(sum(loss) if reduction == "sum" else loss, dtype)
 
 
-def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: float) -> Node:
-    """Return the cross entropy with probabilities; the classes are the last axis."""
-    part = chances * (1 - smoothing) + smoothing / logits.shape[-1]
+def _soft_loss(logits: Node, probabilities: Node, weight: Value | None, smoothing: float) -> Node:
+    """Return the cross-entropy with probabilities as labels. The classes are the last axis."""
+    smoothed = probabilities * (1 - smoothing) + smoothing / logits.shape[-1]
     if weight is not None:
-        part = part * _weights_of(weight, logits)
-    return -sum(part * log_softmax(logits), -1)
+        smoothed = smoothed * _weights_of(weight, logits)
+    return -sum(smoothed * log_softmax(logits), -1)
 
 
 def _hard_loss(
     logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
 ) -> tuple[Node, Node]:
-    """Return the cross entropy with integer labels, and the weight of each in the mean."""
-    counts = not_equal(labels, ignore_index)
-    safe = where(counts, labels, 0)
-    loss = softmax_cross_entropy.node((logits, safe), {"caller": "cross_entropy"})
-    factors = cast(counts, logits.dtype)
+    """Return the cross-entropy with integer labels, and the weight of each loss in the mean."""
+    is_counted = not_equal(labels, ignore_index)
+    safe_labels = where(is_counted, labels, 0)
+    loss = softmax_cross_entropy.node((logits, safe_labels), {"caller": "cross_entropy"})
+    factors = cast(is_counted, logits.dtype)
     if weight is not None:
-        own = class_weights("cross_entropy", weight, logits, safe)
-        loss, factors = loss * own, where(counts, own, 0)
+        label_weights = class_weights("cross_entropy", weight, logits, safe_labels)
+        loss, factors = loss * label_weights, where(is_counted, label_weights, 0)
     if smoothing:
         logs = log_softmax(logits)
         logs = logs if weight is None else logs * _weights_of(weight, logits)
         loss = (1 - smoothing) * loss - smoothing * mean(logs, -1)
-    return where(counts, loss, 0), factors
+    return where(is_counted, loss, 0), factors
 
 
 def _classes_last(x: Node) -> Node:
+    """Move the classes from axis 1 to the last axis."""
     return transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
 
 
 def _weights_of(weight: Value, logits: Node) -> Node:
+    """Return the weights of all classes."""
     return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
 
 
 def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
-    """Give the dtype of the loss, and what is compared, of one shape, in what computes it."""
+    """Return the dtype of the loss, and both operands in the dtype that it is computed in.
+
+    ShapeError if the operands differ in shape.
+    """
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
         raise ShapeError(
@@ -358,14 +442,14 @@ def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Nod
 
 
 def check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
-    """Refuse a reduction that is not among the known ones."""
+    """Raise ValueError for a reduction that is not among the known ones."""
     if reduction not in known:
-        listed = ", ".join(f'"{name}"' for name in known)
-        raise ValueError(f"{where}: expected a reduction among {listed}; got {reduction!r}")
+        names = ", ".join(f'"{name}"' for name in known)
+        raise ValueError(f"{where}: expected a reduction among {names}; got {reduction!r}")
 
 
 def reduced(loss: Node, reduction: str, dtype: DType) -> Node:
-    """Return the mean or the sum of a loss, or the loss itself, in a dtype."""
+    """Return the mean or the sum of a loss, or the loss itself, cast to a dtype."""
     if reduction != "none":
         loss = (mean if reduction == "mean" else sum)(loss)
     return cast(loss, dtype)
@@ -373,9 +457,28 @@ def reduced(loss: Node, reduction: str, dtype: DType) -> Node:
 
 @public
 def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
-    """(prediction - target) ** 2, as torch.nn.functional.mse_loss; both of one shape.
+    """Return the squared error (prediction - target) ** 2, as torch.nn.functional.mse_loss.
 
-    The reduction, of this and of the other losses, is "mean", "sum" or "none".
+    Parameters
+    ----------
+    prediction, target : node or array
+        Two arrays of one shape.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+    ValueError
+        The reduction is unknown.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.mse_loss)(np.array([1.0, 3.0]), np.array([1.0, 1.0]))
+        array(2.)
     """
     check_reduction("mse_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("mse_loss", prediction, target)
@@ -384,7 +487,29 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 
 @public
 def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
-    """abs(prediction - target), as torch.nn.functional.l1_loss."""
+    """Return the absolute error abs(prediction - target), as torch.nn.functional.l1_loss.
+
+    Parameters
+    ----------
+    prediction, target : node or array
+        Two arrays of one shape.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+    ValueError
+        The reduction is unknown.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.l1_loss)(np.array([1.0, 3.0]), np.array([1.0, 1.0]))
+        array(1.)
+    """
     check_reduction("l1_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("l1_loss", prediction, target)
     return reduced(abs(x - y), reduction, dtype)
@@ -394,38 +519,94 @@ def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 def huber_loss(
     prediction: Value, target: Value, delta: float = 1.0, reduction: str = "mean"
 ) -> Node:
-    """Half the squared distance up to delta, a line behind, as torch.nn.functional.huber_loss.
+    """Return a loss that is quadratic near 0 and linear beyond, as torch.nn.functional.huber_loss.
 
-    Of d = abs(prediction - target): d ** 2 / 2 where d <= delta, else delta * (d - delta / 2).
+    For d = abs(prediction - target), it is d ** 2 / 2 if d <= delta, and delta * (d - delta / 2)
+    otherwise.
+
+    Parameters
+    ----------
+    prediction, target : node or array
+        Two arrays of one shape.
+    delta : float, default 1.0
+        The distance from which the loss is linear, a number > 0.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+    ValueError
+        delta is not positive, or the reduction is unknown.
+
+    Notes
+    -----
     Huber 1964 (Ann. Math. Stat. 35), section 1.
+
+    Examples
+    --------
+    ::
+
+        >>> f = ngd.function(lambda x, y: ops.huber_loss(x, y, reduction="none"))
+        >>> f(np.array([1.0, 3.0]), np.array([0.5, 1.0]))
+        array([0.125, 1.5  ])
     """
     check_reduction("huber_loss", reduction, LOSS_REDUCTIONS)
     if not delta > 0:
         raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
     dtype, x, y = pair("huber_loss", prediction, target)
     distance = abs(x - y)
-    near = minimum(distance, delta)  # so that no square overflows, nor its gradient
+    near = minimum(distance, delta)  # so that neither a square nor its gradient overflows
     return reduced(near * (distance - 0.5 * near), reduction, dtype)
 
 
 @public
 def kl_div(
     log_prediction: Value, target: Value, log_target: bool = False, reduction: str = "mean"
-) -> Node:
-    """Target * (log(target) - log_prediction), as torch.nn.functional.kl_div.
+) -> Node:  # long because each argument is described
+    """Return the Kullback-Leibler divergence, as torch.nn.functional.kl_div.
 
-    With log_target the target is given by its logarithm. A target of 0 counts for nothing. The
-    reduction may also be "batchmean": the sum divided by the extent of the first axis, which is
-    the divergence's mean over a batch; "mean" divides by all elements.
+    It is target * (log(target) - log_prediction). A target of 0 gives 0.
+
+    Parameters
+    ----------
+    log_prediction : node or array
+        The logarithms of the predicted probabilities.
+    target : node or array
+        Probabilities, of the same shape.
+    log_target : bool, default False
+        If True, the target has logarithms of probabilities.
+    reduction : str, default "mean"
+        "mean", "sum", "none" or "batchmean". "mean" divides by the number of elements. "batchmean"
+        divides the sum by the size of axis 0: it is the mean of the divergence over a batch.
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ, or "batchmean" is given for scalars.
+    ValueError
+        The reduction is unknown.
+
+    Notes
+    -----
     Kullback and Leibler 1951 (Ann. Math. Stat. 22), equation 2.4.
+
+    Examples
+    --------
+    ::
+
+        >>> f = ngd.function(lambda x, y: ops.kl_div(x, y, reduction="sum"))
+        >>> f(np.log([0.5, 0.5]), np.array([0.25, 0.75]))
+        array(0.1308)
     """
     check_reduction("kl_div", reduction, (*LOSS_REDUCTIONS, "batchmean"))
     dtype, x, y = pair("kl_div", log_prediction, target)
     if log_target:
         loss = exp(y) * (y - x)
     else:
-        some = y > 0
-        loss = where(some, y * (log(where(some, y, 1)) - x), 0)
+        is_positive = y > 0
+        loss = where(is_positive, y * (log(where(is_positive, y, 1)) - x), 0)
     if reduction == "batchmean":
         if not loss.ndim:
             raise ShapeError(
@@ -442,17 +623,42 @@ def binary_cross_entropy(
     weight: Value | None = None,
     reduction: str = "mean",
 ) -> Node:
-    """-(t log(p) + (1 - t) log(1 - p)), as torch.nn.functional.binary_cross_entropy.
+    """Return -(t log(p) + (1 - t) log(1 - p)), as torch.nn.functional.binary_cross_entropy.
 
-    No logarithm is below -100, as there; beyond, the gradient is 0. The weight broadcasts.
-    binary_cross_entropy_with_logits keeps more digits.
+    A logarithm is at least -100, as in PyTorch. Where it would be less, its gradient is 0.
+    ops.binary_cross_entropy_with_logits is more accurate.
+
+    Parameters
+    ----------
+    probabilities : node or array
+        The probabilities p.
+    target : node or array
+        The targets t in [0, 1], of the same shape.
+    weight : node or array, optional
+        A factor for each loss, which broadcasts to this shape.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    ValueError
+        The reduction is unknown.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.binary_cross_entropy)(np.array([0.9, 0.2]), np.array([1.0, 0.0]))
+        array(0.1643)
     """
     check_reduction("binary_cross_entropy", reduction, LOSS_REDUCTIONS)
     dtype, p, t = pair("binary_cross_entropy", probabilities, target)
 
     def bounded_log(x: Node) -> Node:
-        some = x > 0
-        return where(some, maximum(log(where(some, x, 1)), -100), -100)
+        is_positive = x > 0
+        return where(is_positive, maximum(log(where(is_positive, x, 1)), -100), -100)
 
     loss = -(t * bounded_log(p) + (1 - t) * bounded_log(1 - p))
     return reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
@@ -466,9 +672,37 @@ def binary_cross_entropy_with_logits(
     pos_weight: Value | None = None,
     reduction: str = "mean",
 ) -> Node:
-    """binary_cross_entropy of sigmoid(logits), without overflow, as PyTorch's function of the name.
+    """Return the binary cross-entropy of sigmoid(logits), without overflow.
 
-    The weight broadcasts, and so does pos_weight, that of the positive part alone.
+    It is torch.nn.functional.binary_cross_entropy_with_logits.
+
+    Parameters
+    ----------
+    logits : node or array
+        The logits.
+    target : node or array
+        The targets t in [0, 1], of the same shape.
+    weight : node or array, optional
+        A factor for each loss, which broadcasts to this shape.
+    pos_weight : node or array, optional
+        A factor for the term t log(p), which broadcasts to this shape.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    ValueError
+        The reduction is unknown.
+
+    Examples
+    --------
+    ::
+
+        >>> f = ngd.function(ops.binary_cross_entropy_with_logits)
+        >>> f(np.array([2.0, -1.0]), np.array([1.0, 0.0]))
+        array(0.2201)
     """
     where_ = "binary_cross_entropy_with_logits"
     check_reduction(where_, reduction, LOSS_REDUCTIONS)
@@ -480,6 +714,7 @@ def binary_cross_entropy_with_logits(
 
 
 def _weighted(where: str, loss: Node, weight: Value | None) -> Node:
+    """Multiply a loss by a weight that broadcasts to its shape."""
     if weight is None:
         return loss
     factor = cast(as_node(weight, like=loss, where=where), loss.dtype)

@@ -56,12 +56,13 @@ STIRLING: Final = (
     1 / 156,
     -3617 / 122400,
 )
-"""B(2k) / (2k (2k - 1)): the series of lgamma in 1 / x (NIST's DLMF, 5.11.1)."""
+"""The coefficients B(2k) / (2k (2k - 1)) of the series of lgamma in 1 / x (NIST's DLMF, 5.11.1)."""
 STIRLING_SLOPE: Final = tuple(c * (2 * k + 1) for k, c in enumerate(STIRLING))
-"""B(2k) / 2k: that of digamma (DLMF, 5.11.2)."""
+"""The coefficients B(2k) / 2k of the series of digamma (DLMF, 5.11.2)."""
 SHIFTS: Final = 8
+"""The number of times that the recurrence increases the argument by 1."""
 LARGE: Final = SHIFTS + 2.5
-"""From here on the series is used: its eighth term is 3e-17 of the result."""
+"""The smallest argument of the series. Its eighth term is 3e-17 of the result there."""
 
 
 def _lgamma(x: float) -> float:
@@ -72,17 +73,20 @@ def _lgamma(x: float) -> float:
 
 
 class Lgamma(CompositeUnary):
-    """lgamma(x): the logarithm of abs(gamma(x)); inf at 0, -1, -2, ...
+    """Return the logarithm of abs(gamma(x)), as torch.lgamma; inf at 0, -1, -2, ...
 
-    torch.lgamma. A polynomial between 1.5 and 2.5 and the recurrence gamma(x + 1) = x gamma(x) up
-    to 10.5, Stirling's series from there on, and the reflection formula below 0 (DLMF, section 5).
-    The relative error is a few units in the last place, except near roots at x < 0. The gradient is
-    digamma(x).
+    The gradient is ops.digamma(x).
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    Between 1.5 and 2.5 it is a polynomial. The recurrence gamma(x + 1) = x gamma(x) extends it up
+    to 10.5, Stirling's series applies from there on, and the reflection formula below 0 (DLMF,
+    section 5). The relative error is a few units in the last place, except near roots at x < 0.
 
     Examples
     --------
@@ -98,15 +102,15 @@ class Lgamma(CompositeUnary):
     further = ((3, 40), (1e-3, 0.4), (-2.9, -2.1))
 
     def expand(self, x: Node) -> Node:
-        negative = x < 0
-        w = where(negative, 1 - x, x)
-        found = where(w < LARGE, self.near(w), self.far(w))
-        reflected = math.log(math.pi) - log(abs(sin(math.pi * (x - round(x))))) - found
-        return where(negative, reflected, found)
+        is_negative = x < 0
+        w = where(is_negative, 1 - x, x)
+        value = where(w < LARGE, self.near(w), self.far(w))
+        reflected = math.log(math.pi) - log(abs(sin(math.pi * (x - round(x))))) - value
+        return where(is_negative, reflected, value)
 
     @staticmethod
     def near(w: Node) -> Node:
-        """The value for 0 <= w < LARGE."""
+        """Return the value for 0 <= w < LARGE."""
         steps = clip(floor(w - 1.5), 0, SHIFTS)
         u = where(w < 0.5, w, where(w < 1.5, w - 1, w - (steps + 2)))
         product = where(w - 1.5 >= 1, w - 1, 1)
@@ -117,7 +121,7 @@ class Lgamma(CompositeUnary):
 
     @staticmethod
     def far(w: Node) -> Node:
-        """The value for w >= LARGE."""
+        """Return the value for w >= LARGE."""
         series = polynomial(1 / square(w), STIRLING) / w
         return (w - 0.5) * (log(w) - 1) + (0.5 * math.log(2 * math.pi) - 0.5 + series)
 
@@ -129,25 +133,28 @@ lgamma: Final[Lgamma] = register(Lgamma())
 
 
 def _shifted(x: Node) -> tuple[Node, list[Node]]:
-    """Return x + n >= LARGE, and for each of the n shifts the earlier x + k, or inf."""
+    """Return x + n >= LARGE, and for each of the n shifts the earlier x + k, or inf.
+
+    inf stands for a shift that is not needed: its term 1 / (x + k) in a sum is 0.
+    """
     terms = []
     for _ in range(SHIFTS + 3):
-        small = x < LARGE
-        terms.append(where(small, x, math.inf))
-        x = where(small, x + 1, x)
+        is_small = x < LARGE
+        terms.append(where(is_small, x, math.inf))
+        x = where(is_small, x + 1, x)
     return x, terms
 
 
 def trigamma(x: Node) -> Node:
-    """Return the derivative of digamma (DLMF, section 5.15); it can be differentiated."""
-    negative = x < 0
-    large, terms = _shifted(where(negative, 1 - x, x))
+    """Return the derivative of digamma (DLMF, section 5.15). It can be differentiated."""
+    is_negative = x < 0
+    large, terms = _shifted(where(is_negative, 1 - x, x))
     inverse = 1 / large
-    found = inverse + square(inverse) * (0.5 + inverse * _trigamma_series(square(inverse)))
+    value = inverse + square(inverse) * (0.5 + inverse * _trigamma_series(square(inverse)))
     for term in terms:
-        found = found + 1 / square(term)
-    turn = where(negative, x - round(x), 0.5)
-    return where(negative, square(math.pi / sin(math.pi * turn)) - found, found)
+        value = value + 1 / square(term)
+    fraction = where(is_negative, x - round(x), 0.5)
+    return where(is_negative, square(math.pi / sin(math.pi * fraction)) - value, value)
 
 
 def _trigamma_series(z: Node) -> Node:
@@ -155,7 +162,7 @@ def _trigamma_series(z: Node) -> Node:
 
 
 def _digamma(x: float) -> float:
-    """The reference: more shifts than the op, and fewer terms."""
+    """Return the reference value, with more shifts than the op and fewer terms of the series."""
     if x <= 0 and x == math.floor(x):
         return -math.inf if x == 0 else math.nan
     if x < 0:
@@ -168,16 +175,18 @@ def _digamma(x: float) -> float:
 
 
 class Digamma(CompositeUnary):
-    """digamma(x): the derivative of lgamma; -inf at 0, NaN at -1, -2, ...
-
-    torch.digamma. The recurrence digamma(x + 1) = digamma(x) + 1 / x up to 10.5, the asymptotic
-    series from there on, and the reflection formula below 0 (DLMF, section 5). The absolute error
-    is some 1e-15 in float64, so few digits are right near the roots.
+    """Return the derivative of lgamma, as torch.digamma; -inf at 0, NaN at -1, -2, ...
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    The recurrence digamma(x + 1) = digamma(x) + 1 / x applies up to 10.5, the asymptotic series
+    from there on, and the reflection formula below 0 (DLMF, section 5). The absolute error is some
+    1e-15 in float64, so few digits are right near the roots.
 
     Examples
     --------
@@ -193,17 +202,17 @@ class Digamma(CompositeUnary):
     further = ((3, 40), (-2.8, -2.2))
 
     def expand(self, x: Node) -> Node:
-        negative = x < 0
-        large, terms = _shifted(where(negative, 1 - x, x))
+        is_negative = x < 0
+        large, terms = _shifted(where(is_negative, 1 - x, x))
         inverse = 1 / large
         series = square(inverse) * polynomial(square(inverse), STIRLING_SLOPE)
         shifts = 1 / terms[-1]
         for term in reversed(terms[:-1]):
             shifts = shifts + 1 / term
-        found = log(large) - 0.5 * inverse - series - shifts
-        angle = math.pi * where(negative, x - round(x), 0.5)
+        value = log(large) - 0.5 * inverse - series - shifts
+        angle = math.pi * where(is_negative, x - round(x), 0.5)
         pole = where(equal(angle, 0), math.nan, sin(angle))
-        return where(negative, found - math.pi * cos(angle) / pole, found)
+        return where(is_negative, value - math.pi * cos(angle) / pole, value)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy * trigamma(node.inputs[0]),)
@@ -213,32 +222,37 @@ digamma: Final[Digamma] = register(Digamma())
 
 
 def _erfinv(x: float) -> float:
-    """The reference: a quantile of the normal distribution."""
+    """Return the reference value, from a quantile of the normal distribution."""
     if not -1 < x < 1:
         return math.copysign(math.inf, x) if x in (-1, 1) else math.nan
     from statistics import NormalDist  # here, because it is slow to import
 
-    found = NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
+    value = NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
     if not -0.9 < x < 0.9:
-        return found
-    slope = 2 / math.sqrt(math.pi) * math.exp(-found * found)
-    return found - (math.erf(found) - x) / slope
+        return value
+    slope = 2 / math.sqrt(math.pi) * math.exp(-value * value)
+    return value - (math.erf(value) - x) / slope
 
 
 WINITZKI: Final = 0.147
+"""The constant of Winitzki's approximation."""
 
 
 class Erfinv(CompositeUnary):
-    """erfinv(x): the number whose error function is x; inf at 1, NaN outside of [-1, 1].
+    """Return the number whose error function is x, as torch.erfinv.
 
-    torch.erfinv. It begins with Winitzki's approximation ("A handy approximation for the error
-    function and its inverse", 2008, equation 7) and makes three of Halley's steps, in float64 for
-    all dtypes. The relative error in float64 is about 1e-16 / (1 - abs(x)), and at most 2e-3.
+    It is inf at 1, -inf at -1, and NaN outside of [-1, 1].
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    The first value is Winitzki's approximation ("A handy approximation for the error function and
+    its inverse", 2008, equation 7). Three of Halley's steps follow, in float64 for all dtypes. The
+    relative error in float64 is about 1e-16 / (1 - abs(x)), and at most 2e-3.
 
     Examples
     --------
@@ -255,19 +269,19 @@ class Erfinv(CompositeUnary):
 
     def expand(self, x: Node) -> Node:
         wide = cast(x, float64)
-        inside = abs(wide) < 1
-        y = where(inside, wide, 0)
+        is_inside = abs(wide) < 1
+        y = where(is_inside, wide, 0)
         size = log1p(-square(y))
         half = 2 / (math.pi * WINITZKI) + 0.5 * size
         ratio = -size / WINITZKI
-        found = sqrt(ratio / (sqrt(square(half) + ratio) + half))
-        found = where(y < 0, -found, found)
+        value = sqrt(ratio / (sqrt(square(half) + ratio) + half))
+        value = where(y < 0, -value, value)
         for _ in range(3):
-            step = (erf(found) - y) * (0.5 * math.sqrt(math.pi)) * exp(square(found))
-            change = step / (1 + found * step)
-            found = found - where(abs(change) < 0.01, change, 0)
+            step = (erf(value) - y) * (0.5 * math.sqrt(math.pi)) * exp(square(value))
+            change = step / (1 + value * step)
+            value = value - where(abs(change) < 0.01, change, 0)
         edge = where(equal(abs(wide), 1), math.inf * wide, math.nan)
-        return cast(where(inside, found, edge), x.dtype)
+        return cast(where(is_inside, value, edge), x.dtype)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy * (0.5 * math.sqrt(math.pi)) * exp(square(node)),)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics along axes: spread, quantiles, and means with weights."""
+"""Statistics along axes: standard deviation, quantiles, weighted means and covariances."""
 
 from __future__ import annotations
 
@@ -39,24 +39,28 @@ __all__ = [
 ]
 
 Quantiles: TypeAlias = float | Sequence[float] | Array
-"""A number between 0 and 1 (or a percentage), or several."""
+"""One or several numbers between 0 and 1, or percentages."""
 METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
+"""The methods of quantiles between two elements."""
 
 
 @public
 def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
-    """Return the standard deviation, the square root of ops.var; its gradient is 0 where it is 0.
+    """Return the standard deviation along the axes, the square root of ops.var.
+
+    The gradient is 0 where the result is 0.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    ddof
-        The sum of squares is divided by the number of elements minus ddof. torch.std has ddof=1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    ddof : int, default 0
+        The divisor of the sum of squares is the number of elements minus ddof. torch.std has
+        ddof=1.
 
     Examples
     --------
@@ -77,12 +81,12 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the axes as one last axis, and these axes."""
+    """Return x with the axes joined into one last axis, and these axes."""
     node = as_node(x, where=where_)
     axes = normalize_axes(where_, axis, node.type)
-    kept = [a for a in range(node.ndim) if a not in axes]
-    lines = transpose(node, [*kept, *axes])
-    shape = (*(node.shape[a] for a in kept), extent(node.shape, axes))
+    other_axes = [a for a in range(node.ndim) if a not in axes]
+    lines = transpose(node, [*other_axes, *axes])
+    shape = (*(node.shape[a] for a in other_axes), extent(node.shape, axes))
     return reshape(lines, shape), axes
 
 
@@ -90,27 +94,27 @@ def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
 def quantile(
     x: Value, q: Quantiles, axis: Axis = None, keepdims: bool = False, method: str = "linear"
 ) -> Node:
-    """Return quantiles, as numpy.quantile; NaN where there is a NaN among the elements.
+    """Return quantiles along the axes, as numpy.quantile. The result is NaN if an element is NaN.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    q
-        A number in [0, 1], or several, which are known when the graph is built.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-    method
-        Between two elements: "linear" interpolates, "midpoint" takes their mean, and "lower",
-        "higher" and "nearest" take one of them (of two equally near ones, the one with the even
-        index).
+    q : float or sequence of float
+        A number in [0, 1], or several. They must be known when the graph is built.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
+    method : str, default "linear"
+        The value for a position between two elements. "linear" interpolates, and "midpoint" takes
+        their mean. "lower", "higher" and "nearest" take one of them; if both are equally near,
+        "nearest" takes the one with the even index.
 
     Returns
     -------
     Node
-        The axes of q first, then those of x that are left.
+        The axes of q, followed by the remaining axes of x.
 
     Raises
     ------
@@ -138,9 +142,9 @@ def percentile(
     Parameters
     ----------
     x, axis, keepdims, method
-        As in ops.quantile.
-    q
-        A number in [0, 100], or several.
+        The same as for ops.quantile.
+    q : float or sequence of float
+        A number in [0, 100], or several. They must be known when the graph is built.
 
     Examples
     --------
@@ -154,16 +158,18 @@ def percentile(
 
 @public
 def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return the median, as numpy.median: of an even number, the mean of the middle two.
+    """Return the median along the axes, as numpy.median.
+
+    For an even number of elements, it is the mean of the two middle elements.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -180,25 +186,27 @@ def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method:
     node, dtype = widened(where_, x)
     ordered, axes = sorted_lines(where_, node, axis)
     n = ordered.shape[-1]
-    place = q * (n - 1)
-    low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+    position = q * (n - 1)
+    low, high = np.floor(position).astype(np.int64), np.ceil(position).astype(np.int64)
     if method in ("lower", "nearest", "higher"):
-        chosen = {"lower": low, "nearest": np.rint(place).astype(np.int64), "higher": high}[method]
-        found = take(ordered, chosen, ordered.ndim - 1)
+        index = {"lower": low, "nearest": np.rint(position).astype(np.int64), "higher": high}[
+            method
+        ]
+        result = take(ordered, index, ordered.ndim - 1)
     else:
-        part = np.where(high > low, 0.5, 0) if method == "midpoint" else place - low
+        fraction = np.where(high > low, 0.5, 0) if method == "midpoint" else position - low
         below = take(ordered, low, ordered.ndim - 1)
         above = take(ordered, high, ordered.ndim - 1)
-        weight = as_node(np.asarray(part, ordered.dtype))
-        found = where(weight > 0, below + (above - below) * weight, below)
+        weight = as_node(np.asarray(fraction, ordered.dtype))
+        result = where(weight > 0, below + (above - below) * weight, below)
     last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # NaN is sorted last
-    found = where(equal(last, last), found, last)
+    result = where(equal(last, last), result, last)
     shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
-    return cast(quantiles_first(found, ordered.ndim - 1, shape), dtype)
+    return cast(quantiles_first(result, ordered.ndim - 1, shape), dtype)
 
 
 def expect_quantiles(where_: str, q: Any, method: str) -> None:
-    """Refuse an unknown method, and numbers outside of [0, 1]."""
+    """Raise ValueError for an unknown method, or for a number outside of [0, 1]."""
     if method not in METHODS:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():
@@ -209,30 +217,30 @@ def expect_quantiles(where_: str, q: Any, method: str) -> None:
 
 
 def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
-    """Return x with the axes as one last axis, sorted along it with NaN last, and these axes."""
+    """Return x with the axes joined into one last axis, sorted with NaN last, and these axes."""
     lines, axes = lines_of(where_, x, axis)
     if lines.shape[-1] == 0:
         raise ShapeError(f"{where_}: expected at least one element along {axes}; got {x.type}")
     return sort(lines), axes
 
 
-def quantiles_first(found: Node, kept: int, shape: Shape) -> Node:
-    """Move the axes of the quantiles before the kept axes, and return this shape."""
-    return reshape(transpose(found, [*range(kept, found.ndim), *range(kept)]), shape)
+def quantiles_first(values: Node, num_kept: int, shape: Shape) -> Node:
+    """Move the axes of the quantiles in front of the first `num_kept` axes, and reshape."""
+    return reshape(transpose(values, [*range(num_kept, values.ndim), *range(num_kept)]), shape)
 
 
 @public
 def ptp(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return the largest element minus the least one, as numpy.ptp.
+    """Return the largest element minus the smallest element, as numpy.ptp.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape, at least one element along the axes.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -247,16 +255,16 @@ def ptp(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 @public
 def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return how many elements are not 0, int64; NaN counts.
+    """Return the number of elements that are not 0, int64. NaN is not 0.
 
     Parameters
     ----------
-    x
+    x : node or array
         Values of any shape and dtype.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Examples
     --------
@@ -276,13 +284,13 @@ def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
             f"average: expected weights of the shape of x, or of the length of one axis; got "
             f"{got(x.type, weights.type)}"
         )
-    along = as_axis("average", axis, x.ndim, x.type)
-    if weights.shape[0] != x.shape[along]:
+    index = as_axis("average", axis, x.ndim, x.type)
+    if weights.shape[0] != x.shape[index]:
         raise ShapeError(
-            f"average: expected {x.shape[along]} weights for axis {axis}; got {weights.type}. "
+            f"average: expected {x.shape[index]} weights for axis {axis}; got {weights.type}. "
             "Give one per element of the axis."
         )
-    shape = [-1 if a == along else 1 for a in range(x.ndim)]
+    shape = [-1 if a == index else 1 for a in range(x.ndim)]
     return broadcast_to(reshape(weights, shape), x.shape)
 
 
@@ -290,19 +298,19 @@ def _weights_along(x: Node, weights: Node, axis: Axis) -> Node:
 def average(
     x: Value, axis: Axis = None, weights: Value | None = None, keepdims: bool = False
 ) -> Node:
-    """Return the mean with weights, sum(x * weights) / sum(weights), as numpy.average.
+    """Return the weighted mean, sum(x * weights) / sum(weights), as numpy.average.
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    weights
-        The weight of each element: a tensor of the shape of x or, for one axis, of the length of
+    axis : int or sequence of int, optional
+        The axis or axes to reduce. The default is all axes.
+    weights : node or array, optional
+        The weight of each element: an array of the shape of x or, for one axis, of the size of
         this axis. By default all weights are 1.
-    keepdims
-        If True, the reduced axes stay with extent 1.
+    keepdims : bool, default False
+        If True, the result keeps the reduced axes, with size 1.
 
     Raises
     ------
@@ -336,17 +344,18 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
 
     Parameters
     ----------
-    x
-        A matrix of one row per variable and one column per observation, or one variable.
-    rowvar
-        If False, a column is a variable and a row an observation.
-    ddof
-        Products are summed and divided by the number of observations minus ddof.
+    x : node or array
+        A matrix with one row per variable and one column per observation, or a vector: one
+        variable.
+    rowvar : bool, default True
+        If False, each column is a variable and each row an observation.
+    ddof : int, default 1
+        The divisor is the number of observations minus ddof.
 
     Raises
     ------
     ShapeError
-        x has more than two axes.
+        x has no axis, or more than two axes.
 
     Examples
     --------
@@ -361,8 +370,8 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
         raise ShapeError(f"cov: expected one axis or two; got {node.type}")
     node = as_floats(node)
     wide, dtype = widened("cov", node)
-    alone = node.ndim == 1
-    rows = expand_dims(wide, 0) if alone else wide if rowvar else transpose(wide)
+    is_vector = node.ndim == 1
+    rows = expand_dims(wide, 0) if is_vector else wide if rowvar else transpose(wide)
     distances = centered(rows, (1,))
     divisor = rows.shape[1] - ddof
     factor = local_number(1 / divisor if divisor > 0 else math.nan, wide)
@@ -377,7 +386,7 @@ def corrcoef(x: Value, rowvar: bool = True) -> Node:
     Parameters
     ----------
     x, rowvar
-        As in ops.cov.
+        The same as for ops.cov.
 
     Examples
     --------

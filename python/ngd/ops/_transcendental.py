@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise powers, roots, exponentials, logarithms, and functions of analysis."""
+"""Elementwise powers, roots, exponentials, logarithms, trigonometric functions and erf."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = ["cos", "erf", "exp", "expm1", "log", "log1p", "power", "rsqrt", "sin"
 
 
 def _power(a: Array, b: Array) -> Array:
+    """Return a ** b in NumPy. Integers to negative powers are truncated."""
     if is_float(b.dtype):
         return np.power(a, b)
     unit = np.where(b % 2 == 0, np.abs(a), a)  # (-1)^b and 1^b
@@ -29,9 +30,24 @@ def _power(a: Array, b: Array) -> Array:
 
 
 class Power(Binary):
-    """a ** b. Integers to negative powers are the true value, truncated: 0 unless |a| is 1.
+    """Return a to the power of b.
 
-    The gradient to the exponent is 0 where a <= 0.
+    Parameters
+    ----------
+    a, b : node or array
+        Numbers that broadcast.
+
+    Notes
+    -----
+    An integer to a negative power is truncated: it is 0 unless abs(a) is 1. The gradient to the
+    exponent is 0 where a <= 0.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.power)(np.array([1.0, 2.0, 4.0]), np.array([3.0, 2.0, 0.5]))
+        array([1., 4., 2.])
     """
 
     name = "power"
@@ -45,9 +61,9 @@ class Power(Binary):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
-        less_one = where(equal(b, 0), 1, b - 1)  # so that a ** 0 has slope 0 at a = 0 too
-        positive = a > 0
-        logarithm = where(positive, log(where(positive, a, 1)), 0)
+        less_one = where(equal(b, 0), 1, b - 1)  # so that the slope of a ** 0 at a = 0 is 0
+        is_positive = a > 0
+        logarithm = where(is_positive, log(where(is_positive, a, 1)), 0)
         return dy * b * power(a, less_one), dy * node * logarithm
 
 
@@ -55,7 +71,20 @@ power: Final[Power] = register(Power())
 
 
 class Sqrt(Unary):
-    """The square root."""
+    """Return the square root of x.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sqrt)(np.array([1.0, 4.0]))
+        array([1., 2.])
+    """
 
     name = "sqrt"
     dtypes = FLOATS
@@ -70,7 +99,20 @@ sqrt: Final[Sqrt] = register(Sqrt())
 
 
 class Rsqrt(Unary):
-    """1 / sqrt(x)."""
+    """Return 1 / sqrt(x).
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.rsqrt)(np.array([1.0, 4.0]))
+        array([1. , 0.5])
+    """
 
     name = "rsqrt"
     dtypes = FLOATS
@@ -85,7 +127,20 @@ rsqrt: Final[Rsqrt] = register(Rsqrt())
 
 
 class Exp(Unary):
-    """e to the power x."""
+    """Return e to the power of x.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.exp)(np.array([0.0, 1.0]))
+        array([1.    , 2.7183])
+    """
 
     name = "exp"
     dtypes = FLOATS
@@ -99,7 +154,20 @@ exp: Final[Exp] = register(Exp())
 
 
 class Expm1(Unary):
-    """exp(x) - 1, accurate near 0."""
+    """Return exp(x) - 1, which is accurate near 0.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.expm1)(np.array([0.0, 1.0]))
+        array([0.    , 1.7183])
+    """
 
     name = "expm1"
     dtypes = FLOATS
@@ -113,7 +181,20 @@ expm1: Final[Expm1] = register(Expm1())
 
 
 class Log(Unary):
-    """The natural logarithm."""
+    """Return the natural logarithm of x.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.log)(np.array([1.0, 4.0]))
+        array([0.    , 1.3863])
+    """
 
     name = "log"
     dtypes = FLOATS
@@ -128,7 +209,20 @@ log: Final[Log] = register(Log())
 
 
 class Log1p(Unary):
-    """log(1 + x), accurate near 0."""
+    """Return log(1 + x), which is accurate near 0.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.log1p)(np.array([0.0, 1.0]))
+        array([0.    , 0.6931])
+    """
 
     name = "log1p"
     dtypes = FLOATS
@@ -143,7 +237,20 @@ log1p: Final[Log1p] = register(Log1p())
 
 
 class Tanh(Unary):
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent of x.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.tanh)(np.array([0.0, 1.0]))
+        array([0.    , 0.7616])
+    """
 
     name = "tanh"
     dtypes = FLOATS
@@ -157,7 +264,20 @@ tanh: Final[Tanh] = register(Tanh())
 
 
 class Sin(Unary):
-    """The sine of x radians."""
+    """Return the sine of x, in radians.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sin)(np.array([0.0, 1.0]))
+        array([0.    , 0.8415])
+    """
 
     name = "sin"
     dtypes = FLOATS
@@ -171,7 +291,20 @@ sin: Final[Sin] = register(Sin())
 
 
 class Cos(Unary):
-    """The cosine of x radians."""
+    """Return the cosine of x, in radians.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cos)(np.array([0.0, 1.0]))
+        array([1.    , 0.5403])
+    """
 
     name = "cos"
     dtypes = FLOATS
@@ -185,7 +318,20 @@ cos: Final[Cos] = register(Cos())
 
 
 class Erf(Unary):
-    """The error function, 2 / sqrt(pi) times the integral of exp(-t * t) from 0 to x."""
+    """Return the error function, 2 / sqrt(pi) times the integral of exp(-t * t) from 0 to x.
+
+    Parameters
+    ----------
+    x : node or array
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.erf)(np.array([0.0, 1.0]))
+        array([0.    , 0.8427])
+    """
 
     name = "erf"
     dtypes = FLOATS

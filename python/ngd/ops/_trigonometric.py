@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trigonometric and hyperbolic functions, and their inverses.
 
-They are made of sin, cos, exp and log, within a few units in the last place of NumPy's results.
+They are computed from sin, cos, exp and log. Their results differ from NumPy's by a few units in
+the last place.
 """
 
 from __future__ import annotations
@@ -57,17 +58,19 @@ ATAN: Final = (
 It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
 """
 EIGHTH: Final = math.tan(math.pi / 8)
+"""tan(pi / 8)."""
 THREE_EIGHTHS: Final = math.tan(3 * math.pi / 8)
+"""tan(3 pi / 8)."""
 QUARTER_PI_LOW: Final = 3.061616997868383e-17
 """pi / 4 minus its float64."""
 
 
 class Tan(CompositeUnary):
-    """tan(x): the tangent of x radians, sin(x) / cos(x).
+    """Return the tangent of x, in radians.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -94,15 +97,17 @@ tan: Final[Tan] = register(Tan())
 
 
 class Atan(CompositeUnary):
-    """atan(x): the angle in (-pi / 2, pi / 2) whose tangent is x.
-
-    NumPy's arctan. abs(x) is reduced to at most tan(pi / 8), where a polynomial is evaluated:
-    Cody and Waite, "Software Manual for the Elementary Functions" (1980), chapter 11.
+    """Return the angle in (-pi / 2, pi / 2) whose tangent is x, as numpy.arctan.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
+
+    Notes
+    -----
+    abs(x) is reduced to at most tan(pi / 8), where a polynomial is evaluated: Cody and Waite,
+    "Software Manual for the Elementary Functions" (1980), chapter 11.
 
     Examples
     --------
@@ -119,13 +124,13 @@ class Atan(CompositeUnary):
 
     def expand(self, x: Node) -> Node:
         size = abs(x)
-        large, middle = size > THREE_EIGHTHS, size > EIGHTH
-        t = where(large, -1 / size, where(middle, (size - 1) / (size + 1), size))
+        is_large, is_middle = size > THREE_EIGHTHS, size > EIGHTH
+        t = where(is_large, -1 / size, where(is_middle, (size - 1) / (size + 1), size))
         one = as_node(1.0, x)
-        turns = where(large, 2 * one, where(middle, one, 0))
+        eighths = where(is_large, 2 * one, where(is_middle, one, 0))
         z = square(t)
-        found = t + (t * z * polynomial(z, ATAN) + turns * QUARTER_PI_LOW)
-        angle = turns * (math.pi / 4) + found
+        reduced_angle = t + (t * z * polynomial(z, ATAN) + eighths * QUARTER_PI_LOW)
+        angle = eighths * (math.pi / 4) + reduced_angle
         return where(x < 0, -angle, angle)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -136,13 +141,13 @@ atan: Final[Atan] = register(Atan())
 
 
 class Asin(CompositeUnary):
-    """asin(x): the angle in [-pi / 2, pi / 2] whose sine is x; NaN outside of [-1, 1].
+    """Return the angle in [-pi / 2, pi / 2] whose sine is x, as numpy.arcsin.
 
-    NumPy's arcsin.
+    The result is NaN outside of [-1, 1].
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -169,13 +174,13 @@ asin: Final[Asin] = register(Asin())
 
 
 class Acos(CompositeUnary):
-    """acos(x): the angle in [0, pi] whose cosine is x; NaN outside of [-1, 1].
+    """Return the angle in [0, pi] whose cosine is x, as numpy.arccos.
 
-    NumPy's arccos.
+    The result is NaN outside of [-1, 1].
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -202,14 +207,16 @@ acos: Final[Acos] = register(Acos())
 
 
 class Atan2(CompositeBinary):
-    """atan2(a, b): the angle in [-pi, pi] of the point (b, a), counted from the positive b axis.
-
-    NumPy's arctan2. The gradient is (b, -a) / (a ** 2 + b ** 2), and 0 where a and b are 0.
+    """Return the angle in [-pi, pi] from the positive b axis to the point (b, a), as numpy.arctan2.
 
     Parameters
     ----------
-    a, b
+    a, b : node or array
         Floats that broadcast. Integers become floats.
+
+    Notes
+    -----
+    The gradient is (b, -a) / (a ** 2 + b ** 2), and 0 where a and b are 0.
 
     Examples
     --------
@@ -245,15 +252,15 @@ atan2: Final[Atan2] = register(Atan2())
 
 
 HALF_RANGE: Final = 1.0
-"""Up to this magnitude sinh is computed by expm1, which does not cancel."""
+"""The largest magnitude for which sinh uses expm1. There (exp(x) - exp(-x)) / 2 would cancel."""
 
 
 class Sinh(CompositeUnary):
-    """sinh(x): the hyperbolic sine, (exp(x) - exp(-x)) / 2.
+    """Return the hyperbolic sine of x, (exp(x) - exp(-x)) / 2.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -275,8 +282,8 @@ class Sinh(CompositeUnary):
         near = 0.5 * (less_one + less_one / (less_one + 1))
         root = exp(0.5 * size)  # exp(size) may overflow where sinh does not
         far = (0.5 * root) * root - (0.5 / root) / root
-        found = where(size > HALF_RANGE, far, near)
-        return where(x < 0, -found, found)
+        value = where(size > HALF_RANGE, far, near)
+        return where(x < 0, -value, value)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy * cosh(node.inputs[0]),)
@@ -286,11 +293,11 @@ sinh: Final[Sinh] = register(Sinh())
 
 
 class Cosh(CompositeUnary):
-    """cosh(x): the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
+    """Return the hyperbolic cosine of x, (exp(x) + exp(-x)) / 2.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -321,11 +328,11 @@ LARGE: Final = 1e8
 
 
 class Asinh(CompositeUnary):
-    """asinh(x): the number whose hyperbolic sine is x; NumPy's arcsinh.
+    """Return the number whose hyperbolic sine is x, as numpy.arcsinh.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -344,9 +351,9 @@ class Asinh(CompositeUnary):
     def expand(self, x: Node) -> Node:
         size = abs(x)
         near = minimum(size, LARGE)
-        found = log1p(near + square(near) / (1 + sqrt(1 + square(near))))
-        found = where(size > LARGE, log(size) + math.log(2), found)
-        return where(x < 0, -found, found)
+        value = log1p(near + square(near) / (1 + sqrt(1 + square(near))))
+        value = where(size > LARGE, log(size) + math.log(2), value)
+        return where(x < 0, -value, value)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         size = abs(node.inputs[0])
@@ -358,11 +365,11 @@ asinh: Final[Asinh] = register(Asinh())
 
 
 class Acosh(CompositeUnary):
-    """acosh(x): the number >= 0 whose hyperbolic cosine is x; NaN below 1. NumPy's arccosh.
+    """Return the number >= 0 whose hyperbolic cosine is x, as numpy.arccosh. It is NaN below 1.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -380,8 +387,8 @@ class Acosh(CompositeUnary):
 
     def expand(self, x: Node) -> Node:
         above = minimum(x, LARGE) - 1
-        found = log1p(above + sqrt(above * (above + 2)))
-        return where(x > LARGE, log(x) + math.log(2), where(x < 1, math.nan, found))
+        value = log1p(above + sqrt(above * (above + 2)))
+        return where(x > LARGE, log(x) + math.log(2), where(x < 1, math.nan, value))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
@@ -392,13 +399,13 @@ acosh: Final[Acosh] = register(Acosh())
 
 
 class Atanh(CompositeUnary):
-    """atanh(x): the number whose hyperbolic tangent is x; NaN outside of [-1, 1].
+    """Return the number whose hyperbolic tangent is x, as numpy.arctanh.
 
-    NumPy's arctanh.
+    The result is NaN outside of [-1, 1].
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -426,11 +433,11 @@ atanh: Final[Atanh] = register(Atanh())
 
 
 class Sinc(CompositeUnary):
-    """sinc(x): sin(pi * x) / (pi * x), and 1 at 0; numpy.sinc.
+    """Return sin(pi * x) / (pi * x), and 1 at 0, as numpy.sinc.
 
     Parameters
     ----------
-    x
+    x : node or array
         Floats of any shape. Integers become floats.
 
     Examples
@@ -445,20 +452,20 @@ class Sinc(CompositeUnary):
     compute = np.sinc
     further = ((-0.05, 0.05), (4, 5))
     SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
-    """The derivative of sin(t) / t is t times this polynomial in t ** 2."""
+    """The coefficients of a polynomial in t ** 2. The derivative of sin(t) / t is t times it."""
 
     def expand(self, x: Node) -> Node:
         angle = x * math.pi
-        zero = equal(angle, 0)
-        return where(zero, 1, sin(angle) / where(zero, 1, angle))
+        is_zero = equal(angle, 0)
+        return where(is_zero, 1, sin(angle) / where(is_zero, 1, angle))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         angle = node.inputs[0] * math.pi
-        near = abs(angle) < 0.25  # the difference below would cancel there
-        safe = where(near, 1, angle)
-        small = where(near, angle, 0)
+        is_near = abs(angle) < 0.25  # the difference below would cancel there
+        safe = where(is_near, 1, angle)
+        small = where(is_near, angle, 0)
         far = (cos(safe) - sin(safe) / safe) / safe
-        slope = where(near, small * polynomial(square(small), self.SERIES), far)
+        slope = where(is_near, small * polynomial(square(small), self.SERIES), far)
         return (dy * (math.pi * slope),)
 
 
@@ -471,7 +478,7 @@ def deg2rad(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
 
     Examples
@@ -491,7 +498,7 @@ def rad2deg(x: Value) -> Node:
 
     Parameters
     ----------
-    x
+    x : node or array
         Numbers of any shape. Integers become floats.
 
     Examples

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where windows stand over the spatial axes of [N, C, spatial...]: convolutions and pools share it.
+"""The positions of the windows of convolutions and pooling over the axes of [N, C, spatial...].
 
-Along one axis, window number i reads the places i * stride - before + k * dilation, for k in
-[0, kernel): those of them that are in the tensor. Attributes hold a number an axis (`kernel`,
-`strides`, `dilations`), and `padding` the zeros before and after each axis in turn: before, after,
+Along one axis, window i reads the elements at i * stride - before + k * dilation, for k in
+[0, kernel), if they are inside the array. The attributes `kernel`, `strides` and `dilations` have
+one number per axis. `padding` has the number of zeros before and after each axis: before, after,
 before, after, ...
 """
 
@@ -19,45 +19,48 @@ from ..dtypes import Array, Shape, Type
 from ..errors import ShapeError
 
 PerAxis: TypeAlias = int | Sequence[int]
-"""One number for all spatial axes, or one an axis."""
+"""One number for all spatial axes, or one number per axis."""
 
 Padding: TypeAlias = int | str | Sequence[int] | Sequence[Sequence[int]]
-"""Zeros on both sides: as PerAxis, as pairs (before, after), as "valid" (none) or "same"."""
+"""The zeros on both sides: a PerAxis, pairs (before, after), "valid" (none) or "same"."""
 
 SPATIAL: Final = (1, 2, 3)
-"""How many spatial axes kernels know."""
+"""The numbers of spatial axes that kernels support."""
 
 
 def first(ndim: int) -> Shape:
-    """The order of axes that puts the channels, which come last, in front of the spatial axes."""
+    """Return the order of axes that moves the channels from the last axis to axis 1."""
     return (0, ndim - 1, *range(1, ndim - 1))
 
 
 def last(ndim: int) -> Shape:
-    """The order of axes that puts the channels last."""
+    """Return the order of axes that moves the channels from axis 1 to the last axis."""
     return (0, *range(2, ndim), 1)
 
 
 def ordered(shape: Shape, axes: Shape) -> Shape:
-    """A shape with its axes in this order."""
+    """Return the shape with its axes in this order."""
     return tuple(shape[axis] for axis in axes)
 
 
-def per_axis(where: str, what: str, given: Any, axes: int, lowest: int) -> Shape:
-    """Give each spatial axis its number."""
-    many = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)
-    values = tuple(given) if many else (given,) * axes
-    whole = all(isinstance(v, (int, np.integer)) for v in values)
-    if not whole or len(values) != axes or not all(lowest <= v < 2**31 for v in values):
+def per_axis(where: str, what: str, number: Any, axes: int, lowest: int) -> Shape:
+    """Return one number per spatial axis from one number, or from one number per axis.
+
+    ShapeError for other numbers, or for a number less than `lowest`.
+    """
+    is_sequence = isinstance(number, (Sequence, np.ndarray)) and not isinstance(number, str)
+    values = tuple(number) if is_sequence else (number,) * axes
+    is_integer = all(isinstance(v, (int, np.integer)) for v in values)
+    if not is_integer or len(values) != axes or not all(lowest <= v < 2**31 for v in values):
         raise ShapeError(
             f"{where}: expected {what} of one whole number or {axes}, each in [{lowest}, 2**31); "
-            f"got {given!r}"
+            f"got {number!r}"
         )
     return tuple(int(v) for v in values)
 
 
 def spatial_axes(where: str, x: Type) -> int:
-    """Count the spatial axes of [N, C, spatial...]."""
+    """Return the number of spatial axes of [N, C, spatial...]."""
     axes = len(x.shape) - 2
     if axes not in SPATIAL:
         raise ShapeError(
@@ -67,37 +70,37 @@ def spatial_axes(where: str, x: Type) -> int:
 
 
 def paddings(
-    where: str, given: Padding, x: Shape, kernel: Shape, strides: Shape, dilations: Shape
+    where: str, padding: Padding, x: Shape, kernel: Shape, strides: Shape, dilations: Shape
 ) -> Shape:
-    """Resolve what the user gave as padding: before and after each axis, in turn.
+    """Return the numbers of zeros before and after each axis, in turn, from the user's padding.
 
-    "same" makes ceil(x / stride) windows; an odd zero goes behind.
+    "same" makes ceil(x / stride) windows; the odd one of the zeros is put after the axis.
     """
     axes = len(kernel)
-    if isinstance(given, str):
-        if given not in ("same", "valid"):
-            raise ValueError(f'{where}: expected padding "same" or "valid"; got {given!r}')
-        if given == "valid":
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise ValueError(f'{where}: expected padding "same" or "valid"; got {padding!r}')
+        if padding == "valid":
             return (0,) * (2 * axes)
-        found: list[int] = []
+        zeros_per_side: list[int] = []
         for n, k, stride, dilation in zip(x, kernel, strides, dilations, strict=True):
             zeros = max((-(-n // stride) - 1) * stride + reach(k, dilation) - n, 0)
-            found += (zeros // 2, zeros - zeros // 2)
-        return tuple(found)
-    pairs = given if isinstance(given, Sequence) else (given,) * axes
+            zeros_per_side += (zeros // 2, zeros - zeros // 2)
+        return tuple(zeros_per_side)
+    pairs = padding if isinstance(padding, Sequence) else (padding,) * axes
     if len(pairs) == axes and any(isinstance(pair, Sequence) for pair in pairs):
         sides = [per_axis(where, "padding before and after", pair, 2, 0) for pair in pairs]
         return tuple(itertools.chain.from_iterable(sides))
-    return tuple(n for n in per_axis(where, "padding", given, axes, 0) for _ in range(2))
+    return tuple(n for n in per_axis(where, "padding", padding, axes, 0) for _ in range(2))
 
 
 def reach(kernel: int, dilation: int) -> int:
-    """How many places a window spans."""
+    """Return the number of elements from the first to the last element of a window."""
     return (kernel - 1) * dilation + 1
 
 
 def sides(padding: Shape) -> tuple[tuple[int, int], ...]:
-    """Read the padding as a pair an axis."""
+    """Return the padding as one pair (before, after) per axis."""
     return tuple(zip(padding[::2], padding[1::2], strict=True))
 
 
@@ -110,19 +113,19 @@ def window_counts(
     dilations: Shape,
     beyond: bool = False,
 ) -> Shape:
-    """How many windows fit along each axis.
+    """Return the number of windows along each axis.
 
-    With `beyond` the last one may end behind the padding, if it does not begin there.
+    With `beyond`, the last window may end beyond the padding, but it does not start there.
     """
     counts = []
     for n, k, stride, (before, after), dilation in zip(
         x.shape[2:], kernel, strides, sides(padding), dilations, strict=True
     ):
-        left = n + before + after - reach(k, dilation)
-        count = left // stride + 1
-        if beyond and left % stride and count * stride < n + before:
+        room = n + before + after - reach(k, dilation)
+        count = room // stride + 1
+        if beyond and room % stride and count * stride < n + before:
             count += 1
-        if left < 0 or n < 1:
+        if room < 0 or n < 1:
             raise ShapeError(
                 f"{where}: expected a window of {reach(k, dilation)} places to fit into {n}, "
                 f"padded by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}. "
@@ -133,24 +136,24 @@ def window_counts(
 
 
 def padded(x: Array, padding: Shape, value: Any = 0) -> Array:
-    """Surround the spatial axes with a value."""
+    """Pad the spatial axes with a value."""
     return np.pad(x, ((0, 0), (0, 0), *sides(padding)), constant_values=value)
 
 
 def offsets(kernel: Shape) -> Iterator[Shape]:
-    """Every place of a window, row by row."""
+    """Return the index of each element in a window, in row-major order."""
     return iter(np.ndindex(*kernel))
 
 
 def at(index: Iterable[Any]) -> tuple[Any, ...]:
-    """Index the spatial axes."""
+    """Return an index of [N, C, spatial...] from one for the spatial axes."""
     return (slice(None), slice(None), *index)
 
 
 def under(offset: Shape, counts: Shape, strides: Shape, dilations: Shape) -> tuple[Any, ...]:
-    """Index, in a padded tensor, what all windows read at one place of theirs."""
-    firsts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
+    """Return the index of the elements of a padded array that all windows read at one offset."""
+    starts = [o * dilation for o, dilation in zip(offset, dilations, strict=True)]
     return at(
         slice(first, first + (count - 1) * stride + 1, stride)
-        for first, count, stride in zip(firsts, counts, strides, strict=True)
+        for first, count, stride in zip(starts, counts, strides, strict=True)
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules for collectives in a graph: reductions, ranks, shapes of operands and results.
+"""Checks of collectives in a graph: reductions, ranks, and shapes of operands and results.
 
-`infer` of each collective applies them. comm/checks.py has the rules for collectives on arrays, and
+`infer` of each collective calls them. comm/checks.py has the checks of collectives on arrays, and
 names the code that compares the calls of the ranks.
 """
 
@@ -18,13 +18,13 @@ from .groups import Ranks
 
 
 def expect_reduction(where: str, op: str, x: Type) -> None:
-    """Raise an error for a reduction that does not exist, or that does not take this dtype."""
+    """Raise an error if the reduction does not exist or does not accept the dtype of x."""
     check_op(op, where)
     expect_dtype(f'{where}(op="{op}")', (x,), REDUCTIONS[op])
 
 
 def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
-    """Return the operand's type; ValueError for a root that is not a rank of the group."""
+    """Return the operand's type; ValueError if the root is not a rank of the group."""
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
         raise ValueError(
@@ -52,7 +52,7 @@ def expect_rows(where: str, x: Type) -> None:
 
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
-    """Return the type of the result of a collective whose blocks have one length."""
+    """Return the type of the result of a collective on blocks of equal size."""
     expect_rows(kind.name, x)
     if kind.gives == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
@@ -60,20 +60,25 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
 
 
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
-    """Raise ShapeError for numbers of rows that do not fit the ranks or the operand.
+    """Raise ShapeError if the numbers of rows do not fit the ranks or the operand.
 
-    `what` is "all" if the operand has all rows, or the number of the rank whose rows it has.
+    `what` is "all" if the operand has the rows of all ranks. Otherwise it is the number of the rank
+    whose rows the operand has.
     """
-    given = tuple(counts)
-    if len(given) != size or any(n < 0 for n in given) or rows < 0:
-        raise ShapeError(f"{where}: expected a number of rows >= 0 a rank of {size}; got {given}")
-    expected = sum(given) if what == "all" else given[int(what)]
+    row_counts = tuple(counts)
+    if len(row_counts) != size or any(n < 0 for n in row_counts) or rows < 0:
+        raise ShapeError(
+            f"{where}: expected a number of rows >= 0 a rank of {size}; got {row_counts}"
+        )
+    expected = sum(row_counts) if what == "all" else row_counts[int(what)]
     if rows != expected:
-        raise ShapeError(f"{where}: expected {expected} rows by the counts {given}; got {rows}")
+        raise ShapeError(
+            f"{where}: expected {expected} rows by the counts {row_counts}; got {rows}"
+        )
 
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return numbers of rows as an attribute."""
+    """Return numbers of rows as a tuple of ints, the value of an attribute."""
     return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sparse all-reduce with error feedback, in other ops."""
+"""A sparse all-reduce with error feedback, composed of other ops."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def sparse_all_reduce(
     """Reduce only the elements of the largest magnitude over all ranks.
 
     The elements that a rank does not send are the next residual, which the next call adds to its x
-    (error feedback). So no element is lost over many steps. See Stich, Cordonnier and Jaggi,
-    "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1. ngd.TopK does the same for arrays.
+    (error feedback). So no element is lost over many steps. ngd.TopK does the same for arrays
+    outside of a step.
 
     Parameters
     ----------
     x, residual : node or array
         float32 or float64, of one shape.
     ratio : float
-        The fraction of the elements that a rank sends, in (0, 1]; at least one is sent. An element
-        costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31 elements and
-        more, an index has 8 bytes.
+        The fraction of the elements that a rank sends, in (0, 1]. At least one element is sent. An
+        element costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31
+        elements and more, an index has 8 bytes.
     op : str
         "sum" or "mean". The elements are added in the order of ranks.
     group : Group, optional
@@ -57,25 +57,37 @@ def sparse_all_reduce(
     ValueError
         The ratio is not in (0, 1], or the op is another one.
 
-    Examples
-    --------
-    A variable with `per_rank=True` stores the residual of each rank::
+    Notes
+    -----
+    Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1.
+
+    In a step, a variable with `per_rank=True` stores the residual of each rank.
+
+    ::
 
         left = ngd.variable("left", np.zeros(w.shape, "float32"), per_rank=True)
         mean, rest = ops.sparse_all_reduce(gradient, left, ratio=0.01, op="mean")
         step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> f = ngd.function(lambda x, r: ops.sparse_all_reduce(x, r, ratio=0.5, op="mean"))
+        >>> f(np.float32([1.0, 3.0]), np.zeros(2, np.float32))
+        (array([0., 3.], dtype=float32), array([1., 0.], dtype=float32))
     """
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
     _check(x, residual, ratio, op)
     ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
-    held = reshape(x + residual, (size,))
-    _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
-    places = cast(largest, int32 if size < 2**31 else int64)
-    values = take(held, places)
-    sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
-    total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
+    accumulated = reshape(x + residual, (size,))
+    _, largest = top_k(abs(accumulated), min(size, max(1, math.ceil(ratio * size))))
+    indices = cast(largest, int32 if size < 2**31 else int64)
+    values = take(accumulated, indices)
+    sent = scatter_add(cast(indices * 0 + 1, int32), indices, 0, size) > 0
+    total = scatter_add(all_gather(values, group=ranks), all_gather(indices, group=ranks), 0, size)
     result = total / ranks.size if op == "mean" else total
-    return reshape(result, x.shape), reshape(where(sent, 0, held), x.shape)
+    return reshape(result, x.shape), reshape(where(sent, 0, accumulated), x.shape)
 
 
 def _check(x: Node, residual: Node, ratio: float, op: str) -> None:

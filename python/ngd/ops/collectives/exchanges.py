@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Collectives that move blocks of rows between the ranks of a group.
 
 A row is the part of a tensor that one index of axis 0 selects. Before the collective, another axis
@@ -45,43 +46,78 @@ __all__ = [
 
 
 def row_elements(x: Type) -> int:
-    """How many elements a row has."""
+    """Return the number of elements of a row."""
     return Type(x.dtype, x.shape[1:]).count
 
 
-def moved_axis(x: Node, source: int, destination: int) -> Node:
-    """One axis in another place, the others in their order."""
+def move_axis(x: Node, source: int, destination: int) -> Node:
+    """Move one axis to another index. The other axes keep their order."""
     order = [a for a in range(x.ndim) if a != source]
     order.insert(destination, source)
     return transpose(x, order)
 
 
 def blocks_of(where: str, x: Node, axis: int, size: int) -> Node:
-    """The equal parts of an axis along a new first axis: (size, ..., n / size, ...)."""
+    """Split an axis into equal blocks along a new first axis: (size, ..., n / size, ...)."""
     n = x.shape[axis]
     if n % size:
         raise ShapeError(
             f"{where}: expected axis {axis} in {size} equal blocks; got {x.type}. Pad it."
         )
-    parts = reshape(x, (*x.shape[:axis], size, n // size, *x.shape[axis + 1 :]))
-    return moved_axis(parts, axis, 0)
+    blocks = reshape(x, (*x.shape[:axis], size, n // size, *x.shape[axis + 1 :]))
+    return move_axis(blocks, axis, 0)
 
 
-def joined(parts: Node, axis: int) -> Node:
-    """The parts along the first axis one behind the other along `axis` of the rest."""
-    size, *rest = parts.shape
-    merged = (*rest[:axis], size * rest[axis], *rest[axis + 1 :])
-    return reshape(moved_axis(parts, 0, axis), merged)
+def concat_blocks(blocks: Node, axis: int) -> Node:
+    """Concatenate the blocks along the first axis along `axis` of the remaining axes."""
+    size, *rest = blocks.shape
+    shape = (*rest[:axis], size * rest[axis], *rest[axis + 1 :])
+    return reshape(move_axis(blocks, 0, axis), shape)
 
 
 class ReduceScatter(Collective):
-    """reduce_scatter(x, op=, axis=0, counts=None, group=None): my block of the combined x.
+    """Reduce an array over all ranks, element by element. Rank r gets block r of the result.
 
-    The axis is cut in as many equal blocks as there are ranks, or in blocks of counts[r], equal on
-    all ranks; rank r gets block r, reduced. op as in all_reduce. Attrs: reduce_op, group, counts.
-    The adjoint of sum is all_gather, that of mean its share; the others have no gradient.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as for ops.all_reduce.
+    axis : int, default 0
+        The axis that is split into one block per rank.
+    counts : sequence of int, optional
+        The sizes of the blocks, one number per rank, equal on all ranks. By default, the blocks
+        have equal sizes.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The block of this rank.
+
+    Raises
+    ------
+    ShapeError
+        The axis cannot be split into equal blocks, or the counts do not fit.
+    ValueError
+        The op does not exist.
+
+    Notes
+    -----
+    The adjoint of "sum" is ops.all_gather. The adjoint of "mean" is ops.all_gather divided by the
+    number of ranks. The other reductions have no gradient.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.reduce_scatter(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: reduce_op, group, counts.
     kind = KINDS["reduce_scatter"]
 
     def __call__(
@@ -94,15 +130,17 @@ class ReduceScatter(Collective):
         group: Ranks | None = None,
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
-        along = as_axis(self.name, axis, x.ndim, x.type)
+        split_axis = as_axis(self.name, axis, x.ndim, x.type)
         attrs: dict[str, Any] = {"reduce_op": op, "group": ranks}
         if counts is not None:
-            mine = self.node((moved_axis(x, along, 0),), {**attrs, "counts": as_counts(counts)})
-            return moved_axis(mine, 0, along)
-        if along == 0:
+            own_block = self.node(
+                (move_axis(x, split_axis, 0),), {**attrs, "counts": as_counts(counts)}
+            )
+            return move_axis(own_block, 0, split_axis)
+        if split_axis == 0:
             return self.node((x,), attrs)
-        mine = self.node((blocks_of(self.name, x, along, ranks.size),), attrs)
-        return reshape(mine, mine.shape[1:])
+        own_block = self.node((blocks_of(self.name, x, split_axis, ranks.size),), attrs)
+        return reshape(own_block, own_block.shape[1:])
 
     def infer(
         self, x: Type, *, reduce_op: str, group: Ranks, counts: tuple[int, ...] | None = None
@@ -143,7 +181,7 @@ class ReduceScatter(Collective):
 
 
 def block_counts(x: Type, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The blocks of an operand that has one for each rank, in elements."""
+    """Return the sizes, in elements, of an operand's blocks, one block per rank."""
     if attrs.get("counts") is None:
         return {"count": x.count // attrs["group"].size}
     return {"counts": tuple(n * row_elements(x) for n in attrs["counts"])}
@@ -153,19 +191,43 @@ reduce_scatter: Final[ReduceScatter] = register(ReduceScatter())
 
 
 class AllGather(Collective):
-    """all_gather(x, axis=0, group=None): all ranks' x, in their order along the axis; attrs: group.
+    """Concatenate the arrays of all ranks along an axis, in the order of ranks.
 
-    x has one shape on all ranks. The adjoint is reduce_scatter(op="sum").
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    axis : int, default 0
+        The axis to concatenate along.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The arrays of all ranks, on every rank.
+
+    Notes
+    -----
+    The adjoint is ops.reduce_scatter with op="sum".
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.all_gather(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attribute of a node: group.
     kind = KINDS["all_gather"]
 
     def __call__(self, x: Value, *, axis: int = 0, group: Ranks | None = None) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
-        along = as_axis(self.name, axis, x.ndim, x.type)
-        if along == 0:
+        concat_axis = as_axis(self.name, axis, x.ndim, x.type)
+        if concat_axis == 0:
             return self.node((x,), {"group": ranks})
-        return joined(self.node((reshape(x, (1, *x.shape)),), {"group": ranks}), along)
+        return concat_blocks(self.node((reshape(x, (1, *x.shape)),), {"group": ranks}), concat_axis)
 
     def infer(self, x: Type, *, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, x, group.size)
@@ -185,21 +247,52 @@ all_gather: Final[AllGather] = register(AllGather())
 
 
 class AllGatherV(Collective):
-    """all_gather_v(x, counts=, axis=0, group=None): all ranks' x of counts[r] rows each.
+    """Concatenate arrays of different sizes along an axis, in the order of ranks.
 
-    Along `axis` rank r's x has counts[r]; all else is one shape on all ranks, and so are the
-    counts. Attrs: counts, group. The adjoint is reduce_scatter(op="sum", counts=counts).
+    Parameters
+    ----------
+    x : node or array
+        An array. Along the axis, the array of rank r has size counts[r]. The other axes are equal
+        on all ranks.
+    counts : sequence of int
+        One size per rank, equal on all ranks.
+    axis : int, default 0
+        The axis to concatenate along.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The arrays of all ranks, on every rank.
+
+    Raises
+    ------
+    ShapeError
+        The counts do not fit the ranks or x.
+
+    Notes
+    -----
+    The adjoint is ops.reduce_scatter with op="sum" and these counts.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.all_gather_v(x, counts=[3]))(np.arange(3.0))
+        array([0., 1., 2.])
     """
 
+    # Attributes of a node: counts, group.
     kind = KINDS["all_gather_v"]
 
     def __call__(
         self, x: Value, *, counts: Sequence[int], axis: int = 0, group: Ranks | None = None
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
-        along = as_axis(self.name, axis, x.ndim, x.type)
+        concat_axis = as_axis(self.name, axis, x.ndim, x.type)
         attrs = {"counts": as_counts(counts), "group": ranks}
-        return moved_axis(self.node((moved_axis(x, along, 0),), attrs), 0, along)
+        return move_axis(self.node((move_axis(x, concat_axis, 0),), attrs), 0, concat_axis)
 
     def infer(self, x: Type, *, counts: tuple[int, ...], group: Ranks) -> Type:
         expect_rows(self.name, x)
@@ -223,13 +316,42 @@ all_gather_v: Final[AllGatherV] = register(AllGatherV())
 
 
 class AllToAll(Collective):
-    """all_to_all(x, split_axis=0, concat_axis=0, group=None): block s of my x goes to rank s.
+    """Send block r of x to rank r, and concatenate the received blocks in the order of ranks.
 
-    split_axis is cut in as many equal blocks as there are ranks; what comes from rank r stands at
-    place r along concat_axis. x has one shape on all ranks. Attrs: group. The adjoint sends
-    everything back: the same with the axes exchanged.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    split_axis : int, default 0
+        The axis that is split into one equal block per rank.
+    concat_axis : int, default 0
+        The axis along which the received blocks are concatenated.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The blocks that this rank received.
+
+    Raises
+    ------
+    ShapeError
+        The axis cannot be split into equal blocks.
+
+    Notes
+    -----
+    The adjoint is the same op with the two axes exchanged.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.all_to_all(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attribute of a node: group.
     kind = KINDS["all_to_all"]
 
     def __call__(
@@ -241,12 +363,12 @@ class AllToAll(Collective):
         group: Ranks | None = None,
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
-        apart = as_axis(self.name, split_axis, x.ndim, x.type)
-        together = as_axis(self.name, concat_axis, x.ndim, x.type)
-        if apart == together == 0:
+        split = as_axis(self.name, split_axis, x.ndim, x.type)
+        concat = as_axis(self.name, concat_axis, x.ndim, x.type)
+        if split == concat == 0:
             return self.node((x,), {"group": ranks})
-        blocks = blocks_of(self.name, x, apart, ranks.size)
-        return joined(self.node((blocks,), {"group": ranks}), together)
+        blocks = blocks_of(self.name, x, split, ranks.size)
+        return concat_blocks(self.node((blocks,), {"group": ranks}), concat)
 
     def infer(self, x: Type, *, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, x, group.size)
@@ -266,13 +388,45 @@ all_to_all: Final[AllToAll] = register(AllToAll())
 
 
 class AllToAllV(Collective):
-    """all_to_all_v(x, send_counts, receive_counts, group=None): send_counts[s] rows go to rank s.
+    """Send send_counts[r] rows of x to rank r, and receive receive_counts[r] rows from rank r.
 
-    The rows of x are in the order of the ranks. receive_counts[r] rows come from rank r, which is
-    rank r's send count for this rank. Attrs: counts, receive_counts, group. The adjoint is the same
-    with the counts exchanged.
+    A row is the part of x at one index of axis 0.
+
+    Parameters
+    ----------
+    x : node or array
+        The rows to send, in the order of ranks.
+    send_counts : sequence of int
+        The number of rows for each rank.
+    receive_counts : sequence of int
+        The number of rows from each rank: number r is what rank r has in its send_counts for this
+        rank.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The received rows, in the order of ranks.
+
+    Raises
+    ------
+    ShapeError
+        The counts do not fit the ranks or x, or the two counts for this rank itself differ.
+
+    Notes
+    -----
+    The adjoint is the same op with the counts exchanged.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.all_to_all_v(x, [3], [3]))(np.arange(3.0))
+        array([0., 1., 2.])
     """
 
+    # Attributes of a node: counts, receive_counts, group.
     kind = KINDS["all_to_all_v"]
 
     def __call__(
@@ -328,12 +482,46 @@ all_to_all_v: Final[AllToAllV] = register(AllToAllV())
 
 
 class Gather(Collective):
-    """gather(x, root=0, axis=0, group=None): all ranks' x along the axis on the root.
+    """Concatenate the arrays of all ranks along an axis, on the root only.
 
-    Elsewhere the result is zero. x has one shape on all ranks. `ops.take` takes elements by index.
-    Attrs: root, group. The adjoint is scatter.
+    ops.take, not ops.gather, reads elements by index.
+
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    root : int, default 0
+        The rank that gets the result.
+    axis : int, default 0
+        The axis to concatenate along.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The arrays of all ranks on the root, and zeros of the same shape on the other ranks.
+
+    Raises
+    ------
+    ValueError
+        The root is not a rank of the group.
+    TypeError
+        The root is not an int.
+
+    Notes
+    -----
+    The adjoint is ops.scatter.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.gather(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: root, group.
     kind = KINDS["gather"]
 
     def __call__(
@@ -348,10 +536,10 @@ class Gather(Collective):
             as_node(x, where=self.name),
             {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
         )
-        along = as_axis(self.name, axis, x.ndim, x.type)
-        if along == 0:
+        concat_axis = as_axis(self.name, axis, x.ndim, x.type)
+        if concat_axis == 0:
             return self.node((x,), attrs)
-        return joined(self.node((reshape(x, (1, *x.shape)),), attrs), along)
+        return concat_blocks(self.node((reshape(x, (1, *x.shape)),), attrs), concat_axis)
 
     def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)
@@ -367,25 +555,56 @@ gather: Final[Gather] = register(Gather())
 
 
 class Scatter(Collective):
-    """scatter(x, root=0, axis=0, group=None): block r of the root's x on rank r.
+    """Split the root's array along an axis. Rank r gets block r.
 
-    The axis is cut in as many equal blocks as there are ranks. x has one shape on all ranks; what
-    it holds elsewhere than on the root is not looked at. Attrs: root, group. The adjoint is
-    gather.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks. Only the values on the root are read.
+    root : int, default 0
+        The rank whose array is split.
+    axis : int, default 0
+        The axis that is split into one equal block per rank.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Node
+        The block of this rank.
+
+    Raises
+    ------
+    ShapeError
+        The axis cannot be split into equal blocks.
+    ValueError
+        The root is not a rank of the group.
+
+    Notes
+    -----
+    The adjoint is ops.gather.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.scatter(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: root, group.
     kind = KINDS["scatter"]
 
     def __call__(
         self, x: Value, root: int = 0, *, axis: int = 0, group: Ranks | None = None
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
-        along = as_axis(self.name, axis, x.ndim, x.type)
+        split_axis = as_axis(self.name, axis, x.ndim, x.type)
         attrs = {"root": whole(root, self.name, "root"), "group": ranks}
-        if along == 0:
+        if split_axis == 0:
             return self.node((x,), attrs)
-        mine = self.node((blocks_of(self.name, x, along, ranks.size),), attrs)
-        return reshape(mine, mine.shape[1:])
+        own_block = self.node((blocks_of(self.name, x, split_axis, ranks.size),), attrs)
+        return reshape(own_block, own_block.shape[1:])
 
     def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
         return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of a collective in the graph: one that the caller names, or the world.
+"""The group of a collective in the graph: the group that the caller passes, or the world.
 
-A collective that is given no group, but needs one for the shape of its result, runs over the world.
-If the world is not joined when the graph is built, the op holds the launcher's numbers, and
-ngd.compile joins the world.
+A collective without a group runs over the world if it needs the number of ranks for the shape of
+its result. If the world is not joined when the graph is built, the op has the launcher's rank and
+number of ranks, and ngd.compile joins the world.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ _last_joined: weakref.ref[Group] | None = None
 
 @dataclass(frozen=True)
 class LaunchedWorld:
-    """The world before it is joined: the launcher's numbers."""
+    """The world before it is joined: the rank and the number of ranks from the launcher."""
 
     rank: int
     size: int
 
 
 Ranks: TypeAlias = Group | LaunchedWorld
-"""The group of an op."""
+"""The group of an op: a Group, or the world before it is joined."""
 ONE_RANK: Final = LaunchedWorld(0, 1)
+"""A world of one rank."""
 
 
 def joined_world() -> Group | None:
-    """Return the world that a graph was built for last, while the program holds it."""
+    """Return the world of the last graph that was built, or None if it no longer exists."""
     return _last_joined() if _last_joined is not None else None
 
 
 def world_ranks() -> Ranks:
-    """Return the world, or the launcher's numbers if it is not joined."""
+    """Return the world, or the launcher's numbers if the world is not joined."""
     global _last_joined
     group = living_world()
     if group is None:
@@ -53,9 +54,9 @@ def world_ranks() -> Ranks:
 
 
 def settle_world(graph: Graph) -> None:
-    """Give the collectives of a graph the world where they have the launcher's numbers.
+    """Replace the launcher's numbers in the collectives of a graph by the world.
 
-    Joins the world if there is such a collective.
+    It joins the world if there is such a collective.
     """
     global _last_joined
     nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
@@ -72,7 +73,7 @@ def settle_world(graph: Graph) -> None:
                 f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
                 "ngd.init()."
             )
-        node.attrs["group"] = group  # in place: other nodes refer to this one
+        node.attrs["group"] = group  # in place, because other nodes refer to this node
 
 
 def is_launched(group: Any) -> bool:
@@ -81,7 +82,7 @@ def is_launched(group: Any) -> bool:
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
-    """Return the nodes of a graph and of the graphs that its ops run."""
+    """Yield the nodes of a graph and of the graphs that its ops run."""
     for node in graph.nodes:
         yield node
         for body in bodies_of(node):
@@ -89,7 +90,7 @@ def all_nodes(graph: Graph) -> Iterator[Node]:
 
 
 def expect_member(call: str, group: Ranks) -> Ranks:
-    """Return a group that this rank is a member of; raise NotMemberError for another one."""
+    """Return a group; raise NotMemberError if this rank is not a member of it."""
     if group.rank < 0:
         raise NotMemberError(
             f"{call}: group: expected a group that includes this rank; got {group!r}, of which "
@@ -99,17 +100,17 @@ def expect_member(call: str, group: Ranks) -> Ranks:
 
 
 def ranks_of(call: str, group: Ranks | None) -> Ranks:
-    """Return the group that is named, or the world."""
+    """Return the group that is passed, or the world."""
     return world_ranks() if group is None else expect_member(call, group)
 
 
 def with_group(call: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
-    """Return attributes that include the group, if there is one."""
+    """Return the attributes of a node, with the group if there is one."""
     return dict(attrs) if group is None else {**attrs, "group": expect_member(call, group)}
 
 
 def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-    """Return whether a value that is equal in the group is equal on all ranks."""
+    """Return True if a value that is equal on all ranks of the group is equal on all ranks."""
     group = attrs.get("group")
     of_world = group is None or is_launched(group) or group is joined_world()
     return of_world or all(x.uniform for x in inputs)

@@ -24,18 +24,47 @@ __all__ = ["recv", "send"]
 
 
 class Send(Collective):
-    """send(x, to, tag=0, group=None): give x to another rank, whose recv takes it.
+    """Send x to another rank, which receives it with ops.recv.
 
-    The result is a token: a scalar 0 of x's dtype that is there when x has been taken. Nothing is
-    sent unless the token is wanted: make it an output of the step, or add it to something that is.
-    Attrs: root (the other rank), tag, group.
+    The send runs only if the step needs its result, a token: make the token an output of the step,
+    or add it to an output. Both ranks make their sends and receives in the same order, as with MPI.
 
-    What one rank sends to another is received in the order in which it was made: both scripts make
-    their sends and receives in one order, as with MPI. A tag is compared, to notice if they do not.
-    The adjoint receives from `to` what its recv's adjoint sends, with the same tag, so a loss that
-    holds the token is differentiated through the other rank; see recv.
+    Parameters
+    ----------
+    x : node or array
+        An array of any shape and dtype.
+    to : int
+        The rank that receives.
+    tag : int, default 0
+        A number that is compared with the tag of the receive, to detect different orders.
+    group : Group, optional
+        The ranks. The default is the group of the step.
+
+    Returns
+    -------
+    Node
+        The token: a scalar 0 of the dtype of x, which is available when the other rank has taken x.
+
+    Raises
+    ------
+    ValueError
+        `to` is not another rank of the group.
+
+    Notes
+    -----
+    The adjoint receives from `to` the array that the adjoint of its recv sends, with the same tag.
+    So the gradient of a loss that contains the token continues on the other rank; see ops.recv.
+
+    Examples
+    --------
+    ops.recv has a program for two ranks. The token is a scalar::
+
+        >>> token = ops.send(ngd.placeholder("x", (8, 4)), 1)
+        >>> token.shape
+        ()
     """
 
+    # Attributes of a node: root (the other rank), tag, group.
     kind = KINDS["send"]
 
     def __call__(self, x: Value, to: int, tag: int = 0, *, group: Ranks | None = None) -> Node:
@@ -53,7 +82,8 @@ class Send(Collective):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x = node.inputs[0].type
         attrs = {**node.attrs, "shape": x.shape, "dtype": x.dtype}
-        return (recv.node((dy + node,), attrs),)  # what comes back rests on what was sent
+        # The receive depends on the send, so that it runs after the send.
+        return (recv.node((dy + node,), attrs),)
 
     def reference(self, x: Array, **attrs: Any) -> Array:
         return np.zeros((), x.dtype)
@@ -66,12 +96,44 @@ send: Final[Send] = register(Send())
 
 
 class Recv(Collective):
-    """recv(source, tag=0, shape=, dtype=, after=None, group=None): what another rank sends.
+    """Receive an array that another rank sends with ops.send.
 
-    `after` is a scalar that is computed before, such as the token of a send; its value is not read.
-    Its adjoint is the token of the send that returns the adjoint of the received array to `source`.
-    So a rank whose loss depends on the received array differentiates by `after` too, and makes that
-    token an output. Otherwise the other rank waits.
+    Parameters
+    ----------
+    source : int
+        The rank that sends.
+    tag : int, default 0
+        A number that is compared with the tag of the send.
+    shape : int or sequence of int
+        The shape of the array.
+    dtype : dtype
+        The dtype of the array.
+    after : node or array, optional
+        A scalar that is computed before the receive, such as the token of a send. Its value is not
+        read.
+    group : Group, optional
+        The ranks. The default is the group of the step.
+
+    Returns
+    -------
+    Node
+        The received array.
+
+    Raises
+    ------
+    ValueError
+        `source` is not another rank of the group.
+    ShapeError
+        `after` is not a scalar.
+
+    Notes
+    -----
+    The adjoint of `after` is the token of the send that returns the adjoint of the received array
+    to `source`. So a rank whose loss depends on the received array also differentiates by `after`,
+    and makes that token an output. Otherwise the other rank waits.
+
+    In this program for two ranks, gw is the gradient of the sum of the losses of both ranks,
+    because the value of the token is 0.
 
     ::
 
@@ -87,10 +149,16 @@ class Recv(Collective):
         gv, back = ngd.grad(loss, [v, start])
         step = ngd.compile([y], [loss, gv, back])
 
-    gw is the gradient of the sum of the ranks' losses, the token's value being 0. Attrs: shape,
-    dtype, root (the other rank), tag, group.
+    Examples
+    --------
+    ::
+
+        >>> h = ops.recv(0, shape=(8, 4), dtype="float32")
+        >>> h.shape
+        (8, 4)
     """
 
+    # Attributes of a node: shape, dtype, root (the other rank), tag, group.
     kind = KINDS["recv"]
 
     def __call__(
@@ -103,11 +171,13 @@ class Recv(Collective):
         after: Value | None = None,
         group: Ranks | None = None,
     ) -> Node:
-        wanted = as_dtype(dtype, self.name)
-        token = scalar(0, wanted, self.name) if after is None else as_node(after, where=self.name)
+        element_type = as_dtype(dtype, self.name)
+        token = (
+            scalar(0, element_type, self.name) if after is None else as_node(after, where=self.name)
+        )
         attrs = {
-            "shape": lengths(shape, self.name, wanted.itemsize),
-            "dtype": wanted,
+            "shape": lengths(shape, self.name, element_type.itemsize),
+            "dtype": element_type,
             "root": whole(source, self.name, "source"),
             "tag": whole(tag, self.name, "tag"),
         }

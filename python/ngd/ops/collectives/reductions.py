@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions in the graph. Exchanges of rows are in exchanges.py, messages in point_to_point.py.
+"""Reductions in the graph. exchanges.py has exchanges of rows, point_to_point.py messages.
 
-Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and recv run
-over the ranks of the executable (ngd.compile's group=, by default the world). The others need the
-number of ranks for the shape of their result. They mean the world. If it is not joined when the
-graph is built, they take the launcher's numbers, and ngd.compile joins the world.
+Each collective takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and
+recv run over the ranks of the executable (ngd.compile's group=, by default the world). The others
+need the number of ranks for the shape of their result. They mean the world. If it is not joined
+when the graph is built, they take the launcher's numbers, and ngd.compile joins the world.
 
 A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
 collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
 transpose, which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
 
-The references are those of one rank; an evaluator with a group calls the group instead.
+The references compute the result of one rank. An evaluator with a group calls the group instead.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ __all__ = ["all_reduce", "broadcast", "own_rank", "reduce"]
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
-"""Those by which results of parts are reduced to that of the whole, too."""
+"""The reductions for which the reduction of partial results is the reduction of all elements."""
 
 
 class Collective(Op):
-    """What the blocks here share; attrs: group (a Ranks), left out where it is the executable's."""
+    """The base of collectives."""
 
+    # Attribute of a node: group (a Ranks). It is missing if the group is that of the executable.
     comm = Comm(is_collective=True)
     kind: ClassVar[Kind]
-    """Its row in the table of kinds, which says its name and what it takes."""
+    """The row of the op in the table of kinds, with its name and properties."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -77,18 +78,19 @@ class Collective(Op):
         return self.kind.equal_results and everywhere_equal(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
-        """What the communicator is told, as far as the operand does not say it.
+        """Return the arguments of the communicator that do not follow from the operand.
 
-        root, reduce_op, algorithm, tag; counts in elements. See src/cpp/comm/collective.hpp.
+        These are root, reduce_op, algorithm and tag, and counts in elements. See
+        src/cpp/comm/collective.hpp.
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 
     def place_in_result(self, x: Type, **attrs: Any) -> int | None:
-        """The element of the result where this rank's operand may already lie; None: nowhere."""
+        """Return the element of the result where this rank's operand may be stored, or None."""
         return None
 
     def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """The element of the operand where this rank's result may lie; None: nowhere."""
+        """Return the element of the operand where this rank's result may be stored, or None."""
         return None
 
     def reference(self, x: Array, **attrs: Any) -> Array:
@@ -96,34 +98,65 @@ class Collective(Op):
 
 
 def no_gradient(node: Node) -> GradientError:
-    """The error of a reduction that is not linear."""
+    """Return the error for the gradient of a reduction that is not linear."""
     kind = node.attrs["reduce_op"]
     return GradientError(f'{node.op.name}(op="{kind}") has no gradient (used at {node.site})')
 
 
 _TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictionary()
-"""By weight, algorithm and group: the sum of the ranks' weights, in a common unit."""
+"""The sum of the ranks' weights, in a common unit, by weight, algorithm and group."""
 
 
 class AllReduce(Collective):
-    """all_reduce(x, op=, weight=None, algorithm="auto", compression=None, group=None).
+    """Reduce an array over all ranks, element by element. All ranks get the result.
 
-    x combined over the ranks.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    op : str
+        "sum", "mean", "min", "max" or "prod". There is no default. "mean" takes floats, and "sum"
+        takes no bools.
+    weight : node or array, optional
+        A scalar for op="mean": the weight of this rank. The result is the weighted mean of the
+        arrays of all ranks. With the number of samples as weight, shards of different sizes give
+        the result of a single process. A rank of weight 0 contributes nothing, even if its x is
+        NaN. If all weights are 0, the result is 0. The signs of the weights are not checked.
+    algorithm : str, default "auto"
+        "auto", "flat" or "ring".
+    compression : str, optional
+        "bf16" sends a float32 x as bfloat16, adds in float32 and rounds once. The gradient is
+        compressed in the same way. ops.sparse_all_reduce sends only the largest elements.
+    group : Group, optional
+        The ranks. The default is the group of the step.
 
-    op is "sum", "mean", "min", "max" or "prod"; there is no default. "mean" takes floats; sums of
-    bools do not exist. Attrs: reduce_op, algorithm ("auto", "flat" or "ring"), group.
+    Returns
+    -------
+    Node
+        An array of the shape and dtype of x.
 
-    weight, a scalar, is for op="mean": the mean over ranks of x, each with the weight of its rank,
-    so that uneven shards give what one process would. A rank of weight 0 contributes nothing, also
-    if its x is NaN; if all weights are 0, so is the result. Weights are not checked for their sign.
+    Raises
+    ------
+    ValueError
+        The op or the algorithm does not exist, or weight and compression do not fit the other
+        arguments.
+    DTypeError
+        The op or the compression does not accept the dtype of x.
 
-    compression="bf16": a float32 x travels as bfloat16, is added up in float32 and rounded once; so
-    does its gradient. sparse_all_reduce sends the largest elements alone.
+    Notes
+    -----
+    ngd.grad differentiates the sum of the losses of all ranks. The adjoint of "sum" is "sum", and
+    that of "mean" is "mean". The other reductions have no gradient.
 
-    ngd.grad differentiates the sum of all ranks' losses: sum is its own adjoint, and so is mean.
-    The others have no gradient.
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.all_reduce(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: reduce_op, algorithm, group.
     kind = KINDS["all_reduce"]
 
     def __call__(
@@ -152,6 +185,7 @@ class AllReduce(Collective):
     def _rounded(
         self, x: Node, weight: Value | None, compression: str, attrs: Mapping[str, Any]
     ) -> Node:
+        """Return the reduction of x, cast to bfloat16, as float32."""
         if compression != "bf16":
             raise ValueError(
                 f"all_reduce: compression: expected 'bf16' or None; got {compression!r}"
@@ -168,32 +202,41 @@ class AllReduce(Collective):
         return cast(self.node((cast(x, bfloat16),), attrs), float32)
 
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
+        """Return the mean of x over all ranks, with one weight per rank.
+
+        Only the ratios of the weights count. So they are divided by a unit, a power of two that is
+        equal on all ranks, and no bit of them changes. In this unit the sum of the weights is in
+        [1/4, 1/2). So no weight overflows the dtype, and neither does a sum of weighted x.
+        """
         if weight.shape or not is_float(x.dtype):
-            wrong = ShapeError if weight.shape else DTypeError
-            raise wrong(
+            error = ShapeError if weight.shape else DTypeError
+            raise error(
                 f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}. "
                 "Cast x, and give one number."
             )
-        # Weights count by their ratios alone. In a unit that is a power of two their sum is in
-        # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
-        # A mean is no larger than the largest x: only rounding can make it so.
-        # Arrays are weighted likewise: comm/reduction.py.
+        # comm/reduction.py does the same for arrays.
         dtype = compute_dtype(x.dtype)  # sums of 16-bit floats are float32
         sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
         key = (weight.id, attrs["algorithm"], attrs.get("group"))
-        total = _TOTALS.get(key)  # all that have one weight are told it once
+        total = _TOTALS.get(key)  # One collective sums the weights for all means with this weight.
         if total is None:
             wide = cast(weight, float64)
             unit = stop_gradient(power_of_two(self.node((abs(wide),), largest)))
             total = _TOTALS[key] = self.node((wide / unit,), sums)
-        (mine,) = total.inputs
+        (own_weight,) = total.inputs
         unit = 4.0 * power_of_two(maximum(stop_gradient(abs(total)), 1.0))
-        share, whole = cast(mine / unit, dtype), cast(total / unit, dtype)
-        weighted = self.node((where(equal(mine, 0), 0, cast(x, dtype) * share),), sums)
-        nothing = equal(whole, 0)
-        mean, most = weighted / where(nothing, 1, whole), float(np.finfo(dtype).max)
-        mean = where(abs(weighted) <= most, minimum(maximum(mean, -most), most), mean)
-        return cast(where(nothing, 0, mean), x.dtype)
+        share, total_share = cast(own_weight / unit, dtype), cast(total / unit, dtype)
+        weighted = self.node((where(equal(own_weight, 0), 0, cast(x, dtype) * share),), sums)
+        is_zero = equal(total_share, 0)
+        mean, largest_float = weighted / where(is_zero, 1, total_share), float(np.finfo(dtype).max)
+        # A mean is at most the largest x. So if the weighted sum is finite, only rounding can make
+        # the mean infinite, and the mean is clipped to the finite range.
+        mean = where(
+            abs(weighted) <= largest_float,
+            minimum(maximum(mean, -largest_float), largest_float),
+            mean,
+        )
+        return cast(where(is_zero, 0, mean), x.dtype)
 
     def infer(self, x: Type, *, reduce_op: str, algorithm: str, group: Ranks | None = None) -> Type:
         expect_reduction(self.name, reduce_op, x)
@@ -215,27 +258,63 @@ class AllReduce(Collective):
 
 
 def power_of_two(x: Node) -> Node:
-    """The greatest that is no more than x, or next to it; x is a float64 >= 0. Of 0 it is 1."""
+    """Return the largest power of two that is at most x, or a neighbour of it; 1 for x = 0.
+
+    x is a float64 >= 0.
+    """
     exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
     return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))
 
 
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
-    """Each reduction, with a dtype where it does not take all numbers."""
-    free: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
-    fixed: list[tuple[str, DType | None]] = [("mean", float32), ("mean", float64), ("max", bool_)]
-    return [({"reduce_op": op}, dtype) for op, dtype in free + fixed]
+    """Return the attributes of each reduction, and a dtype if it does not accept all numbers."""
+    any_dtype: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
+    one_dtype: list[tuple[str, DType | None]] = [
+        ("mean", float32),
+        ("mean", float64),
+        ("max", bool_),
+    ]
+    return [({"reduce_op": op}, dtype) for op, dtype in any_dtype + one_dtype]
 
 
 all_reduce: Final[AllReduce] = register(AllReduce())
 
 
 class Broadcast(Collective):
-    """broadcast(x, root=0, group=None): the root's x on every rank; attrs: root, group.
+    """Copy the root's x to all ranks.
 
-    The adjoint is the sum over ranks on the root, and zero elsewhere: reduce.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks. Only the values on the root are read.
+    root : int, default 0
+        The rank whose array is copied.
+    group : Group, optional
+        The ranks. The default is the group of the step.
+
+    Returns
+    -------
+    Node
+        The root's array, on every rank.
+
+    Raises
+    ------
+    ValueError
+        The root is not a rank of the group.
+
+    Notes
+    -----
+    The adjoint is the sum over all ranks on the root, and zero on the other ranks (ops.reduce).
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.broadcast(x))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: root, group.
     kind = KINDS["broadcast"]
 
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
@@ -259,12 +338,43 @@ broadcast: Final[Broadcast] = register(Broadcast())
 
 
 class Reduce(Collective):
-    """reduce(x, root=0, op=, group=None): x reduced over the ranks on the root, zero elsewhere.
+    """Reduce an array over all ranks, element by element. Only the root gets the result.
 
-    op as in all_reduce; attrs: reduce_op, root, group. The adjoint of sum is broadcast, that of
-    mean a broadcast of the root's share; the others have no gradient.
+    Parameters
+    ----------
+    x : node or array
+        An array of one shape on all ranks.
+    root : int, default 0
+        The rank that gets the result.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as for ops.all_reduce.
+    group : Group, optional
+        The ranks. The default is the group of the step.
+
+    Returns
+    -------
+    Node
+        The reduction on the root, and zeros on the other ranks.
+
+    Raises
+    ------
+    ValueError
+        The op does not exist, or the root is not a rank of the group.
+
+    Notes
+    -----
+    The adjoint of "sum" is ops.broadcast. The adjoint of "mean" is ops.broadcast divided by the
+    number of ranks. The other reductions have no gradient.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda x: ops.reduce(x, op="sum"))(np.arange(4.0))
+        array([0., 1., 2., 3.])
     """
 
+    # Attributes of a node: reduce_op, root, group.
     kind = KINDS["reduce"]
 
     def __call__(self, x: Value, root: int = 0, *, op: str, group: Ranks | None = None) -> Node:
@@ -282,10 +392,10 @@ class Reduce(Collective):
         kind = attrs.pop("reduce_op")
         if kind == "sum":
             return (broadcast.node((dy,), attrs),)
-        if kind == "mean":  # the mean over ranks of what the root has, and the others have not
+        if kind == "mean":  # the mean over all ranks of dy on the root and 0 on the other ranks
             group = attrs.get("group")
-            mine = where(equal(own_rank(group=group), attrs["root"]), dy, 0)
-            return (all_reduce(mine, op="mean", group=group),)
+            root_adjoint = where(equal(own_rank(group=group), attrs["root"]), dy, 0)
+            return (all_reduce(root_adjoint, op="mean", group=group),)
         raise no_gradient(node)
 
     def samples(self) -> Iterable[Sample]:
@@ -297,12 +407,23 @@ reduce: Final[Reduce] = register(Reduce())
 
 
 class OwnRank(Op):
-    """own_rank(group=None): the number of this rank, int64; attrs: group.
+    """Return the number of this rank, an int64 scalar.
 
-    By default in the ranks of the executable, as for collectives. The compiler knows it, and puts a
-    constant. The reference is that of rank 0 of 1.
+    Parameters
+    ----------
+    group : Group, optional
+        The ranks. The default is the group of the step.
+
+    Examples
+    --------
+    The result of a single rank::
+
+        >>> ngd.function(lambda: ops.own_rank())()
+        array(0)
     """
 
+    # Attribute of a node: group. The compiler replaces the op by a constant. The reference is the
+    # rank in a world of one rank.
     name = "own_rank"
     dtypes = ()
     comm = Comm(has_group_value=True)

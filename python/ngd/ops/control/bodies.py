@@ -27,39 +27,42 @@ from .._creation import zeros
 from ..collectives.reductions import Collective
 
 SMALL: Final = 64
-"""Constants of at most this number of elements go into the bodies that read them."""
+"""The maximum number of elements of a constant that is moved into the bodies that read it."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
-"""The outputs of a graph without variables."""
+"""A function that computes the outputs of a graph without variables."""
 
 
 class Control(Op):
-    """An op that runs graphs; of several results, and of any dtypes."""
+    """The base of loops and branches: ops that run graphs, with several results of any dtypes."""
 
     public = False
     dtypes = ()
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Where the operands are, and what the bodies make of such."""
+        """Return True if the operands and the outputs of the bodies are equal on all ranks."""
         bodies = (value.graph for value in attrs.values() if isinstance(value, Body))
-        made = chain.from_iterable(graph.outputs for graph in bodies)
-        return all(node.uniform for node in chain(inputs, made))
+        outputs = chain.from_iterable(graph.outputs for graph in bodies)
+        return all(node.uniform for node in chain(inputs, outputs))
 
     def numbered(self, order: Order) -> Control:
-        """The op where it is known which one of those that talk to other ranks it is."""
+        """Return a copy of the op that has its position in the order of collectives."""
         op = type(self)()
         op.order = order
         return op
 
     def shared_from(self, node: Node) -> tuple[int, int]:
-        """From which operand on, and from which input of a body on, one is the other."""
+        """Return the positions from which operands and body inputs correspond one to one.
+
+        The first one is a position among the operands, the second one among the body inputs.
+        """
         raise NotImplementedError(self.name)
 
     def simplify(self, node: Node) -> Node | None:
-        """Take small constants into the bodies, for their kernels to know them.
+        """Move small constants into the bodies, where kernels can use their values.
 
-        Until then they are operands: somebody may want their gradient.
+        Until then constants are operands, because a gradient may be taken with respect to them.
         """
         outside, inside = self.shared_from(node)
         constants = {
@@ -74,11 +77,11 @@ class Control(Op):
             for key, value in node.attrs.items()
             if isinstance(value, Body)
         }
-        left = [x for i, x in enumerate(node.inputs) if i - outside + inside not in constants]
-        return self.node(left, {**node.attrs, **bodies})
+        operands = [x for i, x in enumerate(node.inputs) if i - outside + inside not in constants]
+        return self.node(operands, {**node.attrs, **bodies})
 
     def expect_agreement(self, node: Node) -> None:
-        """Raise CompileError where the ranks may not say the same inside; see the function."""
+        """Raise CompileError if the ranks may run different collectives in the bodies of a node."""
         for body in bodies_of(node):
             expect_agreement(body)
 
@@ -86,48 +89,50 @@ class Control(Op):
         return self.grad_of(node, dy, [True for _ in node.inputs])
 
     def run(self, evaluate: Evaluate, *inputs: Any, **attrs: Any) -> tuple[Array, ...]:
-        """Return the results in NumPy; `evaluate` computes the bodies."""
+        """Return the results, computed in NumPy. `evaluate` computes the bodies."""
         raise NotImplementedError(self.name)
 
     def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
-        """Raise ShapeError where operands are not what the bodies were traced for."""
+        """Raise ShapeError if operands do not have the types that the bodies were traced for."""
         if list(operands) != list(wanted):
-            made, got = (", ".join(map(str, types)) for types in (wanted, operands))
+            expected, got = (", ".join(map(str, types)) for types in (wanted, operands))
             raise ShapeError(
-                f"{self.name}: expected {made}, for which the body was traced; got {got}"
+                f"{self.name}: expected {expected}, for which the body was traced; got {got}"
             )
 
 
 def body_input(type: Type, uniform: bool = True) -> Node:
-    """An input of a body; `uniform` is what is supposed of it (see Control.uniform)."""
+    """Return a new input of a body. `uniform` is the assumption that it is equal on all ranks."""
     return Node(PLACEHOLDER, (), {"name": "inside", "uniform": uniform}, type)
 
 
 def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
-    """A body in which some inputs, by their numbers, are constants.
+    """Return a body in which some inputs, given by their positions, are constants.
 
-    Each place gets a node of its own: two constants may be equal on one rank alone, and what is
-    made of them, a collective for instance, must not become one there.
+    Each input gets its own constant node. Two constants may be equal on one rank only. If they
+    shared a node, ops that read them, such as collectives, would be merged on this rank only.
     """
-    known = {
+    constant_nodes = {
         body.inputs[i]: Node(CONSTANT, (), constant.attrs, constant.type)
         for i, constant in constants.items()
     }
-    left = tuple(p for p in body.inputs if p not in known)
-    changed = body.rewrite(lambda node, operands: known.get(node, node).with_inputs(operands))
-    return Body(Graph(left, changed.outputs))
+    inputs = tuple(p for p in body.inputs if p not in constant_nodes)
+    changed = body.rewrite(
+        lambda node, operands: constant_nodes.get(node, node).with_inputs(operands)
+    )
+    return Body(Graph(inputs, changed.outputs))
 
 
 def with_uniform_inputs(body: Graph, uniform: Sequence[bool]) -> Graph:
-    """A body that knows which of its inputs are equal on all ranks."""
+    """Return a body whose inputs are marked as equal on all ranks, or not."""
     inputs = {p: body_input(p.type, equal) for p, equal in zip(body.inputs, uniform, strict=True)}
     return body.rewrite(lambda node, operands: inputs.get(node, node).with_inputs(operands))
 
 
 def expect_agreement(graph: Graph) -> None:
-    """Refuse a collective in a branch that not all ranks are proved to take.
+    """Raise CompileError for a collective in a branch that ranks are not proved to take together.
 
-    Some would wait for the others, which are elsewhere. Raises CompileError.
+    Some ranks would wait in the collective, and the others would compute the other branch.
     """
     for node in graph.nodes:
         if isinstance(node.op, Control) and communicates(node):
@@ -139,10 +144,10 @@ def close_over(
 ) -> tuple[tuple[Node, ...], list[tuple[Node, Node]]]:
     """Make a body that computes some outputs, and capture the values that it reads from outside.
 
-    The nodes that depend on the inputs are computed in the body, and so are those that were made
-    after the node number `since`, except what is known before the step runs. All other nodes are
-    captured. Returns the outputs, which depend on body inputs only, and pairs of a captured node
-    and its body input.
+    The body computes the nodes that depend on the inputs. It also computes nodes that are newer
+    than the node number `since`, except those that are known before the step runs. All other nodes
+    are captured. Returns the outputs, which depend on body inputs only, and pairs of a captured
+    node and its body input.
     """
     order = topological(outputs)
     computed = nodes_computed_inside(order, inputs, since)
@@ -164,7 +169,7 @@ def nodes_computed_inside(
 
 
 def is_known_before_run(node: Node) -> bool:
-    """Return whether a node is an operand of the graph, or follows from the group only."""
+    """Return True if a node is an operand of the graph, or depends on the group only."""
     is_operand = isinstance(node.op, Leaf) and node.op is not CONSTANT
     return is_operand or node.op.comm.has_group_value
 
@@ -197,7 +202,7 @@ def read_captured(
     computed: set[Node],
     captured: Mapping[Node, Node],
 ) -> tuple[Node, ...]:
-    """Return the outputs of a body that reads its inputs in the place of captured nodes."""
+    """Return the outputs of a body in which body inputs replace the captured nodes."""
 
     def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if node in computed:
@@ -211,20 +216,20 @@ def read_captured(
 
 
 def sum_of(like: Node, parts: Sequence[Node | None]) -> Node:
-    """Return the sum of the nodes that are not None; zeros of that type if all are None."""
-    there = [part for part in parts if part is not None]
-    total = there[0] if there else zeros(like.shape, like.dtype)
-    for part in there[1:]:
+    """Return the sum of the nodes that are not None, or zeros of the type of `like`."""
+    terms = [part for part in parts if part is not None]
+    total = terms[0] if terms else zeros(like.shape, like.dtype)
+    for part in terms[1:]:
         total = add(total, part)
     return total
 
 
 def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
-    """Add one more part to the sum that belongs to a node."""
+    """Add a term to the sum of a node."""
     sums[key] = add(sums[key], part) if key in sums else part
 
 
 def sample_of(node: Node) -> Sample:
-    """The sample of an op as it is applied here."""
+    """Return a node's op and operands as a sample, for tests."""
     operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
     return Sample(tuple(operands), node.attrs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A choice between two branches, `cond`, and its gradient."""
+"""The op `cond`, a choice between two branches, and its gradient."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ __all__ = ["cond"]
 
 
 class Cond(Control):
-    """A choice; attrs: on_true and on_false, of the same inputs and types of results.
+    """A choice between two branches, which have the same inputs and types of results.
 
-    Operands: a bool scalar, then what either branch reads.
+    Operands: a bool scalar, and the values that a branch reads.
     """
 
+    # Attributes of a node: on_true, on_false.
     name = "cond"
     kernel = Kernel(control_flow="cond")
 
@@ -66,11 +67,11 @@ class Cond(Control):
         return 1, 0
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes of one of each result, for results that are not read."""
+        """Return the bytes of one buffer per result, for results that are not read."""
         return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
     def expect_agreement(self, node: Node) -> None:
-        """See the base."""
+        """Raise CompileError if a branch has a collective and ranks may differ in the predicate."""
         predicate, equal = node.inputs[0], [x.uniform for x in node.inputs[1:]]
         bodies = [with_uniform_inputs(body, equal) for body in bodies_of(node)]
         for inner in chain.from_iterable(body.nodes for body in bodies):
@@ -93,28 +94,34 @@ class Cond(Control):
     def samples(self) -> Iterable[Sample]:
         for dtype in (float32, float64):
             x, w = (body_input(Type(dtype, (3, 2))) for _ in range(2))
-            place = body_input(x.type)
-            branches = [[tanh(place) * w, w], [place, place + w]]
-            yield sample_of(choose(body_input(Type(bool_, ())), [(x, place)], branches)[0])
+            x_input = body_input(x.type)
+            branches = [[tanh(x_input) * w, w], [x_input, x_input + w]]
+            yield sample_of(choose(body_input(Type(bool_, ())), [(x, x_input)], branches)[0])
 
     def grad_of(
         self, node: Node, dy: Sequence[Node | None], wanted: Sequence[bool]
     ) -> Sequence[Node | None]:
-        """The same choice, between the branches' gradients."""
-        places = node.attrs["on_true"].graph.inputs
-        asked = [i for i, place in enumerate(places) if wanted[i + 1] and is_float(place.dtype)]
-        known = [(i, d, body_input(d.type)) for i, d in enumerate(dy) if d is not None]
-        pairs = list(zip(node.inputs[1:], places, strict=True)) + [(d, p) for _, d, p in known]
+        """Return the adjoints: a `cond` between the gradients of the branches."""
+        body_inputs = node.attrs["on_true"].graph.inputs
+        wanted_inputs = [
+            i for i, operand in enumerate(body_inputs) if wanted[i + 1] and is_float(operand.dtype)
+        ]
+        result_adjoints = [(i, d, body_input(d.type)) for i, d in enumerate(dy) if d is not None]
+        pairs = list(zip(node.inputs[1:], body_inputs, strict=True)) + [
+            (d, p) for _, d, p in result_adjoints
+        ]
         branches = []
         for name in ("on_true", "on_false"):
             outputs, seeds = node.attrs[name].graph.outputs, dict[Node, Node]()
-            for i, _, seed in known:
+            for i, _, seed in result_adjoints:
                 add_to(seeds, outputs[i], seed)
-            inner = walk_back(seeds, [places[i] for i in asked])
-            branches.append([sum_of(places[i], [inner.get(places[i])]) for i in asked])
-        made = choose(node.inputs[0], pairs, branches)
-        adjoints = dict(zip(asked, made, strict=True))
-        return [None, *(adjoints.get(i) for i in range(len(places)))]
+            inner = walk_back(seeds, [body_inputs[i] for i in wanted_inputs])
+            branches.append(
+                [sum_of(body_inputs[i], [inner.get(body_inputs[i])]) for i in wanted_inputs]
+            )
+        input_adjoints = choose(node.inputs[0], pairs, branches)
+        adjoints = dict(zip(wanted_inputs, input_adjoints, strict=True))
+        return [None, *(adjoints.get(i) for i in range(len(body_inputs)))]
 
 
 COND: Final[Cond] = register(Cond())
@@ -126,13 +133,16 @@ def choose(
     branches: Sequence[Sequence[Node]],
     since: int | None = None,
 ) -> tuple[Node, ...]:
-    """Make a cond of what two branches make; see `close_over` for `since`."""
-    both, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
+    """Return the results of a `cond` between two branches, given by their outputs.
+
+    See `close_over` for `since`.
+    """
+    outputs, captured = close_over([*branches[0], *branches[1]], [p for _, p in pairs], since)
     pairs = [*pairs, *captured]
     inputs, half = tuple(p for _, p in pairs), len(branches[0])
     attrs = {
-        "on_false": Body(Graph(inputs, both[half:])),
-        "on_true": Body(Graph(inputs, both[:half])),
+        "on_false": Body(Graph(inputs, outputs[half:])),
+        "on_true": Body(Graph(inputs, outputs[:half])),
     }
     node = COND.node([predicate, *(x for x, _ in pairs)], attrs)
     notes.take_over(node, topological([*branches[0], *branches[1]]))
@@ -145,10 +155,10 @@ def cond(
 ) -> Any:  # long because each argument is described
     """Compute one of two functions, depending on a bool scalar.
 
-    A function may contain collectives if the predicate is known to be equal on all ranks. Results
-    of collectives such as all_reduce are, and variables, constants, placeholders with
-    `uniform=True`, and nodes that depend only on these. If a variable differs between
-    ranks nevertheless, the collectives raise CollectiveMismatchError.
+    A function may contain collectives if the predicate is known to be equal on all ranks. This is
+    known for variables, constants, placeholders with `uniform=True`, the results of collectives
+    such as all_reduce, and nodes that depend only on these. If a variable nevertheless differs
+    between ranks, the collectives raise CollectiveMismatchError.
 
     Parameters
     ----------
@@ -185,24 +195,28 @@ def cond(
     """
     expect_choice("cond", predicate)
     leaves, structure = trees.flatten(list(operands))
-    given = [as_node(leaf, where="cond: operands") for leaf in leaves]
+    nodes = [as_node(leaf, where="cond: operands") for leaf in leaves]
     since = newest()
-    pairs = [(node, body_input(node.type)) for node in given]
-    made, structures = [], []
+    pairs = [(node, body_input(node.type)) for node in nodes]
+    results, structures = [], []
     for function in (on_true, on_false):
-        found, nesting = trees.flatten(function(*structure.rebuild([p for _, p in pairs])))
+        result_leaves, nesting = trees.flatten(function(*structure.rebuild([p for _, p in pairs])))
         structures.append(nesting)
-        made.append([as_node(leaf, where="cond: what a function returns") for leaf in found])
-    expect_equal_types(structures, made)
-    chosen = choose(as_node(predicate, where="cond: predicate"), pairs, made, since)
+        results.append(
+            [as_node(leaf, where="cond: what a function returns") for leaf in result_leaves]
+        )
+    expect_equal_types(structures, results)
+    chosen = choose(as_node(predicate, where="cond: predicate"), pairs, results, since)
     return structures[0].rebuild(chosen)
 
 
-def expect_equal_types(structures: Sequence[trees.Structure], made: Sequence[list[Node]]) -> None:
-    """Raise unless both functions of a choice returned the same structure of the same types."""
+def expect_equal_types(
+    structures: Sequence[trees.Structure], results: Sequence[list[Node]]
+) -> None:
+    """Raise an error unless both functions returned the same structure of the same types."""
     if structures[0] != structures[1]:
-        structures[0].match(structures[1].rebuild(made[1]), "cond: what on_false returns")
-    for path, one, other in zip(structures[0].paths("result"), *made, strict=True):
+        structures[0].match(structures[1].rebuild(results[1]), "cond: what on_false returns")
+    for path, one, other in zip(structures[0].paths("result"), *results, strict=True):
         if one.type != other.type:
             raise (DTypeError if one.dtype != other.dtype else ShapeError)(
                 f"cond: expected both functions to return {path} of one type; got {one.type} "

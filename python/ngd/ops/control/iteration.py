@@ -29,12 +29,12 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
 
     Parameters
     ----------
-    lower, upper
-        Ints that are known when the graph is built.
-    body
-        (i, carry) -> next carry. It is called once, with nodes; i is int64.
-    init
-        The first carry: a node or an array, or a nested structure of them.
+    lower, upper : int
+        The bounds, as ints.
+    body : callable
+        It takes i, an int64 node, and the carry, and returns the next carry. It is called once.
+    init : node, array, or a structure of them
+        The first carry.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
     TypeError
         A bound is not an int. ops.while_loop ends by a condition.
     ShapeError, DTypeError
-        The body returns other types than it was given.
+        The body returns a carry of another type.
 
     Examples
     --------
@@ -76,31 +76,32 @@ def while_loop(
     *,
     max_iterations: int,
 ) -> Any:
-    """Repeat a function while a condition is true, at most max_iterations times.
+    """Repeat a function while a condition is true, as jax.lax.while_loop.
 
-    As jax.lax.while_loop, with a bound, so that it has a gradient. The iterations after the end
-    compute the condition only.
+    The number of iterations has a bound, so that the loop has a gradient. All max_iterations
+    iterations run. After the condition is false, they compute only the condition.
 
     Parameters
     ----------
-    condition
-        carry -> bool scalar. It is called once, with nodes.
-    body
-        carry -> next carry. It is called once, with nodes.
-    init
-        The first carry: a node or an array, or a nested structure of them.
-    max_iterations
+    condition : callable
+        It takes the carry, and returns a bool scalar. It is called once, with nodes.
+    body : callable
+        It takes the carry, and returns the next carry. It is called once, with nodes.
+    init : node, array, or a structure of them
+        The first carry.
+    max_iterations : int
         The largest number of iterations. Memory for the gradient grows with it.
 
     Returns
     -------
     Any
-        The carry for which the condition was false, or that of the last iteration.
+        The first carry for which the condition is false, or the carry after max_iterations
+        iterations.
 
     Raises
     ------
     ShapeError, DTypeError
-        The body returns other types than it was given, or the condition is not a bool scalar.
+        The body returns a carry of another type, or the condition is not a bool scalar.
 
     Examples
     --------
@@ -123,15 +124,15 @@ def while_loop(
 def map(function: Callable[[Any], Any], xs: Any) -> Any:
     """Apply a function to each slice along axis 0, one after the other, as jax.lax.map.
 
-    The function is traced once. Elementwise ops and matmul compute all slices at once and are
-    faster, where they can say the same.
+    The function is traced once. If elementwise ops and matmul can express the same computation,
+    they are faster, because they compute all slices at once.
 
     Parameters
     ----------
-    function
-        slice -> result. It is called once, with nodes.
-    xs
-        A node or an array, or a nested structure of them, of one extent along axis 0.
+    function : callable
+        It takes a slice, and returns a result. It is called once, with nodes.
+    xs : node, array, or a structure of them
+        The arrays to slice, of one size along axis 0.
 
     Returns
     -------
@@ -155,18 +156,18 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
 
     Parameters
     ----------
-    index
+    index : node or array
         An integer scalar. It is clamped to [0, len(branches) - 1].
-    branches
-        Functions of the operands, at least one. They are called once each, and return the same
-        structure, dtypes and shapes.
-    operands
-        Nodes, arrays, or nested structures of them.
+    branches : sequence of callable
+        Functions of the operands, at least one. Each is called once. All return the same structure,
+        dtypes and shapes.
+    operands : node, array, or a structure of them
+        The arguments of the functions.
 
     Returns
     -------
     Any
-        What the chosen function returns. Only that one is computed.
+        The result of the chosen function. A step computes only this function.
 
     Raises
     ------
@@ -187,23 +188,23 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
     functions = list(branches)
     if not functions:
         raise ValueError("switch: expected at least one branch; got none")
-    chosen = as_node(index, where="switch: index")
-    if chosen.shape or chosen.dtype not in INTEGERS:
+    requested = as_node(index, where="switch: index")
+    if requested.shape or requested.dtype not in INTEGERS:
         raise DTypeError(
-            f"switch: expected an integer scalar as index; got {chosen.type}. Cast it: "
+            f"switch: expected an integer scalar as index; got {requested.type}. Cast it: "
             "index.astype('int64')."
         )
-    place = clip(cast(chosen, int64), 0, len(functions) - 1)
+    clamped = clip(cast(requested, int64), 0, len(functions) - 1)
 
     leaves, structure = trees.flatten(list(operands))
     nodes = [as_node(leaf, where="switch: operands") for leaf in leaves]
-    return _choose_function(place, functions, structure.rebuild(nodes))
+    return _choose_function(clamped, functions, structure.rebuild(nodes))
 
 
 def _choose_function(
     index: Node, functions: Sequence[Callable[..., Any]], operands: Sequence[Any], first: int = 0
 ) -> Any:
-    """Compute the function number `index - first`, by a choice between halves of the functions."""
+    """Compute function `index - first`, by binary choices between halves of the functions."""
     if len(functions) == 1:
         return functions[0](*operands)
     half = len(functions) // 2

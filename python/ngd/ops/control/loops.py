@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop with carried values over the slices of tensors, `scan`, and its gradient."""
+"""The op `scan`, a loop with carried values over the slices of tensors, and its gradient.
+
+An iteration computes the body once. A carried value passes from one iteration to the next. A fixed
+value is read by all iterations. The carry history is the stack of the values that a carried value
+had at the start of each iteration.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +58,10 @@ __all__ = ["scan"]
 
 
 class Parts(NamedTuple):
-    """What belongs to a scan's carried values, to its slices, and to what all rounds read."""
+    """The operands of a scan, or the inputs of its body, by their role.
+
+    These are carried values, slices (of tensors that are read slice by slice), and fixed values.
+    """
 
     carries: Sequence[Any]
     slices: Sequence[Any]
@@ -61,33 +69,37 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, operands: Sequence[Any], carries: int, slices: int) -> Parts:
-        """Take operands apart, or a body's inputs."""
+        """Split the operands of a scan, or the inputs of its body."""
         both = carries + slices
         return cls(operands[:carries], operands[carries:both], operands[both:])
 
 
 class Scan(Control):
-    """A loop; attrs: body, carries and slices (how many there are), length, reverse.
+    """A loop with carried values.
 
-    Operands: the carried values, the tensors that are read slice by slice, and what all rounds
-    read. Results: the carried values after the last round, what the rounds make, stacked, and the
-    carried values as each round found them, stacked: the gradient computes each round again from
-    these, and otherwise nobody reads them. It does not compute again what heavy ops make: that is
-    among what the rounds make (`worth_keeping`), and read by the gradient alone.
+    Operands: the first carried values, the tensors that are read slice by slice, and the fixed
+    values. Results: the last carried values, the stacked results of all iterations, and the carry
+    histories. Only the gradient reads the carry histories: it computes each iteration again from
+    them. It does not compute the results of heavy ops again. They are among the stacked results
+    (`worth_keeping`), for the gradient only.
     """
 
+    # Attributes of a node: body, carries and slices (their numbers), length, reverse.
     name = "scan"
     kernel = Kernel(control_flow="scan")
 
     def infer(
         self, *inputs: Type, body: Body, carries: int, slices: int, length: int, reverse: bool
     ) -> tuple[Type, ...]:
-        given = Parts.of([node.type for node in body.graph.inputs], carries, slices)
-        made = [node.type for node in body.graph.outputs]
-        stacked = stack_types(given.slices, length)
-        self.expect(inputs, [*given.carries, *stacked, *given.fixed])
-        self.expect(made[:carries], given.carries)
-        return (*made[:carries], *stack_types([*made[carries:], *given.carries], length))
+        inputs_by_role = Parts.of([node.type for node in body.graph.inputs], carries, slices)
+        output_types = [node.type for node in body.graph.outputs]
+        stacked = stack_types(inputs_by_role.slices, length)
+        self.expect(inputs, [*inputs_by_role.carries, *stacked, *inputs_by_role.fixed])
+        self.expect(output_types[:carries], inputs_by_role.carries)
+        return (
+            *output_types[:carries],
+            *stack_types([*output_types[carries:], *inputs_by_role.carries], length),
+        )
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
@@ -102,20 +114,24 @@ class Scan(Control):
         return first, first
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Two turns of each carried value, and a slice of each result."""
+        """Return the bytes of two buffers per carried value and one slice per stacked result."""
         sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
 
     def expect_agreement(self, node: Node) -> None:
-        """See the base. A carried value is equal on all ranks where each round makes it so."""
+        """Raise CompileError if the ranks may run different collectives in the body.
+
+        A carried value is equal on all ranks if its first value is, and if every iteration keeps it
+        equal. The loop here removes carried values from this assumption until it is consistent.
+        """
         (body,), n = bodies_of(node), node.attrs["carries"]
         equal = [x.uniform for x in node.inputs]
         while True:
             body = with_uniform_inputs(body, equal)
-            made = [a and x.uniform for a, x in zip(equal, body.outputs[:n], strict=False)]
-            if made == equal[:n]:
+            still_equal = [a and x.uniform for a, x in zip(equal, body.outputs[:n], strict=False)]
+            if still_equal == equal[:n]:
                 return expect_agreement(body)
-            equal[:n] = made
+            equal[:n] = still_equal
 
     def run(
         self,
@@ -131,12 +147,12 @@ class Scan(Control):
         graph, carry = body.graph, list(parts.carries)
         stacked = [node.type for node in (*graph.outputs[carries:], *graph.outputs[:carries])]
         stacks = [np.empty(t.shape, t.dtype) for t in stack_types(stacked, length)]
-        for now in reversed(range(length)) if reverse else range(length):
-            read = [np.asarray(x[now]) for x in parts.slices]
-            made = evaluate(graph, [*carry, *read, *parts.fixed])
-            for stack, value in zip(stacks, [*made[carries:], *carry], strict=True):
-                stack[now] = value
-            carry = made[:carries]
+        for iteration in reversed(range(length)) if reverse else range(length):
+            slices_read = [np.asarray(x[iteration]) for x in parts.slices]
+            outputs = evaluate(graph, [*carry, *slices_read, *parts.fixed])
+            for stack, value in zip(stacks, [*outputs[carries:], *carry], strict=True):
+                stack[iteration] = value
+            carry = outputs[:carries]
         return (*carry, *stacks)
 
     def samples(self) -> Iterable[Sample]:
@@ -149,11 +165,12 @@ class Scan(Control):
                 yield sample_of(loop.build())
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-        """A loop the other way; each round is computed again from the carried values it found.
+        """Return the adjoints: a loop in the other direction, which computes each iteration again.
 
-        What its heavy ops have made it reads. The adjoints of the carried values are carried, and
-        so are the sums of the adjoints of values that all rounds read. Those of slices are stacked.
-        The gradient of a matrix that the rounds only multiply is one product after the loop.
+        It starts from the carry histories, and reads the stored results of heavy ops. It carries
+        the adjoints of carried values, and the sums of the adjoints of fixed values. It stacks the
+        adjoints of slices. The gradient of a matrix that the iterations only multiply by is one
+        matrix product after the loop.
         """
         return ScanGradient(node, dy, wanted).operand_adjoints()
 
@@ -162,12 +179,15 @@ SCAN: Final[Scan] = register(Scan())
 
 
 class ScanBuilder:
-    """A scan in the making: pairs of an operand and the body's input for it, and the outputs."""
+    """A scan that is being built.
+
+    It has pairs of an operand and its body input, and the outputs of the body.
+    """
 
     def __init__(self, length: int, reverse: bool) -> None:
         self.length, self.reverse = length, reverse
         self.carries: list[tuple[Node, Node]] = []
-        self.next_carries: list[Node] = []  # of each
+        self.next_carries: list[Node] = []  # the next value of each carried value
         self.slices: list[tuple[Node, Node]] = []
         self.fixed: list[tuple[Node, Node]] = []
         self.results: list[Node] = []
@@ -178,28 +198,28 @@ class ScanBuilder:
         return [p for _, p in (*self.carries, *self.slices)]
 
     def carry(self, initial: Node) -> Node:
-        """Add a carried value; returns the body's input."""
+        """Add a carried value; return the input of the body."""
         self.carries.append((initial, body_input(initial.type)))
         return self.carries[-1][1]
 
     def slice(self, tensor: Node) -> Node:
-        """Add a tensor that is read slice by slice; returns the body's input."""
+        """Add a tensor that is read slice by slice; return the input of the body."""
         self.slices.append((tensor, body_input(Type(tensor.dtype, tensor.shape[1:]))))
         return self.slices[-1][1]
 
     def build(self) -> Node:
-        """Make the scan; what its body does not read is left out."""
+        """Return the scan. Slices and fixed values that the body does not read are left out."""
         outputs = [*self.next_carries, *self.results]
-        own = [p for _, p in (*self.carries, *self.slices, *self.fixed)]
-        outputs += worth_keeping(outputs, own)
+        body_inputs = [p for _, p in (*self.carries, *self.slices, *self.fixed)]
+        outputs += worth_keeping(outputs, body_inputs)
         read = set(topological(outputs))
         slices = [(x, p) for x, p in self.slices if p in read]
         fixed = [(x, p) for x, p in self.fixed if p in read]
         inputs = [p for _, p in (*self.carries, *slices, *fixed)]
-        made, captured = close_over(outputs, inputs)
+        body_outputs, captured = close_over(outputs, inputs)
         pairs = [*self.carries, *slices, *fixed, *captured]
         attrs = {
-            "body": Body(Graph(tuple(p for _, p in pairs), made)),
+            "body": Body(Graph(tuple(p for _, p in pairs), body_outputs)),
             "carries": len(self.carries),
             "slices": len(slices),
             "length": self.length,
@@ -242,7 +262,7 @@ class ScanGradient:
         """The inputs that hold the stored results of heavy ops, by the outputs of the body."""
 
     def carry(self, adjoints: Sequence[Node | None]) -> list[Node | None]:
-        """Carry the adjoint of each carried value that has one, from that of its last value."""
+        """Carry the adjoint of each active carried value, from the adjoint of its last value on."""
         return [
             self.loop.carry(zeros(value.shape, value.dtype) if adjoint is None else adjoint)
             if value in self.active_inputs
@@ -253,23 +273,23 @@ class ScanGradient:
     def read_output_adjoints(
         self, outputs: Sequence[Node], adjoints: Sequence[Node | None]
     ) -> dict[Node, Node]:
-        """Return the adjoints of the outputs of the body: carried ones, and slices of stacks."""
+        """Return the adjoints of the body's outputs: carried ones, and slices of stacked ones."""
         slices = [None if adjoint is None else self.loop.slice(adjoint) for adjoint in adjoints]
-        found: dict[Node, Node] = {}
+        sums: dict[Node, Node] = {}
         for output, adjoint in zip(outputs, [*self.carry_adjoints, *slices], strict=True):
             if adjoint is not None and is_float(output.dtype):
-                add_to(found, output, adjoint)
-        return found
+                add_to(sums, output, adjoint)
+        return sums
 
     def read_operands(self, histories: Sequence[Node]) -> None:
-        """Read what the scan read; `histories` are the stacks of its carried values."""
+        """Add the inputs of the scan's body; `histories` are the carry histories."""
         operands, inputs = self.operands, self.body_inputs
         self.loop.slices += zip(histories, inputs.carries, strict=True)
         self.loop.slices += zip(operands.slices, inputs.slices, strict=True)
         self.loop.fixed += zip(operands.fixed, inputs.fixed, strict=True)
 
     def read_stored(self, body: Graph, stacks: Sequence[Node]) -> dict[Node, Node]:
-        """Read the results of heavy ops that the scan has stored, slice by slice."""
+        """Return the stored results of heavy ops, as slices, by the outputs of the body."""
         ends = set(heavy_ends(body.outputs, body.inputs))
         stacked = body.outputs[len(self.body_inputs.carries) :]
         return {
@@ -279,7 +299,7 @@ class ScanGradient:
         }
 
     def operand_adjoints(self) -> list[Node | None]:
-        """Return the adjoint of each operand of the scan; None if it is not wanted."""
+        """Return the adjoint of each operand of the scan, or None if it is not wanted."""
         with tracing((*loops(), self.loop)):
             adjoints = walk_back(self.output_adjoints, self.active_inputs)
         self.set_next_carries(adjoints)
@@ -294,16 +314,16 @@ class ScanGradient:
         ]
         totals, stacks = self.run([*per_slice.values(), *factors])
         carried = [x for x in self.body_inputs.carries if x in self.active_inputs]
-        found = dict(zip([*carried, *summed], totals, strict=True))
-        found |= {x: stacks[adjoint] for x, adjoint in per_slice.items()}
-        found |= {
+        by_input = dict(zip([*carried, *summed], totals, strict=True))
+        by_input |= {x: stacks[adjoint] for x, adjoint in per_slice.items()}
+        by_input |= {
             x: sum_of(x, [self.over_iterations(product, stacks) for product in terms])
             for x, terms in products.items()
         }
-        return [found.get(x) for x in chain(*self.body_inputs)]
+        return [by_input.get(x) for x in chain(*self.body_inputs)]
 
     def set_next_carries(self, adjoints: Mapping[Node, Node]) -> None:
-        """Set the adjoints of the carried values that the preceding iteration gets."""
+        """Set the adjoints of the carried values for the preceding iteration of the scan."""
         for value, after, start in zip(
             self.body_inputs.carries, self.carry_adjoints, self.start_adjoints, strict=True
         ):
@@ -313,9 +333,9 @@ class ScanGradient:
     def sum_in_loop(
         self, adjoints: Mapping[Node, Node], products: Mapping[Node, Any]
     ) -> list[Node]:
-        """Sum the adjoints of values that all iterations read, and return these values.
+        """Sum the adjoints of fixed values over the iterations, and return these fixed values.
 
-        Those whose adjoints are sums of products are left to products after the loop.
+        Fixed values whose adjoints are sums of products are left to products after the loop.
         """
         summed = [x for x in self.body_inputs.fixed if x in adjoints and x not in products]
         for value in summed:
@@ -324,7 +344,7 @@ class ScanGradient:
         return summed
 
     def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
-        """Make the loop; return its carried values, and the stacks of values of its body.
+        """Build the loop; return its last carried values, and the stacks of `values` of its body.
 
         A value that is a slice of a tensor is not stacked again.
         """
@@ -338,7 +358,7 @@ class ScanGradient:
         return results[:count], stacks | dict(zip(stacked, results[count:], strict=False))
 
     def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
-        """Return the sum of a product over all iterations: one product of the rows of all."""
+        """Return the sum of a product over all iterations: one product of all their rows."""
         with at_site(product.site), wide(product.wide):
             rows = [
                 reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
@@ -388,7 +408,7 @@ def scan(
         Iteration t reads slice t along axis 0. If it is None, the body gets None as its slice, and
         `length` is needed.
     length : int, optional
-        The number of iterations, which may be 0. The default is the extent of axis 0 of `xs`.
+        The number of iterations, which may be 0. The default is the size of axis 0 of `xs`.
     reverse : bool, default False
         Run from the last slice to the first. The results keep the order of the slices.
 
@@ -400,7 +420,7 @@ def scan(
     Raises
     ------
     ShapeError, DTypeError
-        The extents of `xs` differ, or the body returns a carry of another type.
+        The sizes of axis 0 of `xs` differ, or the body returns a carry of another type.
     CompileError
         The body contains a send or a receive.
 
@@ -430,24 +450,27 @@ def _traced(
         )
     initial, structure = trees.flatten(init)
     tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
-    given = [as_node(value, where="scan: init") for value in initial]
-    read = [as_node(value, where="scan: xs") for value in tensors]
-    loop = ScanBuilder(num_iterations(read, length), reverse)
-    carry = structure.rebuild([loop.carry(node) for node in given])
-    slices = [loop.slice(node) for node in read]
+    first_carries = [as_node(value, where="scan: init") for value in initial]
+    sliced_tensors = [as_node(value, where="scan: xs") for value in tensors]
+    loop = ScanBuilder(num_iterations(sliced_tensors, length), reverse)
+    carry = structure.rebuild([loop.carry(node) for node in first_carries])
+    slices = [loop.slice(node) for node in sliced_tensors]
     with tracing((*loops(), loop)):
         returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
-    carry, made = expect_pair(returned)
-    loop.next_carries = next_carries(structure, given, carry)
-    leaves, made_structure = trees.flatten(made) if made is not None else ([], None)
+    carry, result = expect_pair(returned)
+    loop.next_carries = next_carries(structure, first_carries, carry)
+    leaves, made_structure = trees.flatten(result) if result is not None else ([], None)
     loop.results = [as_node(leaf, where="scan: what the body makes") for leaf in leaves]
     results = loop.build().results if loop.next_carries or loop.results else ()
-    last, stacked = results[: len(given)], results[len(given) : len(given) + len(leaves)]
+    last, stacked = (
+        results[: len(first_carries)],
+        results[len(first_carries) : len(first_carries) + len(leaves)],
+    )
     return structure.rebuild(last), made_structure.rebuild(stacked) if made_structure else None
 
 
 def expect_pair(returned: Any) -> tuple[Any, Any]:
-    """Return the pair that the body of a scan returned: the next carry, and a result."""
+    """Return the pair that the body of a scan returned: the next carry and a result."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             f"scan: expected the body to return a pair; got {returned!r}. Return "
@@ -456,11 +479,11 @@ def expect_pair(returned: Any) -> tuple[Any, Any]:
     return returned
 
 
-def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) -> list[Node]:
-    """The carried values that a body returns, of the types that it was given."""
+def next_carries(structure: trees.Structure, current: Sequence[Node], carry: Any) -> list[Node]:
+    """Return the next carried values; an error if their types differ from the current ones."""
     leaves = structure.match(carry, "scan: the carry that the body returns")
     nodes = []
-    for path, before, leaf in zip(structure.paths("carry"), given, leaves, strict=True):
+    for path, before, leaf in zip(structure.paths("carry"), current, leaves, strict=True):
         node = as_node(leaf, before, where=f"scan: {path}")
         if node.type != before.type:
             raise (DTypeError if node.dtype != before.dtype else ShapeError)(
@@ -472,18 +495,18 @@ def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) 
 
 
 def num_iterations(tensors: Sequence[Node], length: int | None) -> int:
-    """Return the number of iterations of a loop."""
+    """Return the number of iterations of a scan; ShapeError if `length` and `xs` do not fit."""
     extents = [node.shape[0] if node.shape else None for node in tensors]
-    wanted = length if length is not None or not extents else extents[0]
-    if wanted is None:
-        found = "a scalar" if extents else "neither"
-        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {found}")
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-        raise ShapeError(f"scan: expected a length >= 0; got {wanted!r}")
+    count = length if length is not None or not extents else extents[0]
+    if count is None:
+        actual = "a scalar" if extents else "neither"
+        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {actual}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ShapeError(f"scan: expected a length >= 0; got {count!r}")
     for node, extent in zip(tensors, extents, strict=True):
-        if extent != wanted:
+        if extent != count:
             raise ShapeError(
-                f"scan: expected xs of {wanted} slices each; got {node.type} (made at "
+                f"scan: expected xs of {count} slices each; got {node.type} (made at "
                 f"{node.site}). Slice xs, or change length."
             )
-    return wanted
+    return count

@@ -28,9 +28,9 @@ from .._shape import expand_dims
 __all__ = ["iterations"]
 
 STRIDE: Final = 2**40
-"""The distance of the offsets of two iterations."""
+"""The difference between the offsets of two successive iterations."""
 MAX_ITERATIONS: Final = 2**63 // STRIDE
-"""With more iterations than this, offsets would leave int64."""
+"""The maximum number of iterations. With more iterations, offsets would exceed int64."""
 
 
 class Loop(Protocol):
@@ -58,7 +58,7 @@ def loops() -> tuple[Loop, ...]:
 
 @contextmanager
 def tracing(loops: tuple[Loop, ...]) -> Iterator[None]:
-    """Take what is traced in this block as the body of these loops."""
+    """Mark these loops as the loops whose bodies are being traced in the `with` block."""
     token = _loops.set(loops)
     try:
         yield
@@ -73,30 +73,42 @@ def iterations() -> int:
     This is the product of the lengths of all ops.scan loops whose bodies are being traced, and 1
     outside of loops. A program that numbers its random draws itself, by offsets in steps of 2^40,
     reserves this many numbers for one draw: `ops.scan` adds t * 2^40 to the offset in iteration t.
+
+    Returns
+    -------
+    int
+        The number of iterations.
+
+    Examples
+    --------
+    ::
+
+        >>> ops.iterations()
+        1
     """
     return prod(loop.length for loop in loops())
 
 
 def per_iteration(seed: Node) -> Node:
-    """Return a seed tensor that is another one in each iteration of the loops around it.
+    """Return a seed tensor that differs in each iteration of the loops that are being traced.
 
-    A seed that depends on what a loop carries or reads slice by slice is the caller's choice: the
-    numbers of that loop, and of the loops around it, are not added.
+    If the seed depends on a carried value or a slice of a loop, the caller has chosen it for each
+    iteration. Then the iteration numbers of this loop, and of the loops around it, are not added.
     """
-    around = loops()
-    if not around:
+    enclosing = loops()
+    if not enclosing:
         return seed
     read = set(topological([seed]))
     depth = max(
-        (i + 1 for i, loop in enumerate(around) if not read.isdisjoint(loop.inputs)), default=0
+        (i + 1 for i, loop in enumerate(enclosing) if not read.isdisjoint(loop.inputs)), default=0
     )
-    lengths = [loop.length for loop in around[depth:]]
+    lengths = [loop.length for loop in enclosing[depth:]]
     if prod(lengths) > MAX_ITERATIONS:
         raise ValueError(
             f"scan: expected at most {MAX_ITERATIONS} iterations in a loop with random draws; "
             f"got {prod(lengths)}. Give the draw an offset that depends on the slice."
         )
-    for i, loop in enumerate(around[depth:]):
+    for i, loop in enumerate(enclosing[depth:]):
         stride = np.array([0, STRIDE * prod(lengths[i + 1 :])], int64)
         numbers = expand_dims(arange(loop.length), 1)
         seed = loop.slice(add(seed, multiply(numbers, constant_node(stride))))
