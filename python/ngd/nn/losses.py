@@ -12,12 +12,13 @@ from .module import Module
 
 
 class Loss(Module):
-    """A loss of ngd.ops with options."""
+    """The base class of losses. A function of ngd.ops with options computes the loss."""
 
     options: dict[str, Any]
+    """The keyword arguments of the function."""
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the options that are not None, for `repr`."""
         shown = {key: value for key, value in self.options.items() if value is not None}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
@@ -31,11 +32,11 @@ class CrossEntropyLoss(Loss):
     Parameters
     ----------
     weight : array_like, optional
-        [C]: a factor for each class.
+        [C]: the factor of each class.
     ignore_index : int, default -100
-        A label that does not count.
+        A label that is left out of the loss.
     label_smoothing : float, default 0
-        The part of the target that is spread over all classes.
+        The part of each target that is divided among all classes, in [0, 1].
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -61,7 +62,21 @@ class CrossEntropyLoss(Loss):
         }
 
     def forward(self, logits: Node, labels: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        logits : Node
+            [C], [N, C] or [N, C, d1, ...].
+        labels : array_like
+            Integers in [0, C), of the shape of the logits without C. Or floats of the shape of the
+            logits: the probabilities of the classes.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all labels with `reduction="none"`.
+        """
         return ops.cross_entropy(logits, labels, self.weight, **self.options)
 
 
@@ -74,9 +89,9 @@ class NLLLoss(Loss):
     Parameters
     ----------
     weight : array_like, optional
-        [C]: a factor for each class.
+        [C]: the factor of each class.
     ignore_index : int, default -100
-        A label that does not count.
+        A label that is left out of the loss.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -94,17 +109,43 @@ class NLLLoss(Loss):
         self.options = {"ignore_index": ignore_index, "reduction": reduction}
 
     def forward(self, log_probabilities: Node, labels: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        log_probabilities : Node
+            [C], [N, C] or [N, C, d1, ...], the result of ops.log_softmax.
+        labels : array_like
+            Integers in [0, C), of that shape without C.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all labels with `reduction="none"`.
+        """
         return ops.nll_loss(log_probabilities, labels, self.weight, **self.options)
 
 
 class PairLoss(Loss):
-    """A loss of a prediction and a target of one shape."""
+    """The base class of losses of a prediction and a target that have one shape."""
 
     function: ClassVar[Callable[..., Node]]
 
     def forward(self, prediction: Node, target: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        prediction : Node
+            The prediction, of any shape.
+        target : array_like
+            The target, of the same shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or that shape with `reduction="none"`.
+        """
         return type(self).function(prediction, target, **self.options)
 
 
@@ -157,7 +198,9 @@ class L1Loss(PairLoss):
 
 
 class SmoothL1Loss(PairLoss):
-    """A loss that is quadratic for small differences; see ops.smooth_l1_loss.
+    """A loss that is quadratic for differences below beta, and linear above.
+
+    See ops.smooth_l1_loss.
 
     Input: a prediction and a target of one shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -165,7 +208,7 @@ class SmoothL1Loss(PairLoss):
     Parameters
     ----------
     beta : float, default 1
-        The difference from which the loss is linear.
+        The difference above which the loss is linear.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -183,7 +226,7 @@ class SmoothL1Loss(PairLoss):
 
 
 class HuberLoss(PairLoss):
-    """Huber's loss, which is linear for large differences; see ops.huber_loss.
+    """Huber's loss: quadratic for differences below delta, and linear above; see ops.huber_loss.
 
     Input: a prediction and a target of one shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -191,7 +234,7 @@ class HuberLoss(PairLoss):
     Parameters
     ----------
     delta : float, default 1
-        The difference from which the loss is linear.
+        The difference above which the loss is linear.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -217,7 +260,7 @@ class KLDivLoss(PairLoss):
     Parameters
     ----------
     log_target : bool, default False
-        True if the target has log-probabilities too.
+        True if the target is given as log-probabilities too.
     reduction : str, default "mean"
         "mean", "batchmean", "sum" or "none".
 
@@ -285,7 +328,7 @@ class BCEWithLogitsLoss(PairLoss):
 class CTCLoss(Loss):
     """The CTC loss of log-probabilities; see ops.ctc_loss.
 
-    Input: log-probabilities [T, N, C], targets [N, S], and the numbers of steps and labels [N].
+    Input: log-probabilities [T, N, C], targets [N, S], and the lengths of both, each [N].
     Output: a scalar, or [N] with `reduction="none"`.
 
     Parameters
@@ -295,7 +338,7 @@ class CTCLoss(Loss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
     zero_infinity : bool, default False
-        Count 0 for sequences that have too few steps for their target.
+        Use the loss 0, instead of infinity, for sequences that are too short for their target.
 
     Examples
     --------
@@ -312,14 +355,33 @@ class CTCLoss(Loss):
     def forward(
         self, log_probabilities: Node, targets: Any, input_lengths: Any, target_lengths: Any
     ) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        log_probabilities : Node
+            [T, N, C]: the result of ops.log_softmax for T steps of N sequences.
+        targets : array_like
+            [N, S]: labels in [0, C). Labels after the end of a target are not read.
+        input_lengths : array_like
+            [N]: the number of steps of each sequence.
+        target_lengths : array_like
+            [N]: the number of labels of each target.
+
+        Returns
+        -------
+        Node
+            A scalar, or [N] with `reduction="none"`.
+        """
         return ops.ctc_loss(
             log_probabilities, targets, input_lengths, target_lengths, **self.options
         )
 
 
 class TripletMarginLoss(Loss):
-    """A loss of the distances between vectors; see ops.triplet_margin_loss.
+    """The triplet loss max(d(anchor, positive) - d(anchor, negative) + margin, 0).
+
+    See ops.triplet_margin_loss. d is the distance between two vectors.
 
     Input: an anchor, a positive and a negative example, each [N, D]. Output: a scalar, or [N] with
     `reduction="none"`.
@@ -327,13 +389,14 @@ class TripletMarginLoss(Loss):
     Parameters
     ----------
     margin : float, default 1
-        The least difference of the two distances that costs nothing.
+        The smallest difference of the two distances for which the loss is 0.
     p : float, default 2
-        The order of the norm.
+        The order of the norm that measures a distance.
     eps : float, default 1e-6
-        Added to the differences of the vectors.
+        Added to the elements of the differences of vectors.
     swap : bool, default False
-        Count the distance of both examples if it is less than that of anchor and negative.
+        Use the distance between positive and negative, if it is smaller, instead of the distance
+        between anchor and negative.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -361,7 +424,22 @@ class TripletMarginLoss(Loss):
         }
 
     def forward(self, anchor: Node, positive: Any, negative: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        anchor : Node
+            Floats [N, D], or [D].
+        positive : array_like
+            Examples of the class of the anchor, of the same shape.
+        negative : array_like
+            Examples of another class, of the same shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all triplets with `reduction="none"`.
+        """
         return ops.triplet_margin_loss(anchor, positive, negative, **self.options)
 
 
@@ -376,7 +454,7 @@ class GaussianNLLLoss(Loss):
     full : bool, default False
         Add log(2 * pi) / 2.
     eps : float, default 1e-6
-        The least variance.
+        The lower bound of the variance.
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
@@ -391,7 +469,22 @@ class GaussianNLLLoss(Loss):
         self.options = {"full": full, "eps": eps, "reduction": reduction}
 
     def forward(self, prediction: Node, target: Any, var: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        prediction : Node
+            The means, of any shape.
+        target : array_like
+            The target, of the same shape.
+        var : array_like
+            The variances, which broadcast to that shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or that shape with `reduction="none"`.
+        """
         return ops.gaussian_nll_loss(prediction, target, var, **self.options)
 
 
@@ -405,7 +498,7 @@ class CosineSimilarity(Module):
     dim : int, default 1
         The axis of the vectors.
     eps : float, default 1e-8
-        The least norm by which a vector is divided.
+        The lower bound of the norms by which vectors are divided.
 
     Examples
     --------
@@ -418,9 +511,20 @@ class CosineSimilarity(Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, x: Node, y: Any) -> Node:
-        """Return the cosines."""
+        """Return the cosines.
+
+        Parameters
+        ----------
+        x, y : array_like
+            Floats that broadcast to one shape.
+
+        Returns
+        -------
+        Node
+            That shape without the axis `dim`.
+        """
         return ops.cosine_similarity(x, y, self.dim, self.eps)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         return f"dim={self.dim}, eps={self.eps}"
