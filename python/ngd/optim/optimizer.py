@@ -257,13 +257,12 @@ class Optimizer:
                 raise unknown_option(f"{where}: groups", option, [*self.options])
             group.options = checked(f"{where}: groups", checks, group.options)
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
-        """The variables of the optimizer by name, for checkpoints. `minimize` and `apply` make them.
+        """The optimizer state by name, for checkpoints. `minimize` and `apply` make the variables.
         Values that are loaded before that are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()
-        self._has_weights: bool | None = (
-            None  # if micro-batches have weights; None before the first
-        )
+        self._has_weights: bool | None = None
+        """True if the micro-batches have weights; None before the first one."""
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
         self.lr: Node | Callable[[Node], Node]
