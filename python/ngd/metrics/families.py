@@ -45,7 +45,7 @@ class Total:
         self.calls = self.bytes = 0
         self.seconds = self.waited_seconds = 0.0
         self.last: dict[int, int] = {}
-        """How often each rank of the group arrived last, by rank."""
+        """The number of times that each rank of the group arrived last, by rank."""
 
     def add(self, row: CallStats) -> None:
         """Add the cost in one group."""
