@@ -20,7 +20,7 @@ IndexArray = NDArray[np.int64]
 
 def current_rank_and_size() -> tuple[int, int]:
     """Return the rank and the size of the joined world, or the launcher's values before that."""
-    from ..comm.world import rank, world_size  # not at the top: workers do not load the engine
+    from ..comm.world import rank, world_size  # not at the top: workers do not load the core
 
     return rank(), world_size()
 

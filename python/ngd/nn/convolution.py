@@ -121,7 +121,7 @@ class Conv1d(Convolution):
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -165,7 +165,7 @@ class Conv2d(Convolution):
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -209,7 +209,7 @@ class Conv3d(Convolution):
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----

@@ -43,7 +43,7 @@ class Linear(Module):
     bias : bool, default True
         Add a bias.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----

@@ -40,6 +40,12 @@ class CrossEntropyLoss(Loss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    -weight[label] * log_softmax(logits)[label]. The mean divides by the sum of the weights of the
+    labels, and for probabilities by the number of targets. Label smoothing is that of Szegedy et
+    al., 2016 (arXiv:1512.00567), section 7.
+
     Examples
     --------
     >>> logits, labels = ngd.placeholder("x", (8, 10)), ngd.placeholder("y", (8,), "int64")
@@ -94,6 +100,11 @@ class NLLLoss(Loss):
         A label that is left out of the loss.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    -weight[label] * log_probabilities[label]. The mean divides by the sum of the weights of the
+    labels.
 
     Examples
     --------
@@ -212,6 +223,11 @@ class SmoothL1Loss(PairLoss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    With d = abs(prediction - target): d**2 / (2 * beta) for d < beta, and d - beta / 2 otherwise.
+    Girshick, 2015 (arXiv:1504.08083), equation 3.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -238,6 +254,11 @@ class HuberLoss(PairLoss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    With d = abs(prediction - target): d**2 / 2 for d <= delta, and delta * (d - delta / 2)
+    otherwise. Huber, 1964 (Annals of Mathematical Statistics 35), section 1.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -252,7 +273,7 @@ class HuberLoss(PairLoss):
 
 
 class KLDivLoss(PairLoss):
-    """The Kullback-Leibler divergence of log-probabilities from a target; see ops.kl_div.
+    """The Kullback-Leibler divergence between a target and a prediction; see ops.kl_div.
 
     Input: log-probabilities, and probabilities of that shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -263,6 +284,13 @@ class KLDivLoss(PairLoss):
         True if the target is given as log-probabilities too.
     reduction : str, default "mean"
         "mean", "batchmean", "sum" or "none".
+
+    Notes
+    -----
+    target * (log(target) - prediction), where the prediction is given as log-probabilities.
+    "batchmean" divides the sum by the size of axis 0, which is the mean of the divergence over a
+    batch. "mean" divides by the number of elements. Kullback and Leibler, 1951 (Annals of
+    Mathematical Statistics 22), equation 2.4.
 
     Examples
     --------
@@ -288,6 +316,11 @@ class BCELoss(PairLoss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    -(t * log(p) + (1 - t) * log(1 - p)) for the probability p and the target t. The logarithms are
+    at least -100. BCEWithLogitsLoss is more precise.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -311,6 +344,11 @@ class BCEWithLogitsLoss(PairLoss):
     ----------
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    -(t * log(p) + (1 - t) * log(1 - p)) with p = sigmoid(logits) for the target t, without
+    overflow.
 
     Examples
     --------
@@ -339,6 +377,10 @@ class CTCLoss(Loss):
         "mean", "sum" or "none".
     zero_infinity : bool, default False
         Use the loss 0, instead of infinity, for sequences that are too short for their target.
+
+    Notes
+    -----
+    "mean" divides the loss of each sequence by its number of labels. Graves et al., 2006 (ICML).
 
     Examples
     --------
@@ -400,6 +442,11 @@ class TripletMarginLoss(Loss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    The distance d(a, b) is the norm of order p over the last axis of a - b + eps. Balntas et al.,
+    2016 (BMVC), section 3.
+
     Examples
     --------
     >>> anchor, positive, negative = (ngd.placeholder(name, (8, 3)) for name in "apn")
@@ -458,6 +505,11 @@ class GaussianNLLLoss(Loss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    (log(var) + (prediction - target)**2 / var) / 2, with var at least eps. Nix and Weigend, 1994
+    (ICNN), equation 3.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -499,6 +551,10 @@ class CosineSimilarity(Module):
         The axis of the vectors.
     eps : float, default 1e-8
         The lower bound of the norms by which vectors are divided.
+
+    Notes
+    -----
+    sum(x * y) / (norm(x) * norm(y)) along the axis `dim`, with norms of at least eps.
 
     Examples
     --------

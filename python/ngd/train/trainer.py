@@ -51,7 +51,8 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     ----------
     metric : callable
         A function of the columns of a batch. It returns a scalar or a sequence of scalars, each a
-        mean over the samples of the batch. A compiled step with scalar outputs is one.
+        mean over the samples of the batch. A compiled step with scalar outputs is such a
+        function.
     loader : Loader
         The batches. Iteration starts at the first batch of the epoch.
     group : Group, optional
@@ -60,7 +61,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     Returns
     -------
     list of float
-        One mean per scalar, the same on all ranks. A batch counts by its number of samples.
+        One mean per scalar, equal on all ranks. A batch is weighted by its number of samples.
 
     Raises
     ------
@@ -81,7 +82,8 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
             f"{type(metric).__name__} and {type(loader).__name__}. Write "
             "train.evaluate(metric, loader)."
         )
-    loader.sampler.done -= loader.sampler.step  # an earlier evaluation may have raised
+    # Restart the epoch: an earlier evaluation may have raised an exception.
+    loader.sampler.done -= loader.sampler.step
     sums: Any = 0.0
     count = 0
     for batch in loader:
@@ -303,7 +305,7 @@ class Trainer:
         ValueError
             A batch has fewer samples than there are ranks, or a restored value has no variable.
         TypeError
-            The step did not return a loss, or a callback something else than True, False or None.
+            The step did not return a loss, or a callback did not return True, False or None.
 
         Examples
         --------
