@@ -86,7 +86,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     >>> distance = ngd.vmap(lambda x, y: ops.sum((x - y) ** 2), in_axes=(0, None))
     >>> distance(np.array([[0.0, 1.0], [2.0, 3.0]]), np.array([0.0, 1.0]))
     array([0., 8.])
-    """
+    """  # long because each argument is described
     if not callable(f):
         raise TypeError(f"vmap: expected a function; got {f!r}. Give a function of one example.")
     of_arguments = axes_tree("vmap: in_axes", in_axes)
