@@ -105,10 +105,12 @@ class AdamW(Adam):
     ----------
     lr : float, Node or schedule, default 1e-3
         The learning rate.
-    betas, eps, amsgrad
+    betas, eps
         See Adam.
     weight_decay : float, default 0.01
         The factor of the weight decay: lr * weight_decay * w is subtracted from w in each step.
+    amsgrad : bool, default False
+        See Adam.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 

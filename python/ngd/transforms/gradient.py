@@ -31,7 +31,7 @@ from ..ops._operands import as_node
 from ..ops._reverse_mode import UNUSED, gradients, walk_back
 from ..trees import Structure, flatten
 
-KEPT: Final = 512
+MAX_CACHED: Final = 512
 """The maximum number of cached functions per transformation, with their compiled steps."""
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ Key = TypeVar("Key")
 
 def remembered(make: Maker) -> Maker:
     """Cache a transformation of functions: equal arguments return the same function and traces."""
-    cached_make = functools.lru_cache(KEPT)(make)
+    cached_make = functools.lru_cache(MAX_CACHED)(make)
 
     @functools.wraps(make)
     def cached(f: Any, *args: Any, **kwargs: Any) -> Any:
