@@ -12,8 +12,8 @@
 
 A source has a length. Indexed with an array of indices it returns a tuple of columns, for example
 images and labels. A transform is a function of the columns and of one NumPy generator per sample.
-The generator depends on the seed, the epoch and the index of the sample. So the training data are
-the same bit for bit with any number of ranks and workers.
+The generator depends only on the seed, the epoch and the index of the sample. So the training data
+are bitwise equal for any number of ranks and workers.
 """
 
 from .._util.signature_errors import check_public_names as _check_public_names

@@ -65,25 +65,25 @@ def mnist(
     >>> images.tolist(), labels.tolist()
     ([[[0.20000000298023224, 0.0]], [[0.0, 1.0]]], [3, 7])
     """
-    place, name = Path(folder), np.dtype(dtype).name
+    directory, name = Path(folder), np.dtype(dtype).name
     if name not in PIXEL_DTYPES:
         raise ValueError(
             f"data.mnist: dtype: expected one of {', '.join(PIXEL_DTYPES)}; got {name}. Convert "
             "the images with a transform."
         )
-    train, test = (read_set(place, part) for part in ("train", "t10k"))
+    train, test = (read_set(directory, part) for part in ("train", "t10k"))
     sizes = [images.shape[1:] for images, _ in (train, test)]
     if sizes[0] != sizes[1]:
         raise ValueError(
             "data.mnist: expected training and test images of one size; got "
-            f"{list(sizes[0])} and {list(sizes[1])} pixels in {place}. The files belong to "
+            f"{list(sizes[0])} and {list(sizes[1])} pixels in {directory}. The files belong to "
             "different data sets: download all four again."
         )
     return as_source(*train, name), as_source(*test, name)
 
 
 def as_source(images: Array, labels: Array, dtype: str) -> Arrays:
-    """Return a source with pixels in [0, 1], or with bytes."""
+    """Return a source of images and labels. Float pixels are in [0, 1], uint8 pixels unchanged."""
     if dtype != "uint8":
         images = images.astype(dtype)
         images /= 255
@@ -107,7 +107,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read_set(folder: Path, name: str) -> tuple[Array, Array]:
-    """Read the images and labels of the set of this name."""
+    """Read the images and labels of a set, "train" or "t10k"."""
     images_path = find(folder, f"{name}-images-idx3-ubyte")
     labels_path = find(folder, f"{name}-labels-idx1-ubyte")
     images, labels = (read_array("data.mnist", path) for path in (images_path, labels_path))
@@ -140,8 +140,7 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
     Returns
     -------
     array
-        An array of the shape and dtype in the file's header. Its bytes are in the file's order,
-        which is big-endian.
+        An array of the shape and dtype in the file's header. Its dtype is big-endian, as the file.
 
     Raises
     ------
@@ -170,7 +169,7 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
 
 
 def read_array(call: str, path: str | os.PathLike[str]) -> Array:
-    """Read a file in IDX format for a public call, which errors name."""
+    """Read a file in IDX format. Errors name `call`, the public call."""
     content = Path(path).read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
@@ -238,22 +237,29 @@ def cifar(folder: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
     >>> images.shape, labels.tolist()
     ((1, 32, 32, 3), [7])
     """
-    place = Path(folder)
+    directory = Path(folder)
     for inner, training, label_bytes in (CIFAR_10, CIFAR_100):
-        for at in (place, place / inner):
-            if (at / training[0]).is_file():
+        for candidate in (directory, directory / inner):
+            if (candidate / training[0]).is_file():
                 test = "test_batch.bin" if label_bytes == 1 else "test.bin"
-                return read_cifar(at, training, label_bytes), read_cifar(at, [test], label_bytes)
-    pickles = (*place.rglob("data_batch_1"), *place.rglob("meta")) if place.is_dir() else ()
-    found = "the Python version, which is pickles" if pickles else "no CIFAR files"
+                return read_cifar(candidate, training, label_bytes), read_cifar(
+                    candidate, [test], label_bytes
+                )
+    pickles = (
+        (*directory.rglob("data_batch_1"), *directory.rglob("meta")) if directory.is_dir() else ()
+    )
+    content = "the Python version, which is pickles" if pickles else "no CIFAR files"
     raise ValueError(
         f"data.cifar: expected the binary version, {CIFAR_10[1][0]} or {CIFAR_100[1][0]}, in "
-        f"{place}; got {found}. Download the binary version of the data set."
+        f"{directory}; got {content}. Download the binary version of the data set."
     )
 
 
 def read_cifar(folder: Path, names: list[str], label_bytes: int) -> Arrays:
-    """Read one set. A record has one or two labels and three planes. The last label is used."""
+    """Read one set of images. A record has one or two labels and three planes of pixels.
+
+    The last label is used, which is the fine class of CIFAR-100.
+    """
     record_bytes = label_bytes + int(np.prod(CIFAR_IMAGE))
     parts = []
     for path in (folder / name for name in names):

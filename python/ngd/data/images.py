@@ -2,9 +2,10 @@
 """Transforms of images, the first column of a batch.
 
 Images are uint8 arrays of shape [height, width] or [height, width, channels], in a list or in one
-array. Normalize makes one float32 array [N, channels, height, width] of them. A transform is called
-with the columns and one NumPy generator per sample. It draws the random numbers of a sample from
-the generator of that sample.
+array. Normalize stacks them to one float32 array [N, channels, height, width].
+
+A transform is called with the columns and one NumPy generator per sample. It draws the random
+numbers of a sample from the generator of that sample.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Region: TypeAlias = tuple[slice, slice]
 
 
 def height_and_width(call: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """Return the height and width that a size of one or two numbers means."""
+    """Return (height, width) from a size, which is one number or a pair."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
         raise ValueError(
@@ -54,7 +55,7 @@ def resize(call: str, image: Array, height: int, width: int) -> Array:
 
 
 def stack(call: str, images: Any) -> Array:
-    """Return one array of images, which must have one size."""
+    """Return images as one array; raise ValueError if their sizes differ."""
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
         raise ValueError(
@@ -104,7 +105,7 @@ class ImageTransform:
 
 
 class Resize(ImageTransform):
-    """Resizes images so that the shorter side has a given length. The aspect ratio is kept.
+    """A transform that resizes images to a length of the shorter side and keeps the aspect ratio.
 
     Parameters
     ----------
@@ -139,12 +140,12 @@ class Resize(ImageTransform):
 
 
 class CenterCrop(ImageTransform):
-    """Crops images to their center.
+    """A transform that crops images to their center.
 
     Parameters
     ----------
     size : int or (int, int)
-        The height and width of the result, in pixels. One number stands for both.
+        The height and width of the result, in pixels, or one number for both.
 
     Raises
     ------
@@ -177,12 +178,12 @@ class CenterCrop(ImageTransform):
 
 
 class RandomResizedCrop(ImageTransform):
-    """Crops a random rectangle of each image and resizes it.
+    """A transform that crops a random rectangle of each image and resizes it.
 
     Parameters
     ----------
     size : int or (int, int)
-        The height and width of the result, in pixels. One number stands for both.
+        The height and width of the result, in pixels, or one number for both.
     scale : (float, float), default (0.08, 1.0)
         The bounds of the area of the rectangle, as a fraction of the area of the image.
     ratio : (float, float), default (3 / 4, 4 / 3)
@@ -198,8 +199,8 @@ class RandomResizedCrop(ImageTransform):
     Notes
     -----
     Szegedy et al., 2014 (arXiv:1409.4842), section 6. The area is drawn uniformly, and the ratio
-    uniformly on a logarithmic scale. If ten rectangles in a row do not fit into the image, the
-    result is the largest centered rectangle with an allowed ratio.
+    is drawn uniformly on a logarithmic scale. If ten rectangles in succession do not fit into the
+    image, the result is the largest centered rectangle with an allowed ratio.
 
     Examples
     --------
@@ -236,7 +237,7 @@ class RandomResizedCrop(ImageTransform):
         return resize("data.RandomResizedCrop", region, *self.size)
 
     def _region(self, height: int, width: int, random: np.random.Generator) -> Region:
-        """Draw the rectangle."""
+        """Return a random rectangle of an image, as slices of rows and columns."""
         low, high = (math.log(bound) for bound in self.ratio)
         for _ in range(10):
             area = height * width * random.uniform(*self.scale)
@@ -253,7 +254,7 @@ class RandomResizedCrop(ImageTransform):
 
 
 class RandomFlip(ImageTransform):
-    """Flips images horizontally at random.
+    """A transform that flips images horizontally at random.
 
     Parameters
     ----------
@@ -281,12 +282,12 @@ class RandomFlip(ImageTransform):
         self.p = p
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """Return one image, flipped or not."""
+        """Return one image, flipped with probability p."""
         return image[:, ::-1] if random.random() < self.p else image
 
 
 class Normalize:
-    """Subtracts a mean and divides by a standard deviation, and stacks the images to one array.
+    """A transform that normalizes images by mean and standard deviation, and stacks them.
 
     The result is (x - mean) / std as float32 [N, channels, height, width]. uint8 pixels are divided
     by 255 first, so that x is in [0, 1].
@@ -294,7 +295,7 @@ class Normalize:
     Parameters
     ----------
     mean, std : float or sequence of float
-        The mean and the standard deviation of x, per channel or one number for all channels.
+        The mean and the standard deviation of x, one number per channel or one for all channels.
 
     Raises
     ------
@@ -341,8 +342,8 @@ class Normalize:
             images = images[..., None]
         channels = images.shape[-1]
         is_bytes = images.dtype == np.uint8
-        known = is_bytes or images.dtype.kind == "f"
-        if not known or {len(self.mean), len(self.std)} - {1, channels}:
+        is_known = is_bytes or images.dtype.kind == "f"
+        if not is_known or {len(self.mean), len(self.std)} - {1, channels}:
             raise ValueError(
                 "data.Normalize: expected images of uint8 or floats with "
                 f"{max(len(self.mean), len(self.std))} channels; "
@@ -363,14 +364,14 @@ def apply(transforms: Transforms, columns: Columns, random: Generators) -> Colum
 
 
 class Mixup:
-    """Mixes each image and its label with those of a random other sample.
+    """A transform that mixes each image and its label with those of a random other sample.
 
     Images are the first column and labels the second one. Labels become float32 [N, num_classes].
 
     Parameters
     ----------
     source : source
-        The source of the partners, which is the source of the loader.
+        The source of the other samples, the partners. Give the source of the loader.
     transform : callable or sequence of callables
         The transforms of both images before they are mixed. The last one must return floats.
     num_classes : int

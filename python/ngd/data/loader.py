@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders: batches of a source, prefetched by worker processes."""
+"""Loaders, which return the batches of a source. Worker processes prefetch them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from .images import Columns, Transforms, apply
 from .sampler import IndexArray, Sampler, Shard
 
 PROGRAM: Final = Path(__file__).with_name("worker.py")
+"""The program of a worker process."""
 MAX_PREFETCH: Final = 64
 """The largest prefetch_factor. A socket holds about 270 messages before its sender waits."""
 POLL_SECONDS: Final = 1.0
@@ -35,7 +36,7 @@ POLL_SECONDS: Final = 1.0
 
 
 class WeightReads:
-    """A flag that the batches of one epoch share."""
+    """A flag that the batches of one epoch share: a program has read `batch.weight`."""
 
     def __init__(self) -> None:
         self.has_read = False
@@ -85,7 +86,7 @@ class Batch(tuple[Any, ...]):
     def __new__(
         cls, columns: Any, weight: float, total: int, reads: WeightReads | None = None
     ) -> Batch:
-        """Make a batch. `reads` records that `weight` was read."""
+        """Make a batch. `reads` records a read of `weight`."""
         batch = super().__new__(cls, columns)
         batch.columns, batch._weight, batch.total = columns, float(weight), total
         batch._reads = reads
@@ -111,14 +112,14 @@ class Batch(tuple[Any, ...]):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Everything that a worker needs to make a batch from indices."""
+    """The source, transform and seed, from which a worker makes a batch for given indices."""
 
     source: Any
     transform: Transforms
     seed: int
 
     def make(self, indices: IndexArray, epoch: int) -> Columns:
-        """Read the samples and transform them."""
+        """Return the transformed samples of some indices."""
         random = [np.random.default_rng((self.seed, epoch, int(i))) for i in indices]
         columns = apply(self.transform, self.source[indices], random)
         if not isinstance(columns, (tuple, list)):
@@ -133,19 +134,20 @@ SAMPLER_ARGUMENTS: Final = dict.fromkeys(
     ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
     "data.Sampler",
 )
+"""Arguments that users of PyTorch give to the loader, and the class that takes them here."""
 
 
 class Loader:
     """The batches of a source in the order of a sampler, prefetched by worker processes.
 
     Iteration returns the rest of the epoch as `Batch` objects, which unpack as their columns. The
-    batches are the same bit for bit with any number of workers.
+    batches are bitwise equal for any number of workers.
 
     Parameters
     ----------
     source : source
-        An object with a length. Indexed with an array of indices it returns a tuple of columns. See
-        Arrays, ImageFolder and Tokens.
+        An object with a length. For an array of indices, `source[indices]` is a tuple of columns.
+        See Arrays, ImageFolder and Tokens.
     sampler : Sampler
         The order of the samples and this rank's shard. Its seed is the seed of the transforms.
     transform : callable or sequence of callables, optional
@@ -162,7 +164,7 @@ class Loader:
     ------
     TypeError
         The sampler is not a `Sampler`, the source has no length, the source or a transform cannot
-        be pickled, or they return something else than columns.
+        be pickled, or they do not return columns.
     ValueError
         A number is out of range, or the source and the sampler have different lengths.
     WorkerError
@@ -176,14 +178,14 @@ class Loader:
 
     Notes
     -----
-    An exception of a source or transform in a worker is raised in this process. Its cause holds the
-    traceback of the worker. After an exception the sampler is before the batch that failed, and the
-    next iteration starts new workers.
+    An exception of a source or transform in a worker is raised in this process. Its cause has the
+    traceback of the worker. After an exception, the position of the sampler is before the batch
+    that failed, and the next iteration starts new workers.
 
     Workers are new processes, not forks. They unpickle the source and the transform. So the classes
     and functions that your program defines for them must not be inside
-    `if __name__ == "__main__":`. Workers end with `close()`, with this process, or when the loader
-    is garbage-collected.
+    `if __name__ == "__main__":`. Workers end after `close()`, when this process ends, or when the
+    loader is garbage-collected.
 
     Examples
     --------
@@ -263,31 +265,37 @@ class Loader:
         self._has_warned = True
         if uneven:
             reason = f"the {size} ranks share a batch of {uneven[0]} samples unevenly"
-            other = "A batch_size that is a multiple of the number of ranks, and drop_last=True,"
+            fix = "A batch_size that is a multiple of the number of ranks, and drop_last=True,"
         else:
             counts = " and ".join(map(str, totals))
             reason = f"the batches have different numbers of samples, {counts}"
-            other = "drop_last=True"
+            fix = "drop_last=True"
         warn(
             f"data.Loader: expected batch.weight to be read, because {reason}; got an epoch that "
             f"did not read it (loader made at {self._site}). Write `for batch in loader:` and "
-            f"optimizer.minimize(loss, parameters, weight=batch.weight). {other} in data.Sampler "
+            f"optimizer.minimize(loss, parameters, weight=batch.weight). {fix} in data.Sampler "
             "makes the batches even.",
             UnevenBatchWarning,
         )
 
     def _load(self, shard: Shard) -> Columns:
+        """Return this rank's columns of a batch, and request the next batches of the workers."""
         if not self.num_workers:
             return self._recipe.make(shard.indices, shard.epoch)
-        place = self.sampler.rank_and_size()
+        rank_and_size = self.sampler.rank_and_size()
         if self._team is not None and self._team.owner != os.getpid():
-            self._team = None  # this process is a fork: the workers belong to its parent
-        if self._team is not None and (self._team.next, self._team.place) != (shard.number, place):
-            self.close()  # the position of the sampler has changed, or the world
+            self._team = None  # this process is a fork, and its parent uses the workers
+        if self._team is not None and (self._team.next, self._team.rank_and_size) != (
+            shard.number,
+            rank_and_size,
+        ):
+            self.close()  # the position of the sampler, the rank or the size has changed
         if self._team is None:
-            self._team = Team(self._recipe, self.num_workers, shard.number, self.timeout, place)
-        last = shard.number + self.num_workers * self.prefetch_factor
-        while self._team.requested <= last:
+            self._team = Team(
+                self._recipe, self.num_workers, shard.number, self.timeout, rank_and_size
+            )
+        last_request = shard.number + self.num_workers * self.prefetch_factor
+        while self._team.requested <= last_request:
             self._team.request(self.sampler.shard(self._team.requested))
         return self._team.receive()
 
@@ -318,26 +326,26 @@ class Worker:
         main = sys.modules["__main__"]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         self.name = name
-        self.link, theirs = socket.socketpair()
-        said = {
-            "link": theirs.fileno(),
+        self.link, worker_link = socket.socketpair()
+        settings = {
+            "link": worker_link.fileno(),
             "parent": os.getpid(),
             "path": sys.path,
             "arguments": sys.argv,
             "main": [spec and spec.name, file and os.path.abspath(file)],
         }
         # Ctrl-C interrupts the loader's process, which ends the worker. The worker ignores it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(said)],
+                [sys.executable, str(PROGRAM), json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_link.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            worker_link.close()
 
     def send(self, file: int) -> None:
         """Send a message."""
@@ -350,11 +358,11 @@ class Worker:
         """Wait for the next answer of the worker."""
         poll = select.poll()
         poll.register(self.link, select.POLLIN)
-        begin = time.monotonic()
+        start = time.monotonic()
         while not poll.poll(POLL_SECONDS * 1000):
             if self.process.poll() is not None:
                 raise self.ended()
-            if timeout is not None and time.monotonic() - begin > timeout:
+            if timeout is not None and time.monotonic() - start > timeout:
                 raise WorkerError(
                     f"data.Loader: expected an answer of {self}; got none for {timeout:g} s. Give "
                     "a longer "
@@ -367,7 +375,7 @@ class Worker:
         return messages.unpack(file, Unpickler)
 
     def ended(self) -> WorkerError:
-        """Return an error with the signal or the exit code of the process."""
+        """Return the error for the end of the process, with its signal or exit code."""
         try:
             code = self.process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
@@ -389,17 +397,17 @@ class Worker:
 
 
 class Unpickler(pickle.Unpickler):
-    """Finds the classes of the user's program, which workers import under another name."""
+    """An unpickler for answers. Workers import the user's program as `__mp_main__`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """See pickle."""
+        """Return a class or function by name, from `__main__` for `__mp_main__`."""
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
 
 
 class Team:
-    """Worker processes: worker n modulo their number makes batch n.
+    """The worker processes of a loader. Batch n is made by worker n modulo the number of workers.
 
-    Answers arrive in the order of the requests.
+    A worker answers in the order of its requests.
     """
 
     def __init__(
@@ -408,10 +416,10 @@ class Team:
         num_workers: int,
         first: int,
         timeout: float | None,
-        place: tuple[int, int],
+        rank_and_size: tuple[int, int],
     ) -> None:
         self.next = self.requested = first
-        self.timeout, self.owner, self.place = timeout, os.getpid(), place
+        self.timeout, self.owner, self.rank_and_size = timeout, os.getpid(), rank_and_size
         self.workers: list[Worker] = []
         self.close = weakref.finalize(self, stop, self.workers, self.owner)
         try:
@@ -433,7 +441,7 @@ class Team:
             os.close(file)
 
     def request(self, shard: Shard) -> None:
-        """Send a request for a batch."""
+        """Send the request for the next batch to its worker."""
         file = messages.pack((shard.indices, shard.epoch))
         try:
             self.workers[self.requested % len(self.workers)].send(file)
@@ -442,7 +450,7 @@ class Team:
         self.requested += 1
 
     def receive(self) -> Columns:
-        """Wait for the next batch."""
+        """Wait for the next batch, and return its columns."""
         worker = self.workers[self.next % len(self.workers)]
         kind, value, *traceback = worker.receive(self.timeout)
         if kind == "failure":
@@ -454,7 +462,7 @@ class Team:
 
 
 class RemoteError(Exception):
-    """The traceback of a worker: the cause of the exception that the loader raises."""
+    """The traceback of a worker, which is the cause of the exception that the loader raises."""
 
 
 def stop(workers: list[Worker], owner: int) -> None:

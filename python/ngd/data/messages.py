@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of any size between a loader and its workers.
 
-A message is a memfd, whose descriptor is sent over a Unix socket with one byte. The file holds a
-pickle, and after it the aligned bytes of the arrays. The sender never waits for the receiver, so
-two processes that send to each other cannot block.
+A message is a memfd, a file in memory. Its descriptor is sent over a Unix socket with one byte. The
+file starts with the number of parts and the size of each part in bytes. The parts follow at aligned
+offsets: a pickle, and then the arrays in it. The sender never waits for the receiver, so two
+processes that send to each other cannot block.
 """
 
 from __future__ import annotations
@@ -21,64 +22,65 @@ from typing import Any, Final
 import numpy as np
 
 ALIGNMENT: Final = 64
+"""The alignment of the parts, in bytes."""
 NUMBER: Final = struct.Struct("<q")
 
 
 def pack(value: Any) -> int:
-    """Return the descriptor of a message's file, which the caller closes."""
-    arrays: list[pickle.PickleBuffer] = []
-    text = pickle.dumps(value, 5, buffer_callback=arrays.append)
-    parts = [memoryview(text), *(one.raw() for one in arrays)]
+    """Write a message to a new file, and return its descriptor. The caller closes it."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    parts = [memoryview(pickled), *(one.raw() for one in buffers)]
     numbers = [len(parts), *(part.nbytes for part in parts)]
     head = b"".join(map(NUMBER.pack, numbers))
     file = os.memfd_create("ngd-data")
     try:
-        at = write(file, memoryview(head), 0)
+        offset = write(file, memoryview(head), 0)
         for part in parts:
-            at = write(file, part, aligned(at))
+            offset = write(file, part, align(offset))
     except BaseException:
         os.close(file)
         raise
     return file
 
 
-def aligned(at: int) -> int:
-    """Return the first aligned offset at or after `at`."""
-    return -(-at // ALIGNMENT) * ALIGNMENT
+def align(offset: int) -> int:
+    """Return the first aligned offset that is at least `offset`."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def write(file: int, data: memoryview, at: int) -> int:
+def write(file: int, data: memoryview, offset: int) -> int:
     """Write all data at an offset and return the offset of its end."""
     while len(data):
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written
-    return at
+        num_written = os.pwrite(file, data, offset)
+        data, offset = data[num_written:], offset + num_written
+    return offset
 
 
 def unpack(file: int, unpickler: type[pickle.Unpickler], in_place: bool = False) -> Any:
-    """Return the value of a message and close its file.
+    """Return the value of a message, and close its file.
 
-    The arrays are copies in this process. With in_place they are views of the file, and a page is
-    copied when it is written to.
+    The arrays are copies in this process. With in_place they are views of the file, and the kernel
+    copies a page when this process first writes to it.
     """
-    whole: Any
+    content: Any
     try:
         size = os.fstat(file).st_size
         if in_place:
-            whole = np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_COPY), np.uint8)
+            content = np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_COPY), np.uint8)
         else:
-            whole = np.empty(size, np.uint8)
-            view, at = memoryview(whole), 0
-            while at < size:
-                at += os.preadv(file, [view[at:]], at)
+            content = np.empty(size, np.uint8)
+            view, offset = memoryview(content), 0
+            while offset < size:
+                offset += os.preadv(file, [view[offset:]], offset)
     finally:
         os.close(file)
-    (count,) = NUMBER.unpack_from(whole)
-    at, parts = NUMBER.size * (count + 1), []
-    for (length,) in NUMBER.iter_unpack(whole[NUMBER.size : at]):
-        at = aligned(at)
-        parts.append(whole[at : at + length])
-        at += length
+    (count,) = NUMBER.unpack_from(content)
+    offset, parts = NUMBER.size * (count + 1), []
+    for (length,) in NUMBER.iter_unpack(content[NUMBER.size : offset]):
+        offset = align(offset)
+        parts.append(content[offset : offset + length])
+        offset += length
     return unpickler(io.BytesIO(parts[0]), buffers=parts[1:]).load()
 
 
@@ -88,11 +90,11 @@ def send(link: socket.socket, file: int) -> None:
 
 
 def receive(link: socket.socket) -> int:
-    """Return the file of the next message; raise EOFError if the socket was closed."""
-    data, beside, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    """Return the descriptor of the next message; raise EOFError if the socket was closed."""
+    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError("the socket was closed")
-    if not beside:  # this process has no descriptor left
+    if not ancillary:  # this process has too many open files
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    files = array.array("i", beside[0][2])
+    files = array.array("i", ancillary[0][2])
     return files[0]

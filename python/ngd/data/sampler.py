@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers: the order of the samples, divided among the ranks, and the position in it."""
+"""Samplers, which divide the samples into batches and the batches among the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IndexArray = NDArray[np.int64]
 
 def current_rank_and_size() -> tuple[int, int]:
     """Return the rank and the size of the joined world, or the launcher's values before that."""
-    from ..comm.world import rank, world_size  # not at the top: workers do not load the engine
+    from ..comm.world import rank, world_size  # not at the top: workers do not load the core
 
     return rank(), world_size()
 
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
         The indices of this rank's samples. There is at least one.
     weight : int
         The number of this rank's samples. It is 0 if the batch has fewer samples than there are
-        ranks, and this rank got a copy of another rank's sample.
+        ranks and this rank got a copy of another rank's sample.
     total : int
         The number of samples that all ranks have together.
 
@@ -57,11 +57,11 @@ class Shard(NamedTuple):
 
 
 class Sampler:
-    """The batches of all epochs, divided among the ranks, and the position in them.
+    """The order of the samples in batches, the shard of each rank, and the current position.
 
-    A batch depends on the seed and its number, and not on the number of ranks. Each rank gets a
-    near-equal shard of it. So any number of ranks takes the same steps, if the loss of each rank is
-    weighted by the number of its samples.
+    A batch depends on the seed and the number of the batch, and not on the number of ranks. The
+    ranks get shards of nearly equal size. So any number of ranks takes the same steps, if the loss
+    of each rank is weighted by its number of samples.
 
     Iteration returns the rest of the epoch. A batch counts as done when it is returned. `state()`
     is the position after it, for a checkpoint.
@@ -74,31 +74,31 @@ class Sampler:
         The number of samples of one step, of all ranks together. PyTorch's `batch_size` is the
         number for one rank.
     rank, size : int, optional
-        The shard of this process and the number of shards. Give both or none. The default is the
-        rank and the size of the world. Before the world is joined these are the launcher's values.
-        In an elastic job they change with the world.
+        The number of this process's shard and the number of shards. Give both or none. The default
+        is the rank and the size of the world. Before `ngd.init` they are the launcher's values. In
+        an elastic job they change with the world.
     mesh : Mesh, optional
-        A mesh of ngd.make_mesh. Each position along its axis `axis` gets a shard. Ranks that
-        differ in the other axes get the same samples.
+        A mesh of ngd.make_mesh. Each position along the axis `axis` of the mesh gets a shard. Ranks
+        that differ only in other axes get the same samples.
     axis : str, default "data"
         The name of the mesh's axis.
     seed : int, default 0
         The seed of the order, and of the random numbers of a loader's transforms. It is the same on
         all ranks.
     shuffle : bool, default True
-        Permute the samples in each epoch. With False they keep their order.
+        Permute the samples in each epoch. With False the order is that of the source.
     replacement : bool, default False
         Draw each batch from all samples, so that a sample may occur twice. No permutation is kept
         in memory. Needs `shuffle`.
     drop_last : bool, default False
-        Leave out the last batch of an epoch if it has fewer than `batch_size` samples.
+        Omit the last batch of an epoch if it has fewer than `batch_size` samples.
 
     Attributes
     ----------
     steps : int
         The number of batches of an epoch, which is also `len(sampler)`.
     done : int
-        The number of batches that were returned, in all epochs. You may assign to it.
+        The number of batches that were returned, in all epochs. You may assign a new position.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class Sampler:
     ValueError
         A value out of range, `rank` without `size`, or an axis that the mesh does not have.
     InitError
-        The launcher's environment contradicts itself.
+        The environment variables of the launcher contradict each other.
 
     Examples
     --------
@@ -278,7 +278,7 @@ class Sampler:
         return {name: getattr(self, name) for name in names}
 
     def shard(self, number: int) -> Shard:
-        """Return this rank's samples of a batch, without a change of the position.
+        """Return this rank's samples of a batch. The position does not change.
 
         Parameters
         ----------
@@ -303,8 +303,8 @@ class Sampler:
         else:
             batch = self._order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
         rank, size = self.rank_and_size()
-        mine = np.array_split(batch, size)[rank]
-        return Shard(number, epoch, mine if len(mine) else batch[:1], len(mine), len(batch))
+        own = np.array_split(batch, size)[rank]
+        return Shard(number, epoch, own if len(own) else batch[:1], len(own), len(batch))
 
     def _order(self, epoch: int) -> IndexArray:
         """Return all samples in the order of the epoch. The last two orders are cached."""
@@ -319,7 +319,7 @@ class Sampler:
 
 
 def _integer(name: str, value: Any, *, least: int) -> int:
-    """Check an argument of Sampler that is an integer."""
+    """Check an argument of Sampler that is an integer, and return it."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         fix = " Write len(source)." if hasattr(value, "__len__") else ""
         raise TypeError(
@@ -334,7 +334,7 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 def _fixed_rank_and_size(
     rank: int | None, size: int | None, mesh: Mesh | None, axis: str
 ) -> tuple[int, int] | None:
-    """Return the rank and the size that do not follow the world, or None."""
+    """Return the rank and the size from the arguments, or None if they are those of the world."""
     if mesh is not None:
         from ..comm import Mesh as MeshType
 

@@ -18,7 +18,7 @@ SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".ti
 
 
 class Arrays:
-    """A source of arrays in memory. Sample i is row i of each array.
+    """A source of arrays in memory. Sample i consists of row i of each array.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class Arrays:
 
     Notes
     -----
-    The workers of a loader share one copy of the arrays in memory. A memory-mapped array is read
-    into that copy.
+    The workers of a loader share one copy of the arrays. If an array is memory-mapped, the copy
+    has all of its data in memory.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class ImageFolder:
     """A source of image files in a folder that has one subfolder per class.
 
     The columns are a list of uint8 images [height, width, 3], which may differ in size, and an
-    int64 array of labels. Needs Pillow.
+    int64 array of labels. It needs Pillow.
 
     Parameters
     ----------
@@ -120,28 +120,30 @@ class ImageFolder:
 
     @check_constructor("data.ImageFolder")
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        place = Path(folder)
+        root = Path(folder)
         pillow()
-        if not place.is_dir():
+        if not root.is_dir():
             raise ValueError(
-                f"data.ImageFolder: expected a folder; got {place}, which is not a directory. Give "
+                f"data.ImageFolder: expected a folder; got {root}, which is not a directory. Give "
                 "the folder that has one subfolder per class."
             )
-        self.classes = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
+        self.classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
         self.files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.classes):
-            found = sorted(p for p in (place / name).rglob("*") if p.suffix.lower() in SUFFIXES)
-            if not found:
+            class_files = sorted(
+                p for p in (root / name).rglob("*") if p.suffix.lower() in SUFFIXES
+            )
+            if not class_files:
                 raise ValueError(
-                    f"data.ImageFolder: expected images in {place / name}; got none. "
+                    f"data.ImageFolder: expected images in {root / name}; got none. "
                     f"Remove the folder, or add files with a suffix among {', '.join(SUFFIXES)}."
                 )
-            self.files += map(str, found)
-            labels += [label] * len(found)
+            self.files += map(str, class_files)
+            labels += [label] * len(class_files)
         if not labels:
             raise ValueError(
-                f"data.ImageFolder: expected one subfolder per class in {place}; got no "
+                f"data.ImageFolder: expected one subfolder per class in {root}; got no "
                 "folders with images. Give the folder above the classes."
             )
         self.labels = np.array(labels, np.int64)
@@ -178,8 +180,8 @@ def pillow() -> Any:
 class Tokens:
     """A source of windows of tokens, for language models.
 
-    The only column is an int64 array of shape [N, length]. Tokens after the last whole window are
-    not used.
+    The only column is an int64 array of shape [N, length]. Tokens after the last complete window
+    are not used.
 
     Parameters
     ----------
@@ -187,11 +189,11 @@ class Tokens:
         A file of integers, or a one-dimensional array of integers. A file is memory-mapped, and
         each worker of a loader opens it.
     length : int
-        The number of tokens of a window. To predict the next token, give one more than the length
-        of the context.
+        The number of tokens in a window. To predict the next token, give the length of the context
+        plus 1.
     stride : int, optional
-        The number of tokens between the starts of two windows. The default is `length`: the windows
-        do not overlap.
+        The number of tokens from the start of a window to the start of the next one. The default is
+        `length`: the windows do not overlap.
     dtype : dtype, default uint16
         The dtype of the file. It is not used for an array.
 
@@ -229,7 +231,7 @@ class Tokens:
             )
         self.path = Path(tokens) if isinstance(tokens, (str, os.PathLike)) else None
         self.dtype = np.dtype(dtype)
-        self.tokens = np.asarray(tokens) if self.path is None else self._opened()
+        self.tokens = np.asarray(tokens) if self.path is None else self._open()
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             has = f"{self.tokens.dtype}{list(self.tokens.shape)}"
             raise ValueError(
@@ -242,7 +244,8 @@ class Tokens:
                 f"{len(self.tokens)} in {self.path or 'the array'}. Use a smaller length."
             )
 
-    def _opened(self) -> Array:
+    def _open(self) -> Array:
+        """Return the memory-mapped file; raise ValueError if its size does not fit the dtype."""
         assert self.path is not None
         size = self.path.stat().st_size
         if not size or size % self.dtype.itemsize:
@@ -258,7 +261,7 @@ class Tokens:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.path is not None:
-            self.tokens = self._opened()
+            self.tokens = self._open()
 
     def __len__(self) -> int:
         return (len(self.tokens) - self.length) // self.stride + 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of a worker: it makes batches until the loader or the loader's process ends.
 
-The loader starts it as a new process. A fork would copy the locks of OpenMP and of the engine,
-which a thread may hold, and nothing would release them. The worker does not load the engine: the
-package `ngd` is empty here. It is loaded when a source or a transform uses a name of it.
+The loader starts the worker as a new process. A fork would copy locks of OpenMP and of the C++ core
+that a thread holds, and no thread of the fork would release them. The worker does not load the
+core: its package `ngd` is empty, until a source or a transform uses a name of the package.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import Any, Final
 
 PACKAGE: Final = Path(__file__).parents[1]
-LOOKS_A_SECOND: Final = 4
+CHECKS_PER_SECOND: Final = 4
+"""The number of checks per second if the parent process is alive."""
 
 
 def watch(parent: int) -> None:
-    """End this process when the process that started it has ended."""
+    """End this process when the process of the loader has ended."""
     while os.getppid() == parent:
-        time.sleep(1 / LOOKS_A_SECOND)
+        time.sleep(1 / CHECKS_PER_SECOND)
     os._exit(1)
 
 
-def stand_in() -> None:
-    """Install an empty package `ngd`, whose code runs when a name of it is used."""
-    places = [str(PACKAGE)]
+def install_empty_package() -> None:
+    """Install an empty package `ngd`. Its code runs when a name of it is first used."""
+    folders = [str(PACKAGE)]
     spec = importlib.util.spec_from_file_location(
-        "ngd", PACKAGE / "__init__.py", submodule_search_locations=places
+        "ngd", PACKAGE / "__init__.py", submodule_search_locations=folders
     )
     assert spec is not None
     package: Any = importlib.util.module_from_spec(spec)
@@ -56,7 +57,7 @@ def stand_in() -> None:
 
 
 def import_main(name: str | None, file: str | None) -> None:
-    """Import the user's program under another name, so that its definitions are found."""
+    """Import the user's program as `__mp_main__`, so that pickles find its definitions."""
     main = types.ModuleType("__mp_main__")
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     if name:
@@ -66,7 +67,7 @@ def import_main(name: str | None, file: str | None) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
-    """Return an answer with an exception, if it can be pickled, and its traceback."""
+    """Return an answer with a traceback, and with the exception if it can be pickled."""
     text = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
@@ -80,7 +81,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
     from ngd.data import messages
 
     class Unpickler(pickle.Unpickler):
-        """Imports the user's program only if a pickle names one of its definitions."""
+        """An unpickler that imports the user's program when a pickle names a definition of it."""
 
         def find_class(self, module: str, name: str) -> Any:
             if module == "__main__" and "__mp_main__" not in sys.modules:
@@ -97,7 +98,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
         try:
             recipe = messages.unpack(file, Unpickler, in_place=True)
         except Exception as error:
-            answer(messages.pack(failure(error)))  # to the first request
+            answer(messages.pack(failure(error)))  # the answer to the first request
         while True:
             indices, epoch = messages.unpack(messages.receive(link), Unpickler)
             try:
@@ -108,13 +109,13 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
 
 
 def run() -> None:
-    """Start with the settings in the argument."""
-    said = json.loads(sys.argv[1])
-    threading.Thread(target=watch, args=(said["parent"],), daemon=True).start()
-    sys.path[:] = said["path"]
-    sys.argv[:] = said["arguments"]
-    stand_in()
-    serve(socket.socket(fileno=said["link"]), tuple(said["main"]))
+    """Serve the loader, with the settings in the argument of the program."""
+    settings = json.loads(sys.argv[1])
+    threading.Thread(target=watch, args=(settings["parent"],), daemon=True).start()
+    sys.path[:] = settings["path"]
+    sys.argv[:] = settings["arguments"]
+    install_empty_package()
+    serve(socket.socket(fileno=settings["link"]), tuple(settings["main"]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of a job for Prometheus: NGD_METRICS (docs/metrics.md).
 
-`counting` records the time of steps. `families` gives the records, and the cost of collectives,
-their names and labels. `serving` serves the ranks of a host on one port. The last two modules
-are imported only if NGD_METRICS is set. Users call `count` and `address`; the rest is internal.
+`counting` records the time of steps. `families` turns these records and the cost of collectives
+into metrics with names and labels. `serving` serves the metrics of all ranks of a host on one port.
+The last two modules are imported only if NGD_METRICS is set. Users call `count` and `address`. The
+other names are internal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..dtypes import whole
 from .counting import Tally, by_hand, tally
 
 _begun = False
-"""True if this process serves metrics, or has found that it need not."""
+"""True if `begin` was called: the metrics are served, or NGD_METRICS is not set."""
 
 __all__ = ["Tally", "address", "begin", "count", "tally", "wanted"]
 
@@ -42,10 +43,10 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
     >>> ngd.metrics.count(examples=32)
     """
     numbers = {}
-    for name, given in (("examples", examples), ("steps", steps)):
-        numbers[name] = whole(given, "metrics.count", name, 64)
+    for name, value in (("examples", examples), ("steps", steps)):
+        numbers[name] = whole(value, "metrics.count", name, 64)
         if numbers[name] < 0:
-            raise ValueError(f"metrics.count: {name}: expected a number >= 0; got {given}")
+            raise ValueError(f"metrics.count: {name}: expected a number >= 0; got {value}")
     by_hand.add(**numbers)
     if not _begun:
         begin()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps take, and what users count: a few additions a step, read when somebody asks."""
+"""Counters of a rank: the time of compiled steps, and the samples and steps that users count.
+
+A step costs a few additions. The counters are read only when Prometheus scrapes the rank.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,40 @@ BOUNDS: Final = tuple(base * 10.0**power for power in range(-4, 2) for base in (
 class Tally:
     """The number of runs of a compiled step, and their time.
 
-    One thread at a time adds: it holds the step's variables, or is the only one that calls the
-    step.
+    `add` needs no lock: its thread holds the variables of the step, or is the only thread that
+    calls the step.
+
+    Parameters
+    ----------
+    site : str
+        The call site at which the step was compiled.
     """
 
     __slots__ = ("buckets", "seconds", "site")
 
     def __init__(self, site: str) -> None:
         self.site = site
-        """Where the step was compiled."""
+        """The call site at which the step was compiled."""
         self.seconds = 0.0
+        """The time of all runs, in seconds."""
         self.buckets = [0] * (len(BOUNDS) + 1)
-        """How many took as long as the bound or less, and more than the bound before; then the
-        longer ones."""
+        """The number of runs per bucket of the histogram. Bucket i has the runs that took at most
+        BOUNDS[i] and more than BOUNDS[i - 1]. The last bucket has the longer runs."""
 
     def add(self, seconds: float) -> None:
-        """A run is over."""
+        """Count a finished run.
+
+        Parameters
+        ----------
+        seconds : float
+            The time of the run, in seconds.
+        """
         self.buckets[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
 
 
-class ByHand:
-    """What users count, from whatever thread."""
+class UserCounts:
+    """The samples and steps that users count with `ngd.metrics.count`, from any thread."""
 
     def __init__(self) -> None:
         self.examples = self.steps = 0
@@ -44,33 +59,40 @@ class ByHand:
         os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
-        """A forked child has no thread that would give the lock back."""
+        """Make a new lock. In a forked child, no thread would release a lock that was held."""
         self._lock = threading.Lock()
 
     def add(self, examples: int, steps: int) -> None:
-        """Add to both."""
+        """Add to both numbers."""
         with self._lock:
             self.examples += examples
             self.steps += steps
 
 
 TALLIES: Final[list[Tally]] = []
-"""Of all steps that were compiled, also of those that are gone: a counter never goes back."""
-by_hand: Final = ByHand()
+"""The tallies of all compiled steps. Tallies of deleted steps stay: a counter must not decrease."""
+
+by_hand: Final = UserCounts()
 
 
 def tally(site: str) -> Tally:
-    """A new tally, which is reported from now on."""
-    made = Tally(site)
-    TALLIES.append(made)
-    return made
+    """Return a new tally that the metrics include from now on.
+
+    Parameters
+    ----------
+    site : str
+        The call site at which the step was compiled.
+    """
+    new = Tally(site)
+    TALLIES.append(new)
+    return new
 
 
 def by_site() -> dict[str, Tally]:
-    """The steps compiled on one line of the program, together."""
-    found: dict[str, Tally] = {}
-    for each in list(TALLIES):
-        sum_ = found.setdefault(each.site, Tally(each.site))
-        sum_.seconds += each.seconds
-        sum_.buckets = [a + b for a, b in zip(sum_.buckets, each.buckets, strict=True)]
-    return found
+    """Return the tallies by call site. Steps that were compiled on one line share a tally."""
+    totals: dict[str, Tally] = {}
+    for one in list(TALLIES):
+        total = totals.setdefault(one.site, Tally(one.site))
+        total.seconds += one.seconds
+        total.buckets = [a + b for a, b in zip(total.buckets, one.buckets, strict=True)]
+    return totals

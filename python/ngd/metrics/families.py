@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's metrics: their names, labels and values, as prometheus-client's families."""
+"""The metrics of a rank as metric families of prometheus-client: names, labels and values."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ from .counting import BOUNDS, by_hand, by_site
 
 CALL: Final = ("group", "op", "site")
 INFO: Final = ("mode", "version", "host")
-BY_HAND: Final = "ngd.metrics.count"
-"""What stands for the line of the steps that users count."""
+USER_SITE: Final = "ngd.metrics.count"
+"""The label `site` of the steps that users count with ngd.metrics.count."""
 COLLECTIVE: Final = {
     "calls": "Collectives that are over.",
     "seconds": "From start to completion, in seconds.",
     "waited_seconds": "What of it was spent waiting, in seconds.",
     "bytes": "Of this rank's source or destination, the larger.",
 }
-"""Of a family by its name, which is also that of an attribute of Total: what it counts."""
+"""The help text of each family of collectives, by the attribute of Total that has its value."""
 
 
 class Total:
-    """What a collective at a call site has cost, in all groups of one name that there were."""
+    """The cost of a collective at one call site, summed over all groups of one name."""
 
     def __init__(self) -> None:
         self.calls = self.bytes = 0
         self.seconds = self.waited_seconds = 0.0
         self.last: dict[int, int] = {}
+        """The number of times that each rank of the group arrived last, by rank."""
 
     def add(self, row: CallStats) -> None:
-        """Add what one group says."""
+        """Add the cost in one group."""
         self.calls += row.calls
         self.bytes += row.bytes
         self.seconds += row.seconds
@@ -58,34 +59,37 @@ class Total:
 
 
 class Collectives:
-    """What collectives have cost. A group that is gone counts on with what it was last seen with.
+    """The cost of all collectives of this process, including those of deleted groups.
 
-    So the numbers never fall, which Prometheus would take for a restart.
+    A deleted group counts with its cost at the last call of `totals`. So the numbers never
+    decrease. Prometheus would take a decrease for a restart of the process.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[weakref.ref[Group], list[CallStats]] = {}
-        self.gone: dict[tuple[str, ...], Total] = {}
+        self.rows_by_group: dict[weakref.ref[Group], list[CallStats]] = {}
+        """The rows of each group at the last call of `totals`."""
+        self.deleted: dict[tuple[str, ...], Total] = {}
+        """The totals of deleted groups."""
 
     def totals(self) -> dict[tuple[str, ...], Total]:
-        """By group, op and call site."""
-        self.seen |= {weakref.ref(group): stats_of(group) for group in living(GROUPS)}
-        for group in [group for group in self.seen if group() is None]:
-            add_to(self.gone, self.seen.pop(group))
-        found = copy.deepcopy(self.gone)
-        for rows in self.seen.values():
-            add_to(found, rows)
-        return found
+        """Return the totals by group, op and call site."""
+        self.rows_by_group |= {weakref.ref(group): stats_of(group) for group in living(GROUPS)}
+        for group in [group for group in self.rows_by_group if group() is None]:
+            add_rows(self.deleted, self.rows_by_group.pop(group))
+        totals = copy.deepcopy(self.deleted)
+        for rows in self.rows_by_group.values():
+            add_rows(totals, rows)
+        return totals
 
 
-def add_to(totals: dict[tuple[str, ...], Total], rows: Iterable[CallStats]) -> None:
-    """Count rows in."""
+def add_rows(totals: dict[tuple[str, ...], Total], rows: Iterable[CallStats]) -> None:
+    """Add rows to totals, in place."""
     for row in rows:
         totals.setdefault((row.group, row.op, row.site), Total()).add(row)
 
 
 class NgdCollector(Collector):
-    """The families of this rank. They are made when somebody asks, and until then cost nothing."""
+    """The metric families of this rank. They are built when Prometheus scrapes the rank."""
 
     def __init__(self, size: Callable[[], int]) -> None:
         self.size = size
@@ -93,7 +97,7 @@ class NgdCollector(Collector):
         self.host = socket.gethostname()
 
     def collect(self) -> Iterator[Metric]:
-        """All families, also those without samples yet."""
+        """Yield all families, including those without samples."""
         info = _core.build_info()
         about = GaugeMetricFamily(
             "ngd_build_info", "Is 1; the labels say what runs where.", labels=INFO
@@ -101,32 +105,32 @@ class NgdCollector(Collector):
         about.add_metric([str(info["mode"]), str(info["version"]), self.host], 1)
         yield about
         yield GaugeMetricFamily("ngd_world_size", "How many ranks the job has.", self.size())
-        yield from of_steps()
-        yield from of_collectives(self.collectives.totals())
+        yield from step_families()
+        yield from collective_families(self.collectives.totals())
 
 
-def of_steps() -> Iterator[Metric]:
-    """Steps and examples."""
+def step_families() -> Iterator[Metric]:
+    """Yield the families of steps and of trained samples."""
     steps = CounterMetricFamily("ngd_steps", "Steps that this rank has made.", labels=["site"])
-    taken = HistogramMetricFamily(
+    histogram = HistogramMetricFamily(
         "ngd_step_seconds", "What compiled steps took, in seconds.", labels=["site"]
     )
     for site, tally in by_site().items():
-        made = list(accumulate(tally.buckets))
+        cumulative = list(accumulate(tally.buckets))
         names = [*map(floatToGoString, BOUNDS), "+Inf"]
-        steps.add_metric([site], made[-1])
-        taken.add_metric([site], [*zip(names, made, strict=True)], tally.seconds)
+        steps.add_metric([site], cumulative[-1])
+        histogram.add_metric([site], [*zip(names, cumulative, strict=True)], tally.seconds)
     if by_hand.steps:
-        steps.add_metric([BY_HAND], by_hand.steps)
+        steps.add_metric([USER_SITE], by_hand.steps)
     yield steps
-    yield taken
+    yield histogram
     yield CounterMetricFamily(
         "ngd_examples", "Examples that this rank has trained on.", by_hand.examples
     )
 
 
-def of_collectives(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
-    """What ngd.comm_stats() has; who came last, of each group."""
+def collective_families(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
+    """Yield the families of collectives: their cost, and how often each rank arrived last."""
     last: dict[tuple[str, str], int] = {}
     families = {
         name: CounterMetricFamily(f"ngd_collective_{name}", text, labels=CALL)
@@ -139,11 +143,11 @@ def of_collectives(totals: Mapping[tuple[str, ...], Total]) -> Iterator[Metric]:
             key = labels[0], str(peer)
             last[key] = last.get(key, 0) + times
     yield from families.values()
-    latecomers = CounterMetricFamily(
+    last_arrivals = CounterMetricFamily(
         "ngd_last_to_come",
         "How often a rank of the group was the last to come to a collective.",
         labels=["group", "peer"],
     )
     for key, times in last.items():
-        latecomers.add_metric(key, times)
-    yield latecomers
+        last_arrivals.add_metric(key, times)
+    yield last_arrivals

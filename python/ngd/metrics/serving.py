@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One port a host: the ranks of a job meet at a name of the kernel's, and one of them serves all.
+"""One HTTP port per host that serves the metrics of all ranks of a job on this host.
 
-The name is an abstract Unix socket's, made of the job's key: whoever binds it first serves, and the
-others connect to it. A scrape asks all of them at once; each writes its own metrics as text, and
-who serves puts the texts together. Between scrapes nobody does anything. Who dies closes its
-connection, and where that was the one who served, the others look for the name again. Nothing is a
-file, so nothing is left behind.
+The ranks find each other by the name of an abstract Unix socket, which is derived from the job key.
+The first rank that binds the name is the leader: it serves the port, and the other ranks connect to
+it. For each scrape the leader sends a request to all connected ranks at once. Each rank answers
+with its own metrics as text, and the leader joins the texts. Between scrapes no rank does anything.
+
+If a rank ends, the kernel closes its connection. If the leader ends, another rank binds the name
+and is the new leader. An abstract socket is not a file, so no file remains after the job.
 """
 
 from __future__ import annotations
@@ -36,40 +38,44 @@ from .families import NgdCollector
 
 logger = logging.getLogger("ngd")
 
-DEADLINE: Final = 2.0
-"""Seconds that the ranks have to answer a scrape; who does not is left out of it."""
-RETRY: Final = 5.0
-"""Seconds until a port that was taken is tried again."""
-AGAIN: Final = 0.1
-"""Seconds until a rank that has lost who served looks for another one."""
+DEADLINE_SECONDS: Final = 2.0
+"""The longest wait for other ranks, in seconds. A scrape omits ranks that answer later."""
+RETRY_SECONDS: Final = 5.0
+"""The time until the leader tries again to bind a port that was taken, in seconds."""
+REJOIN_SECONDS: Final = 0.1
+"""The time from the loss of the leader until a rank looks for a new one, in seconds."""
 ANSWER: Final = struct.Struct("<qq")
-"""Before a text: the rank, and the text's length in bytes."""
+"""The header of an answer: the rank, and the length of the text in bytes."""
 CREDENTIALS: Final = struct.Struct("3i")
+"""The value of SO_PEERCRED: process, user and group."""
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-FAMILY: Final = "\n# HELP "
-"""What each family begins with; no line of a text has it inside."""
+FAMILY_START: Final = "\n# HELP "
+"""The start of each family in a text. It does not occur inside a family."""
 
 
 class Labelled(Collector):
-    """All metrics of this process, the user's among them, with labels that say whose they are."""
+    """All metrics of this process, including the user's own, with labels of rank and job."""
 
     def __init__(self, collector: Collector, labels: dict[str, str]) -> None:
         self.collector, self.labels = collector, labels
 
     def collect(self) -> Iterator[Metric]:
-        """A label that a metric has already is kept as exported_NAME, as Prometheus does it."""
+        """Yield the metrics. Their own labels of one of these names are renamed to exported_NAME.
+
+        Prometheus renames labels in the same way.
+        """
         for metric in self.collector.collect():
             labelled = Metric(metric.name, metric.documentation, metric.type)
             for sample in metric.samples:
-                own = {
+                labels = {
                     f"exported_{k}" if k in self.labels else k: v for k, v in sample.labels.items()
                 }
-                labelled.samples.append(sample._replace(labels={**own, **self.labels}))
+                labelled.samples.append(sample._replace(labels={**labels, **self.labels}))
             yield labelled
 
 
 class Rank:
-    """A rank: it writes its metrics for who serves those of its host, or serves them itself."""
+    """A rank that answers the requests of the leader of its host, or is the leader."""
 
     def __init__(self, where: tuple[str, int], launch: Launch) -> None:
         self.where, self.rank, self.size = where, launch.rank, launch.size
@@ -77,231 +83,236 @@ class Rank:
         self.name = name_of_metrics(launch)
         self.collector = NgdCollector(lambda: self.size)
         REGISTRY.register(self.collector)
-        self.writing = threading.Lock()
-        self.complained = False
-        self.leader = self.meet()
+        self.text_lock = threading.Lock()
+        self.has_warned = False
+        self.leader = self.find_leader()
 
     def begin(self) -> None:
-        """Serve, or answer who does; the port is taken before this returns."""
+        """Start the thread of this rank. The leader has bound the port when this returns."""
         if isinstance(self.leader, Leader):
             self.leader.listen()
         threading.Thread(target=self.run, name="ngd-metrics", daemon=True).start()
 
     def run(self) -> None:
-        """Answer who serves, for as long as there is one; then serve."""
+        """Answer the requests of the leader. If this rank becomes the leader, serve."""
         while isinstance(self.leader, socket.socket):
             with contextlib.suppress(OSError), self.leader as leader:
                 while leader.recv(1):
                     text = self.text()
                     leader.sendall(ANSWER.pack(self.rank, len(text)) + text)
-            time.sleep(AGAIN)
-            self.leader = self.meet()
+            time.sleep(REJOIN_SECONDS)
+            self.leader = self.find_leader()
         if self.leader is not None:
             self.leader.run()
 
-    def meet(self) -> socket.socket | Leader | None:
-        """A connection to who serves; or this rank does, since it has taken the name."""
-        limit = time.monotonic() + DEADLINE
+    def find_leader(self) -> socket.socket | Leader | None:
+        """Return a connection to the leader, or make this rank the leader; None if both fail."""
+        limit = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < limit:
-            other = socket.socket(socket.AF_UNIX)
-            other.settimeout(DEADLINE)
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(DEADLINE_SECONDS)
             try:
-                other.connect(self.name)
-            except OSError:  # nobody listens there, yet or any more; or others have filled it
-                other.close()
+                connection.connect(self.name)
+            except OSError:  # no process listens at the name, or its queue is full
+                connection.close()
             else:
-                if is_mine(other):
-                    other.settimeout(None)
-                    return other
-                other.close()
+                if is_same_user(connection):
+                    connection.settimeout(None)
+                    return connection
+                connection.close()
                 break
-            with contextlib.suppress(OSError):  # another one was first, and has to listen yet
+            with contextlib.suppress(OSError):  # another rank has the name, and will listen soon
                 return Leader(self)
             time.sleep(0.01)
         logger.warning("NGD_METRICS: no rank of this host could be met; this one has no metrics")
         return None
 
     def text(self) -> bytes:
-        """What this rank has to say."""
+        """Return the metrics of this rank as text, only ngd's own if one of the user raises."""
         labels = {"rank": str(self.rank), "ngd_job": self.job}
-        with self.writing:
+        with self.text_lock:
             try:
                 return generate_latest(Labelled(REGISTRY, labels))
             except Exception as error:
-                if not self.complained:
+                if not self.has_warned:
                     logger.warning("NGD_METRICS: a metric beside those of ngd fails: %r", error)
-                self.complained = True
+                self.has_warned = True
                 return generate_latest(Labelled(self.collector, labels))
 
     def end(self) -> None:
-        """From here on nothing is written: the core is about to end."""
-        self.writing.acquire(timeout=DEADLINE)
+        """Write no text from now on, because the core is about to end."""
+        self.text_lock.acquire(timeout=DEADLINE_SECONDS)
 
 
 class Leader:
-    """Who serves: asks the ranks that have connected, and answers Prometheus."""
+    """The rank that serves: it collects the texts of the connected ranks for Prometheus."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        self.meeting = socket.socket(socket.AF_UNIX)
+        self.listener = socket.socket(socket.AF_UNIX)
         try:
-            self.meeting.bind(rank.name)
-            self.meeting.listen(socket.SOMAXCONN)
+            self.listener.bind(rank.name)
+            self.listener.listen(socket.SOMAXCONN)
         except OSError:
-            self.meeting.close()
+            self.listener.close()
             raise
-        self.meeting.setblocking(False)
-        self.members: list[socket.socket] = []
-        self.scraping = threading.Lock()
+        self.listener.setblocking(False)
+        self.connections: list[socket.socket] = []
+        self.scrape_lock = threading.Lock()
         self.server: Server | None = None
-        self.warned = False
+        self.has_warned = False
 
     def listen(self) -> None:
-        """Take the port, or say once why that cannot be done."""
+        """Bind the port. Log a warning the first time that this fails."""
         host, port = self.rank.where
         try:
             self.server = Server(self)
         except OSError as error:
-            if not self.warned:
+            if not self.has_warned:
                 logger.warning(
                     "NGD_METRICS: port %d at %s cannot be had (%s), so nobody sees the metrics of "
                     "this job; it is tried again every %d s",
-                    *(port, host, error.strerror, RETRY),
+                    *(port, host, error.strerror, RETRY_SECONDS),
                 )
-            self.warned = True
+            self.has_warned = True
         else:
             logger.info("metrics at http://%s:%d/metrics", host, self.server.server_port)
 
     def run(self) -> None:
-        """Serve until the process ends."""
+        """Bind the port if it is not bound yet, and serve until the process ends."""
         while self.server is None:
             self.listen()
             if self.server is None:
-                time.sleep(RETRY)
+                time.sleep(RETRY_SECONDS)
         self.server.serve_forever()
 
     def scrape(self) -> bytes:
-        """The metrics of all ranks, in their order."""
-        with self.scraping:
-            self.admit()
-            limit = time.monotonic() + DEADLINE
-            asked = [member for member in list(self.members) if self.ask(member)]
+        """Return the metrics of all ranks as text, in the order of the ranks."""
+        with self.scrape_lock:
+            self.accept_ranks()
+            limit = time.monotonic() + DEADLINE_SECONDS
+            requested = [each for each in list(self.connections) if self.request_text(each)]
             texts = {}
-            mine = self.rank.text()
-            for member in asked:
+            own_text = self.rank.text()
+            for connection in requested:
                 try:
-                    rank, text = answer(member, limit)
+                    rank, text = receive_answer(connection, limit)
                     texts[rank] = text
-                except OSError:  # it has gone, or is too late: then it connects again
-                    self.drop(member)
-            texts[self.rank.rank] = mine
-            return together([texts[rank].decode() for rank in sorted(texts)]).encode()
+                except OSError:  # the rank has ended, or is late and will connect again
+                    self.drop(connection)
+            texts[self.rank.rank] = own_text
+            return join_texts([texts[rank].decode() for rank in sorted(texts)]).encode()
 
-    def admit(self) -> None:
-        """Take in who has connected since."""
+    def accept_ranks(self) -> None:
+        """Accept the connections of ranks since the last scrape."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                member, _ = self.meeting.accept()
-                if is_mine(member):
-                    self.members.append(member)
+                connection, _ = self.listener.accept()
+                if is_same_user(connection):
+                    self.connections.append(connection)
                 else:
-                    member.close()
+                    connection.close()
 
-    def ask(self, member: socket.socket) -> bool:
-        """Whether a rank is there still to be asked."""
+    def request_text(self, connection: socket.socket) -> bool:
+        """Request the text of a rank. If its connection is closed, drop it and return False."""
         try:
-            member.settimeout(DEADLINE)
-            member.sendall(b"?")
+            connection.settimeout(DEADLINE_SECONDS)
+            connection.sendall(b"?")
         except OSError:
-            self.drop(member)
+            self.drop(connection)
             return False
         return True
 
-    def drop(self, member: socket.socket) -> None:
-        """Be done with it."""
-        member.close()
-        self.members.remove(member)
+    def drop(self, connection: socket.socket) -> None:
+        """Close and remove the connection of a rank."""
+        connection.close()
+        self.connections.remove(connection)
 
     def close(self) -> None:
-        """Of a child that was forked: these are its parent's."""
-        for each in (self.meeting, *self.members, *([self.server.socket] if self.server else [])):
+        """Close all sockets in a forked child. The parent still uses its own copies."""
+        for each in (
+            self.listener,
+            *self.connections,
+            *([self.server.socket] if self.server else []),
+        ):
             each.close()
 
 
 class Server(ThreadingHTTPServer):
-    """Answers GET /metrics."""
+    """The HTTP server of the leader."""
 
     daemon_threads = True
-    allow_reuse_port = False  # two jobs would share the port, and a scrape would find either
+    allow_reuse_port = False  # with it, two jobs could share the port and mix their scrapes
 
     def __init__(self, leader: Leader) -> None:
         self.leader = leader
         host, port = leader.rank.where
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found.sort(key=lambda each: each[0] != socket.AF_INET)  # localhost may be ::1, too
-        self.address_family, *_, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # IPv4 first: localhost may be both 127.0.0.1 and ::1.
+        addresses.sort(key=lambda each: each[0] != socket.AF_INET)
+        self.address_family, *_, address = addresses[0]
         super().__init__(address[:2], Page)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
-        """Without a look at the name service for this host's name."""
+        """Bind the port without the lookup of this host's name that the base class makes."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no news."""
+        """Log the error of a request, unless the client has disconnected."""
         if not isinstance(sys.exc_info()[1], OSError):
             logger.warning("NGD_METRICS: a scrape failed", exc_info=True)
 
 
 class Page(BaseHTTPRequestHandler):
-    """A request."""
+    """The handler of a request."""
 
-    timeout = 10  # seconds, for who connects and says nothing
+    timeout = 10  # seconds, for a client that connects and sends nothing
 
     def do_GET(self) -> None:
-        """The page of metrics."""
+        """Send the page of metrics, or the status 404 for another path."""
         assert isinstance(self.server, Server)
-        found = self.path.partition("?")[0] in ("/", "/metrics")
-        text = self.server.leader.scrape() if found else b"see /metrics\n"
-        self.send_response(200 if found else 404)
+        is_found = self.path.partition("?")[0] in ("/", "/metrics")
+        text = self.server.leader.scrape() if is_found else b"see /metrics\n"
+        self.send_response(200 if is_found else 404)
         self.send_header("Content-Type", TEXT)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing: the base class writes one line per request."""
 
 
-def is_mine(peer: socket.socket) -> bool:
-    """Whether a process of this user is at the other end, as the kernel says."""
+def is_same_user(peer: socket.socket) -> bool:
+    """Return True if the other end is a process of this user, by SO_PEERCRED."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return bool(CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
-def answer(member: socket.socket, limit: float) -> tuple[int, bytes]:
-    """What a rank answers until `limit`: its number, and its metrics. OSError where it does not."""
-    rank, length = ANSWER.unpack(receive(member, ANSWER.size, limit))
-    return rank, receive(member, length, limit)
+def receive_answer(connection: socket.socket, limit: float) -> tuple[int, bytes]:
+    """Return the rank and the text of an answer; raise OSError without one until `limit`."""
+    rank, length = ANSWER.unpack(receive_bytes(connection, ANSWER.size, limit))
+    return rank, receive_bytes(connection, length, limit)
 
 
-def receive(member: socket.socket, length: int, limit: float) -> bytes:
-    """So many bytes."""
+def receive_bytes(connection: socket.socket, length: int, limit: float) -> bytes:
+    """Receive `length` bytes; raise OSError if they do not arrive until `limit`."""
     parts = []
     while length:
-        member.settimeout(max(limit - time.monotonic(), 0.001))
-        parts.append(member.recv(length))
+        connection.settimeout(max(limit - time.monotonic(), 0.001))
+        parts.append(connection.recv(length))
         if not parts[-1]:
             raise ConnectionResetError("the rank has gone")
         length -= len(parts[-1])
     return b"".join(parts)
 
 
-def together(texts: Iterable[str]) -> str:
-    """One text of several: each family once, with the samples of all."""
+def join_texts(texts: Iterable[str]) -> str:
+    """Join texts to one that has each family once, with the samples of all texts."""
     families: dict[str, list[str]] = {}
     for text in texts:
-        for block in f"\n{text}".split(FAMILY)[1:]:
+        for block in f"\n{text}".split(FAMILY_START)[1:]:
             about, type_, samples = (*block.rstrip("\n").split("\n", 2), "")[:3]
             head = f"# HELP {about}\n{type_}"
             lines = families.setdefault(about.partition(" ")[0], [head])
@@ -309,19 +320,19 @@ def together(texts: Iterable[str]) -> str:
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-_entrance = threading.Lock()
-_here: Rank | None = None
+_lock = threading.Lock()
+_rank: Rank | None = None
 _is_child = False
-"""Of a rank: it has the rank's environment, and is no rank."""
+"""True in a child process of a rank: it has the environment of the rank, but is not a rank."""
 
 
 def begin(where: tuple[str, int], size: int | None) -> None:
-    """Take part, or say how many ranks there are now."""
-    global _here, _is_child
-    with _entrance:
+    """Start the metrics of this rank, or set the number of ranks if they have started."""
+    global _rank, _is_child
+    with _lock:
         if _is_child:
             return
-        if _here is None:
+        if _rank is None:
             launch = told_by_launcher(os.environ)
             try:
                 if launch.size > 1:
@@ -329,30 +340,30 @@ def begin(where: tuple[str, int], size: int | None) -> None:
             except InitError:
                 _is_child = True
                 return
-            _here = Rank(where, launch)
-            atexit.register(_here.end)
-            _here.begin()
+            _rank = Rank(where, launch)
+            atexit.register(_rank.end)
+            _rank.begin()
         if size is not None:
-            _here.size = size
+            _rank.size = size
 
 
 def address() -> tuple[str, int] | None:
-    """Where this process serves."""
-    leader = None if _here is None else _here.leader
+    """Return the address and the port that this process serves, or None."""
+    leader = None if _rank is None else _rank.leader
     server = leader.server if isinstance(leader, Leader) else None
     return None if server is None else (server.server_name, server.server_port)
 
 
 def _after_fork() -> None:
-    """What the parent has stays the parent's."""
-    global _entrance, _here, _is_child
-    _entrance = threading.Lock()
-    if _here is None:
+    """Leave the metrics to the parent process. A forked child has none."""
+    global _lock, _rank, _is_child
+    _lock = threading.Lock()
+    if _rank is None:
         return
-    if _here.leader is not None:
-        _here.leader.close()
-    atexit.unregister(_here.end)
-    _here, _is_child = None, True
+    if _rank.leader is not None:
+        _rank.leader.close()
+    atexit.unregister(_rank.end)
+    _rank, _is_child = None, True
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,7 +14,7 @@ from .parameter import Parameter
 
 
 class Activation(OpModule):
-    """An elementwise function, or a softmax, as a module; the base of the modules here."""
+    """The base class of activations that one function of ngd.ops computes."""
 
     def __init__(self) -> None:
         self.options = {}
@@ -36,12 +36,12 @@ class Activation(OpModule):
 
 
 class Named(Activation):
-    """An activation that a function of ngd.ops computes; a subclass gives its name."""
+    """The base class of activations whose function in ngd.ops is given by name, in `op`."""
 
     op: ClassVar[str]
 
     def forward(self, x: Node) -> Node:
-        """Apply the op; the result has the dtype of x."""
+        """Return the activation of x, in the dtype of x."""
         y: Node = getattr(ops, self.op)(x, **self.options)
         return y
 
@@ -278,6 +278,11 @@ class LogSoftmax(Activation):
 
     Input: floats of any shape. Output: the shape and dtype of the input.
 
+    Parameters
+    ----------
+    dim : int, default -1
+        The axis of the softmax.
+
     Examples
     --------
     >>> features = ngd.placeholder("features", (4, 6))
@@ -296,6 +301,11 @@ class Softmin(Named):
 
     Input: floats of any shape. Output: the shape and dtype of the input.
 
+    Parameters
+    ----------
+    dim : int, default -1
+        The axis along which the elements sum to 1.
+
     Examples
     --------
     >>> features = ngd.placeholder("features", (4, 6))
@@ -310,9 +320,18 @@ class Softmin(Named):
 
 
 class GLU(Named):
-    """Multiply the first half of an axis by the sigmoid of the second half.
+    """The gated linear unit: the first half of an axis times the sigmoid of the second half.
 
-    Input: floats whose extent along `dim` is even. Output: half of it along `dim`.
+    Input: floats with an even extent along `dim`. Output: half of that extent along `dim`.
+
+    Parameters
+    ----------
+    dim : int, default -1
+        The axis that is divided into two halves.
+
+    Notes
+    -----
+    Dauphin et al., 2016 (arXiv:1612.08083), equation 1.
 
     Examples
     --------
@@ -332,6 +351,10 @@ class Mish(Named):
 
     Input: floats of any shape. Output: the shape and dtype of the input.
 
+    Notes
+    -----
+    Misra, 2019 (arXiv:1908.08681), equation 1.
+
     Examples
     --------
     >>> features = ngd.placeholder("features", (4, 6))
@@ -346,6 +369,11 @@ class SELU(Named):
     """The activation SELU, a scaled ELU whose results tend to mean 0 and variance 1.
 
     Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Notes
+    -----
+    scale * x for x > 0, and scale * alpha * (exp(x) - 1) otherwise, with alpha = 1.6733 and
+    scale = 1.0507. Klambauer et al., 2017 (arXiv:1706.02515), equation 2.
 
     Examples
     --------
@@ -373,7 +401,7 @@ class Softsign(Named):
 
 
 class LogSigmoid(Named):
-    """The logarithm of the sigmoid of each element.
+    """The activation log(1 / (1 + exp(-x))), the logarithm of the sigmoid.
 
     Input: floats of any shape. Output: the shape and dtype of the input.
 
@@ -388,9 +416,14 @@ class LogSigmoid(Named):
 
 
 class Hardtanh(Named):
-    """Limit each element to the range [min_val, max_val].
+    """The activation min(max(x, min_val), max_val).
 
     Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    min_val, max_val : float
+        The bounds of the result. The defaults are -1 and 1.
 
     Examples
     --------
@@ -406,17 +439,21 @@ class Hardtanh(Named):
 
 
 class PReLU(Module):
-    """Return x where it is positive, and weight * x elsewhere; see ops.prelu.
+    """The activation x for x > 0, and weight * x otherwise, with a trained weight.
 
-    Input: floats of at least two axes, if num_parameters is not 1. Output: the shape and dtype
-    of the input.
+    Input: floats. With more than one weight, axis 1 has one channel per weight. Output: the shape
+    and dtype of the input.
 
     Parameters
     ----------
-    num_parameters : int
-        1, or the number of channels, which are axis 1.
-    init : float
+    num_parameters : int, default 1
+        The number of weights: 1, or the number of channels.
+    init : float, default 0.25
         The first value of the weights.
+
+    Notes
+    -----
+    See `ops.prelu`. Variable: `weight` [num_parameters].
 
     Examples
     --------
@@ -432,11 +469,22 @@ class PReLU(Module):
         self.weight = Parameter(num_parameters, constant(init))
 
     def forward(self, x: Node) -> Node:
-        """Apply the activation; the result has the shape and dtype of x."""
+        """Return the activation of x.
+
+        Parameters
+        ----------
+        x : Node
+            Floats of any shape, or [N, num_parameters, ...].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         return ops.prelu(x, self.weight)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the number of weights, for `repr`."""
         return f"num_parameters={self.num_parameters}"
 
 
@@ -451,19 +499,25 @@ class Identity(Module):
     """
 
     def forward(self, x: Any) -> Any:
-        """Return the argument."""
+        """Return the argument.
+
+        Parameters
+        ----------
+        x : object
+            Any value.
+        """
         return x
 
 
 class Flatten(Module):
-    """A module that joins the axes from start_dim on.
+    """A module that joins the axes from start_dim to the last one into one axis.
 
     Input: [batch, ...]. Output: [batch, n] for the default start_dim.
 
     Parameters
     ----------
     start_dim : int, default 1
-        The first of the axes that become one.
+        The first of the joined axes.
 
     Examples
     --------
@@ -488,5 +542,5 @@ class Flatten(Module):
         Node
             [batch, n], the dtype of x.
         """
-        ahead = x.shape[: self.start_dim]
-        return ops.reshape(x, (*ahead, math.prod(x.shape[len(ahead) :])))
+        leading = x.shape[: self.start_dim]
+        return ops.reshape(x, (*leading, math.prod(x.shape[len(leading) :])))

@@ -81,8 +81,9 @@ class MultiHeadAttention(Module):
         value : Node, optional
             [batch, S, embed_dim]. The default is the key.
         mask : array_like, optional
-            Broadcasts to [batch, num_heads, L, S]. True takes part; floats are added to the scores.
-            An integer mask is a DTypeError: convert it by `mask != 0`.
+            Broadcasts to [batch, num_heads, L, S]. Bools are True at positions that take part.
+            Floats are added to q @ k^T / sqrt(d). Integers raise DTypeError: convert them by
+            `mask != 0`.
         causal : bool, default False
             Position i of the query attends to positions up to i only.
 
@@ -91,14 +92,14 @@ class MultiHeadAttention(Module):
         Node
             [batch, L, embed_dim].
         """
-        q, k, v = (self._heads(x) for x in self._projected(query, key, value))
-        found = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
-        joined = ops.reshape(found, (*found.shape[:2], self.embed_dim))
-        made: Node = self.out_proj(joined)
-        return made
+        q, k, v = (self._split_heads(x) for x in self._project(query, key, value))
+        heads = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
+        concatenated = ops.reshape(heads, (*heads.shape[:2], self.embed_dim))
+        output: Node = self.out_proj(concatenated)
+        return output
 
-    def _projected(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
-        """Return the projected query, key and value, by one matmul if they are one tensor."""
+    def _project(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
+        """Return the projected query, key and value; by one matmul for self-attention."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         for x in (query, key, value):
             if x is not None:
@@ -109,13 +110,13 @@ class MultiHeadAttention(Module):
         operands = (query, key, key if value is None else value)
         weights = ops.split(weight, 3, 0)
         biases = [None] * 3 if bias is None else ops.split(bias, 3, 0)
-        parts = zip(operands, weights, biases, strict=True)
-        return [affine(x, w, b) for x, w, b in parts]
+        projections = zip(operands, weights, biases, strict=True)
+        return [affine(x, w, b) for x, w, b in projections]
 
-    def _heads(self, x: Node) -> Node:
-        """Split heads: [batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
-        parted = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
-        return ops.transpose(parted, (0, 2, 1, 3))
+    def _split_heads(self, x: Node) -> Node:
+        """Reshape [batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
+        heads = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
+        return ops.transpose(heads, (0, 2, 1, 3))
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""

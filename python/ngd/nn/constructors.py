@@ -12,11 +12,11 @@ from .. import errors
 from .._util.signature_errors import expect_fit, without_self
 
 MOST_LETTERS: Final = 200
-"""The length of the arguments in a message."""
+"""The maximum length of the arguments in a message, in characters."""
 
 
 def naming_errors(init: Any) -> Any:
-    """Wrap a constructor of this package, so that errors of its arguments name the class."""
+    """Wrap a constructor, so that errors of wrong arguments name the class and the arguments."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -28,8 +28,8 @@ def naming_errors(init: Any) -> Any:
             if isinstance(error, errors.Error) or name in str(error):
                 raise
             kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
-            given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-            shown = ", ".join(given)[:MOST_LETTERS]
+            arguments = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+            shown = ", ".join(arguments)[:MOST_LETTERS]
             words = re.sub(r"\b\w+\.__init__\(\)", f"nn.{name}", str(error))
             message = f"nn.{name}: expected other arguments: {words}; got nn.{name}({shown})."
             raise kind(message) from error

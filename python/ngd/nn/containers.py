@@ -31,7 +31,13 @@ class ModuleList(Module):
             self.append(module)
 
     def append(self, module: Module) -> None:
-        """Add a module at the end."""
+        """Add a module at the end.
+
+        Parameters
+        ----------
+        module : Module
+            The module. Its name is the former length of the list.
+        """
         if not isinstance(module, Module):
             raise TypeError(
                 f"nn.{type(self).__name__}: expected modules; got {module!r}. Derive a class from "
@@ -40,7 +46,13 @@ class ModuleList(Module):
         setattr(self, str(len(self)), module)
 
     def extend(self, modules: Iterable[Module]) -> None:
-        """Add several modules at the end."""
+        """Add several modules at the end.
+
+        Parameters
+        ----------
+        modules : iterable of Module
+            The modules in order.
+        """
         for module in modules:
             self.append(module)
 
@@ -64,8 +76,8 @@ class Sequential(ModuleList):
 
     Notes
     -----
-    Input: whatever the first module takes. Output: the result of the last module. The shapes are
-    those of these two modules.
+    Input: the input of the first module. Output: the output of the last module. The documentation
+    of these two modules gives the shapes.
 
     Examples
     --------
@@ -79,14 +91,20 @@ class Sequential(ModuleList):
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """Apply the modules in order; return the result of the last one."""
+        """Apply the modules in order, and return the result of the last one.
+
+        Parameters
+        ----------
+        x : Node
+            The input of the first module.
+        """
         for module in self:
             x = module(x)
         return x
 
 
 class ModuleDict(Module):
-    """A dict of modules.
+    """A dict of modules, whose names are the keys.
 
     Parameters
     ----------
@@ -118,7 +136,7 @@ class ModuleDict(Module):
         return key in self._modules
 
     def keys(self) -> KeysView[str]:
-        """Return the names."""
+        """Return the names of the modules."""
         return self._modules.keys()
 
     def values(self) -> ValuesView[Module]:
@@ -126,11 +144,17 @@ class ModuleDict(Module):
         return self._modules.values()
 
     def items(self) -> ItemsView[str, Module]:
-        """Return the names with their modules."""
+        """Return the pairs of a name and its module."""
         return self._modules.items()
 
     def update(self, modules: Mapping[str, Module]) -> None:
-        """Add modules by name, or replace them."""
+        """Add modules by name, and replace those with the same names.
+
+        Parameters
+        ----------
+        modules : mapping from str to Module
+            The new entries.
+        """
         for key, module in modules.items():
             self[key] = module
 

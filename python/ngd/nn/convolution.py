@@ -18,9 +18,13 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Convolution(Module):
-    """The base of the convolutions, with weight [out_channels, in_channels / groups, kernel...]."""
+    """The base class of convolutions.
+
+    The weight is [out_channels, in_channels / groups, kernel...].
+    """
 
     axes: ClassVar[int]
+    """The number of spatial axes."""
     transposed: ClassVar[bool] = False
 
     weight: Any
@@ -55,11 +59,11 @@ class Convolution(Module):
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding, self.dilation = stride, padding, dilation
         self.groups = groups
-        first, second = out_channels, in_channels // groups
+        rows, columns = out_channels, in_channels // groups
         if self.transposed:
-            first, second = in_channels, out_channels // groups
-        default = torch_default(second * math.prod(kernel))
-        self.weight = Parameter((first, second, *kernel), weight_initializer or default)
+            rows, columns = in_channels, out_channels // groups
+        default = torch_default(columns * math.prod(kernel))
+        self.weight = Parameter((rows, columns, *kernel), weight_initializer or default)
         self.bias = Parameter(out_channels, bias_initializer or default) if bias else None
 
     def check(self, x: Node) -> None:
@@ -108,15 +112,16 @@ class Conv1d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows, for any stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
-        The number of groups of channels; an output channel sees the input channels of its group.
+        The number of groups of channels. An output channel depends only on the input channels of
+        its group.
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -151,15 +156,16 @@ class Conv2d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows, for any stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
-        The number of groups of channels; an output channel sees the input channels of its group.
+        The number of groups of channels. An output channel depends only on the input channels of
+        its group.
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -194,15 +200,16 @@ class Conv3d(Convolution):
         The distance between windows.
     padding : int, sequence, or "same", default 0
         Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
-        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+        ends differently. "same" gives ceil(n / stride) windows, for any stride.
     dilation : int or sequence of ints, default 1
         The distance between elements of the kernel.
     groups : int, default 1
-        The number of groups of channels; an output channel sees the input channels of its group.
+        The number of groups of channels. An output channel depends only on the input channels of
+        its group.
     bias : bool, default True
         Add a bias per output channel.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -223,7 +230,7 @@ class Conv3d(Convolution):
 
 
 class TransposedConvolution(Convolution):
-    """The base of the transposed convolutions.
+    """The base class of transposed convolutions.
 
     The weight is [in_channels, out_channels / groups, kernel...].
     """
@@ -294,11 +301,11 @@ class ConvTranspose1d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the convolution whose adjoint this is.
+        The stride of the corresponding convolution, whose adjoint this layer is.
     padding : int or sequence of ints, default 0
-        The padding of that convolution; the output is smaller by it at both ends.
+        The padding of that convolution. The output is smaller by this number at both ends.
     output_padding : int or sequence of ints, default 0
-        Elements that the output has in addition at its end, fewer than the stride.
+        The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1
         The number of groups of channels.
     bias : bool, default True
@@ -338,11 +345,11 @@ class ConvTranspose2d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the convolution whose adjoint this is.
+        The stride of the corresponding convolution, whose adjoint this layer is.
     padding : int or sequence of ints, default 0
-        The padding of that convolution; the output is smaller by it at both ends.
+        The padding of that convolution. The output is smaller by this number at both ends.
     output_padding : int or sequence of ints, default 0
-        Elements that the output has in addition at its end, fewer than the stride.
+        The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1
         The number of groups of channels.
     bias : bool, default True
@@ -382,11 +389,11 @@ class ConvTranspose3d(TransposedConvolution):
     kernel_size : int or sequence of ints
         The size of the kernel, for all axes or per axis.
     stride : int or sequence of ints, default 1
-        The stride of the convolution whose adjoint this is.
+        The stride of the corresponding convolution, whose adjoint this layer is.
     padding : int or sequence of ints, default 0
-        The padding of that convolution; the output is smaller by it at both ends.
+        The padding of that convolution. The output is smaller by this number at both ends.
     output_padding : int or sequence of ints, default 0
-        Elements that the output has in addition at its end, fewer than the stride.
+        The number of additional elements at the end of the output, less than the stride.
     groups : int, default 1
         The number of groups of channels.
     bias : bool, default True

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """First values of parameters. An initializer is a function of a NumPy generator and a shape.
 
-A weight is [outputs, inputs, kernel...], as in PyTorch. Its fan-in is inputs * kernel, its fan-out
-outputs * kernel. All draw in float64, and the parameter's dtype rounds.
+A weight is [outputs, inputs, kernel...], as in PyTorch. Its fan-in is inputs * kernel, and its
+fan-out is outputs * kernel. All initializers draw in float64. The values are then rounded to the
+dtype of the parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GAINS: Final = {
     "relu": math.sqrt(2.0),
     "selu": 0.75,
 }
-"""Gains that keep the variance through an activation, as in torch.nn.init.calculate_gain."""
+"""The gains that preserve the variance through an activation, as torch.nn.init.calculate_gain."""
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -63,7 +64,7 @@ def ones(random: Generator, shape: Shape) -> Any:
 
 
 def constant(value: Any) -> Initializer:
-    """Return an initializer that repeats a value.
+    """Return an initializer that gives a constant value.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
     Parameters
     ----------
     mean, std : float
-        Its mean and standard deviation. The defaults are 0 and 1.
+        The mean and standard deviation. The defaults are 0 and 1.
 
     Examples
     --------
@@ -132,7 +133,7 @@ def xavier_uniform(gain: float = 1.0) -> Initializer:
 
 
 def xavier_normal(gain: float = 1.0) -> Initializer:
-    """Return an initializer of standard deviation gain * sqrt(2 / (fan-in + fan-out)).
+    """Return a normal initializer with standard deviation gain * sqrt(2 / (fan-in + fan-out)).
 
     Glorot and Bengio, 2010 (AISTATS, volume 9), equation 12.
 
@@ -152,7 +153,7 @@ def he_uniform(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
     Parameters
     ----------
     gain : float, default sqrt(2)
-        The factor of the bound; the default is that of ReLU.
+        The factor of the bound. The default is the gain of ReLU.
     fan : {"in", "out"}, default "in"
         Use the fan-in or the fan-out.
     """
@@ -160,14 +161,14 @@ def he_uniform(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
 
 
 def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
-    """Return an initializer of standard deviation gain / sqrt(fan).
+    """Return a normal initializer with standard deviation gain / sqrt(fan).
 
     He et al., 2015 (arXiv:1502.01852), equation 10.
 
     Parameters
     ----------
     gain : float, default sqrt(2)
-        The factor of the standard deviation; the default is that of ReLU.
+        The factor of the standard deviation. The default is the gain of ReLU.
     fan : {"in", "out"}, default "in"
         Use the fan-in or the fan-out.
 
@@ -179,11 +180,12 @@ def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
 
 
 def orthogonal(gain: float = 1.0) -> Initializer:
-    """Return an initializer of orthonormal rows, or columns, times gain.
+    """Return an initializer of orthonormal rows or columns, whichever are fewer, times gain.
 
-    The axes after the first one count as one. Saxe, McClelland and Ganguli, 2013 (arXiv:1312.6120).
-    The Q factor of a normal matrix is used, with the signs for which R has a positive diagonal. It
-    is uniform over all orthogonal matrices (Mezzadri, 2007, arXiv:math-ph/0609050, section 5).
+    The axes after the first one are joined to one. Saxe, McClelland and Ganguli, 2013
+    (arXiv:1312.6120). The matrix is the Q factor of a normal matrix, with the signs for which R has
+    a positive diagonal. Its distribution is uniform over all orthogonal matrices (Mezzadri, 2007,
+    arXiv:math-ph/0609050, section 5).
 
     Parameters
     ----------
@@ -201,7 +203,7 @@ def torch_default(fan_in: int | None = None) -> Initializer:
     Parameters
     ----------
     fan_in : int, optional
-        The fan-in. The default is that of the shape. A bias needs the fan-in of its weight.
+        The fan-in. The default is the fan-in of the shape. A bias needs the fan-in of its weight.
     """
     return partial(_torch_default, fan_in)
 
@@ -213,7 +215,7 @@ def he_std(shape: Shape, gain: float, fan: str) -> float:
     return gain / math.sqrt(fans(shape)[fan == "out"] or 1)
 
 
-# The initializers themselves are functions of this module, so that models can be pickled.
+# The initializers are functions of this module and not closures, so that models can be pickled.
 
 
 def _repeat(value: Any, random: Generator, shape: Shape) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the inputs of layers: an error names the layer, its argument and the input."""
+"""Checks of the inputs of layers. An error names the layer, its argument and the input."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def format_input(x: Any) -> str:
     return f"{x.type} (made at {x.site})" if isinstance(x, Node) else format_value(x)
 
 
-def refusal(layer: object, wanted: str, x: Any, fix: str) -> ShapeError:
-    """Return the error for an input that the layer cannot take."""
+def refusal(layer: object, expected: str, x: Any, fix: str) -> ShapeError:
+    """Return the error for an input of the wrong shape."""
     name = f"nn.{type(layer).__name__}"
-    return ShapeError(f"{name}: expected an input {wanted}; got {format_input(x)}. {fix}")
+    return ShapeError(f"{name}: expected an input {expected}; got {format_input(x)}. {fix}")
 
 
 def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
-    """Raise a ShapeError if the last axis of x has another size than the argument of the layer."""
+    """Raise a ShapeError if the size of the last axis of x is not the argument of the layer."""
     if not x.ndim:
         raise refusal(layer, f"[..., {size}]", x, "Give it at least one axis.")
     if x.shape[-1] != size:
@@ -35,15 +35,15 @@ def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
 
 
 def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
-    """Raise a ShapeError if the last axes of x have another shape than normalized_shape."""
+    """Raise a ShapeError if the shape of the last axes of x is not normalized_shape."""
     if x.shape[max(x.ndim - len(shape), 0) :] == shape:
         return
-    last = f"{shape[0]}" if len(shape) == 1 else f"{shape}"
-    wanted = f"whose last {'axis is' if len(shape) == 1 else 'axes are'} {last} (normalized_shape)"
-    found = x.shape[-len(shape) :]
-    given = f"{found[0]}" if len(found) == 1 else f"{found}"
-    fix = f"Set normalized_shape={given}, or change the input." if found else "Give it more axes."
-    raise refusal(layer, wanted, x, fix)
+    sizes = f"{shape[0]}" if len(shape) == 1 else f"{shape}"
+    needed = f"whose last {'axis is' if len(shape) == 1 else 'axes are'} {sizes} (normalized_shape)"
+    actual = x.shape[-len(shape) :]
+    shown = f"{actual[0]}" if len(actual) == 1 else f"{actual}"
+    fix = f"Set normalized_shape={shown}, or change the input." if actual else "Give it more axes."
+    raise refusal(layer, needed, x, fix)
 
 
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
@@ -56,7 +56,7 @@ def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> 
 
 
 def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None:
-    """Raise a ShapeError if axis 1 of x is not the number of channels of the layer."""
+    """Raise a ShapeError if the size of axis 1 of x is not the number of channels of the layer."""
     if x.ndim < 2 or x.shape[1] != channels:
         fix = f"Set {argument}={x.shape[1]}." if x.ndim > 1 else "Give it at least two axes."
         if x.ndim > 2 and x.shape[-1] == channels:
@@ -65,11 +65,11 @@ def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None
 
 
 def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None:
-    """Raise a ShapeError if x has none of these numbers of axes."""
+    """Raise a ShapeError if the number of axes of x is not one of these numbers."""
     if x.ndim not in numbers:
-        wanted = " or ".join(map(str, numbers))
+        expected = " or ".join(map(str, numbers))
         fix = "Reshape it, or use the layer for this number of axes."
-        raise refusal(layer, f"of {wanted} axes", x, fix)
+        raise refusal(layer, f"of {expected} axes", x, fix)
 
 
 def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> None:

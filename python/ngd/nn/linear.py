@@ -21,7 +21,8 @@ from .parameter import Parameter
 def affine(x: Node, weight: Node, bias: Node | None) -> Node:
     """Return x @ weight.T + bias, for x [..., inputs], weight [outputs, inputs] and bias [outputs].
 
-    The leading axes are joined, so that one matmul computes all rows and its kernel adds the bias.
+    The leading axes are joined to one, so that one matmul computes all rows and its kernel adds the
+    bias.
     """
     rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = ops.matmul(rows, ops.transpose(weight))
@@ -42,7 +43,7 @@ class Linear(Module):
     bias : bool, default True
         Add a bias.
     weight_initializer, bias_initializer : function, optional
-        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+        See `nn.initializers`. The default is PyTorch's initializer for both (`torch_default`).
 
     Notes
     -----
@@ -93,7 +94,7 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""
-        has_bias = self._has_parameter("bias")  # to read it would make the variable
+        has_bias = self._has_parameter("bias")  # reading self.bias would make the variable
         return f"{self.in_features}, {self.out_features}, bias={has_bias}"
 
 
@@ -107,15 +108,16 @@ class Embedding(Module):
     embedding_dim : int
         The length of a row.
     padding_idx : int, optional
-        A row that begins as zeros and gets no gradient. A negative number counts from the end.
+        The index of a row that starts as zeros and gets no gradient. A negative number counts from
+        the end.
     initializer : function, optional
         See `nn.initializers`. The default is a normal distribution with standard deviation 1.
 
     Raises
     ------
     OutOfRangeError
-        When a step runs with an index outside of [0, num_embeddings). It is an IndexError and a
-        ValueError too.
+        A step runs with an index outside of [0, num_embeddings). The error is also an IndexError
+        and a ValueError.
 
     Notes
     -----
@@ -181,7 +183,7 @@ class Embedding(Module):
 def _without_row(
     initializer: Initializer, row: int, random: np.random.Generator, shape: tuple[int, ...]
 ) -> Any:
-    """Draw as an initializer does, with zeros in one row."""
+    """Return the values of an initializer, with zeros in one row."""
     rows = np.arange(shape[0])[:, None]
     return initializer(random, shape) * (rows != row)
 
@@ -189,8 +191,8 @@ def _without_row(
 class Dropout(Module):
     """A layer that sets random elements to zero in training.
 
-    In training each element is 0 with probability p, and x / (1 - p) otherwise. In evaluation the
-    output is the input.
+    In training each element becomes 0 with probability p, and x / (1 - p) otherwise. In evaluation
+    the output is the input.
 
     Parameters
     ----------
@@ -201,7 +203,7 @@ class Dropout(Module):
     -----
     Input: floats of any shape. Output: the shape and dtype of the input.
 
-    The random numbers are those of the block `nn.training(nn.Random(seed))`, in which the graph is
+    The random numbers come from the block `nn.training(nn.Random(seed))` in which the graph is
     built. Srivastava et al., 2014 (JMLR 15).
 
     Examples
@@ -243,13 +245,24 @@ class Dropout(Module):
 
 
 class ChannelDropout(Dropout):
-    """Dropout of whole channels of [N, C, ...]."""
+    """The base class of dropout of whole channels of [N, C, ...]."""
 
     axes: ClassVar[int]
     """The number of spatial axes."""
 
     def forward(self, x: Node) -> Node:
-        """Drop channels of x, an array of floats; the result has its shape and dtype."""
+        """Return x with random channels of zeros in training, and x itself in evaluation.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, C, spatial...].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         name = f"nn.{type(self).__name__}"
         expect_axes(self, x, self.axes)
         state = current()
@@ -260,16 +273,21 @@ class ChannelDropout(Dropout):
 
 
 class Dropout1d(ChannelDropout):
-    """In training, set each channel to 0 with probability p, and divide the others by 1 - p.
+    """A layer that sets random channels of sequences to zero in training.
 
-    Tompson et al., 2014 (arXiv:1411.4280), section 3.2.
+    In training each channel of a sample becomes zeros with probability p, and x / (1 - p)
+    otherwise. In evaluation the output is the input.
 
-    Input: [N, C, L]. Output: the shape and dtype of the input.
+    Input: floats [N, C, L]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
-    p : float
-        The probability, in [0, 1).
+    p : float, default 0.5
+        The probability that a channel is set to zero, in [0, 1).
+
+    Notes
+    -----
+    Tompson et al., 2014 (arXiv:1411.4280), section 3.2. The random numbers are as for `Dropout`.
 
     Examples
     --------
@@ -282,9 +300,14 @@ class Dropout1d(ChannelDropout):
 
 
 class Dropout2d(ChannelDropout):
-    """Dropout of whole channels of images, as nn.Dropout1d.
+    """A layer that sets random channels of images to zero in training. See `Dropout1d`.
 
-    Input: [N, C, H, W]. Output: the shape and dtype of the input.
+    Input: floats [N, C, H, W]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        The probability that a channel is set to zero, in [0, 1).
 
     Examples
     --------
@@ -297,9 +320,14 @@ class Dropout2d(ChannelDropout):
 
 
 class Dropout3d(ChannelDropout):
-    """Dropout of whole channels of volumes, as nn.Dropout1d.
+    """A layer that sets random channels of volumes to zero in training. See `Dropout1d`.
 
-    Input: [N, C, D, H, W]. Output: the shape and dtype of the input.
+    Input: floats [N, C, D, H, W]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        The probability that a channel is set to zero, in [0, 1).
 
     Examples
     --------
@@ -312,20 +340,28 @@ class Dropout3d(ChannelDropout):
 
 
 class EmbeddingBag(Module):
-    """The mean or the sum of the rows of a table that a bag of indices selects.
+    """The mean or the sum of the rows of a table that each bag of indices selects.
 
-    Input: integers [N, L]. Output: [N, embedding_dim], in the dtype of the table.
+    Input: integers [bags, n], or [n] with offsets. Output: [bags, embedding_dim], in the dtype of
+    the table.
 
     Parameters
     ----------
-    num_embeddings, embedding_dim : int
-        The shape of the table.
-    mode : str
-        "mean" or "sum".
+    num_embeddings : int
+        The number of rows, such as the vocabulary size.
+    embedding_dim : int
+        The length of a row.
+    mode : {"mean", "sum"}, default "mean"
+        The reduction of the rows of a bag. An empty bag gives zeros.
     padding_idx : int, optional
-        A row that counts for nothing. It begins as zeros, and has no gradient.
-    initializer : Initializer, optional
-        By default a normal distribution, as nn.Embedding has.
+        The index of a row that does not count in a bag. The row starts as zeros and gets no
+        gradient. A negative number counts from the end.
+    initializer : function, optional
+        See `nn.initializers`. The default is a normal distribution with standard deviation 1.
+
+    Notes
+    -----
+    See `ops.embedding_bag`. Variable: `weight` [num_embeddings, embedding_dim].
 
     Examples
     --------
@@ -352,11 +388,26 @@ class EmbeddingBag(Module):
         self.weight = Parameter(self.shape, table._padded(initializer or normal()))
 
     def forward(self, numbers: Node, offsets: Any = None, per_sample_weights: Any = None) -> Node:
-        """Map [bags, n], or [n] and the first position of each bag, to [bags, embedding_dim]."""
+        """Return the mean or the sum of the rows of each bag.
+
+        Parameters
+        ----------
+        numbers : Node
+            Integers [bags, n], or [n] with offsets, each in [0, num_embeddings).
+        offsets : array_like, optional
+            [bags]: the position in `numbers` at which each bag starts, in ascending order from 0.
+        per_sample_weights : array_like, optional
+            A factor of each row, of the shape of `numbers`. It needs the mode "sum".
+
+        Returns
+        -------
+        Node
+            [bags, embedding_dim].
+        """
         return ops.embedding_bag(
             numbers, self.weight, offsets, self.mode, per_sample_weights, self.padding_idx
         )
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.shape[0]}, {self.shape[1]}, mode={self.mode!r}"

@@ -12,12 +12,13 @@ from .module import Module
 
 
 class Loss(Module):
-    """A loss of ngd.ops with options."""
+    """The base class of losses. A function of ngd.ops with options computes the loss."""
 
     options: dict[str, Any]
+    """The keyword arguments of the function."""
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the options that are not None, for `repr`."""
         shown = {key: value for key, value in self.options.items() if value is not None}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
@@ -31,13 +32,19 @@ class CrossEntropyLoss(Loss):
     Parameters
     ----------
     weight : array_like, optional
-        [C]: a factor for each class.
+        [C]: the factor of each class.
     ignore_index : int, default -100
-        A label that does not count.
+        A label that is left out of the loss.
     label_smoothing : float, default 0
-        The part of the target that is spread over all classes.
+        The part of each target that is divided among all classes, in [0, 1].
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    -weight[label] * log_softmax(logits)[label]. The mean divides by the sum of the weights of the
+    labels, and for probabilities by the number of targets. Label smoothing is that of Szegedy et
+    al., 2016 (arXiv:1512.00567), section 7.
 
     Examples
     --------
@@ -61,7 +68,21 @@ class CrossEntropyLoss(Loss):
         }
 
     def forward(self, logits: Node, labels: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        logits : Node
+            [C], [N, C] or [N, C, d1, ...].
+        labels : array_like
+            Integers in [0, C), of the shape of the logits without C. Or floats of the shape of the
+            logits: the probabilities of the classes.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all labels with `reduction="none"`.
+        """
         return ops.cross_entropy(logits, labels, self.weight, **self.options)
 
 
@@ -74,11 +95,16 @@ class NLLLoss(Loss):
     Parameters
     ----------
     weight : array_like, optional
-        [C]: a factor for each class.
+        [C]: the factor of each class.
     ignore_index : int, default -100
-        A label that does not count.
+        A label that is left out of the loss.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    -weight[label] * log_probabilities[label]. The mean divides by the sum of the weights of the
+    labels.
 
     Examples
     --------
@@ -94,17 +120,43 @@ class NLLLoss(Loss):
         self.options = {"ignore_index": ignore_index, "reduction": reduction}
 
     def forward(self, log_probabilities: Node, labels: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        log_probabilities : Node
+            [C], [N, C] or [N, C, d1, ...], the result of ops.log_softmax.
+        labels : array_like
+            Integers in [0, C), of that shape without C.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all labels with `reduction="none"`.
+        """
         return ops.nll_loss(log_probabilities, labels, self.weight, **self.options)
 
 
 class PairLoss(Loss):
-    """A loss of a prediction and a target of one shape."""
+    """The base class of losses of a prediction and a target that have one shape."""
 
     function: ClassVar[Callable[..., Node]]
 
     def forward(self, prediction: Node, target: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        prediction : Node
+            The prediction, of any shape.
+        target : array_like
+            The target, of the same shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or that shape with `reduction="none"`.
+        """
         return type(self).function(prediction, target, **self.options)
 
 
@@ -157,7 +209,9 @@ class L1Loss(PairLoss):
 
 
 class SmoothL1Loss(PairLoss):
-    """A loss that is quadratic for small differences; see ops.smooth_l1_loss.
+    """A loss that is quadratic for differences below beta, and linear above.
+
+    See ops.smooth_l1_loss.
 
     Input: a prediction and a target of one shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -165,9 +219,14 @@ class SmoothL1Loss(PairLoss):
     Parameters
     ----------
     beta : float, default 1
-        The difference from which the loss is linear.
+        The difference above which the loss is linear.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    With d = abs(prediction - target): d**2 / (2 * beta) for d < beta, and d - beta / 2 otherwise.
+    Girshick, 2015 (arXiv:1504.08083), equation 3.
 
     Examples
     --------
@@ -183,7 +242,7 @@ class SmoothL1Loss(PairLoss):
 
 
 class HuberLoss(PairLoss):
-    """Huber's loss, which is linear for large differences; see ops.huber_loss.
+    """Huber's loss: quadratic for differences below delta, and linear above; see ops.huber_loss.
 
     Input: a prediction and a target of one shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -191,9 +250,14 @@ class HuberLoss(PairLoss):
     Parameters
     ----------
     delta : float, default 1
-        The difference from which the loss is linear.
+        The difference above which the loss is linear.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    With d = abs(prediction - target): d**2 / 2 for d <= delta, and delta * (d - delta / 2)
+    otherwise. Huber, 1964 (Annals of Mathematical Statistics 35), section 1.
 
     Examples
     --------
@@ -209,7 +273,7 @@ class HuberLoss(PairLoss):
 
 
 class KLDivLoss(PairLoss):
-    """The Kullback-Leibler divergence of log-probabilities from a target; see ops.kl_div.
+    """The Kullback-Leibler divergence between a target and a prediction; see ops.kl_div.
 
     Input: log-probabilities, and probabilities of that shape. Output: a scalar, or that shape with
     `reduction="none"`.
@@ -217,9 +281,16 @@ class KLDivLoss(PairLoss):
     Parameters
     ----------
     log_target : bool, default False
-        True if the target has log-probabilities too.
+        True if the target is given as log-probabilities too.
     reduction : str, default "mean"
         "mean", "batchmean", "sum" or "none".
+
+    Notes
+    -----
+    target * (log(target) - prediction), where the prediction is given as log-probabilities.
+    "batchmean" divides the sum by the size of axis 0, which is the mean of the divergence over a
+    batch. "mean" divides by the number of elements. Kullback and Leibler, 1951 (Annals of
+    Mathematical Statistics 22), equation 2.4.
 
     Examples
     --------
@@ -245,6 +316,11 @@ class BCELoss(PairLoss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    -(t * log(p) + (1 - t) * log(1 - p)) for the probability p and the target t. The logarithms are
+    at least -100. BCEWithLogitsLoss is more precise.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -269,6 +345,11 @@ class BCEWithLogitsLoss(PairLoss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
 
+    Notes
+    -----
+    -(t * log(p) + (1 - t) * log(1 - p)) with p = sigmoid(logits) for the target t, without
+    overflow.
+
     Examples
     --------
     >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
@@ -285,7 +366,7 @@ class BCEWithLogitsLoss(PairLoss):
 class CTCLoss(Loss):
     """The CTC loss of log-probabilities; see ops.ctc_loss.
 
-    Input: log-probabilities [T, N, C], targets [N, S], and the numbers of steps and labels [N].
+    Input: log-probabilities [T, N, C], targets [N, S], and the lengths of both, each [N].
     Output: a scalar, or [N] with `reduction="none"`.
 
     Parameters
@@ -295,7 +376,11 @@ class CTCLoss(Loss):
     reduction : str, default "mean"
         "mean", "sum" or "none".
     zero_infinity : bool, default False
-        Count 0 for sequences that have too few steps for their target.
+        Use the loss 0, instead of infinity, for sequences that are too short for their target.
+
+    Notes
+    -----
+    "mean" divides the loss of each sequence by its number of labels. Graves et al., 2006 (ICML).
 
     Examples
     --------
@@ -312,14 +397,33 @@ class CTCLoss(Loss):
     def forward(
         self, log_probabilities: Node, targets: Any, input_lengths: Any, target_lengths: Any
     ) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        log_probabilities : Node
+            [T, N, C]: the result of ops.log_softmax for T steps of N sequences.
+        targets : array_like
+            [N, S]: labels in [0, C). Labels after the end of a target are not read.
+        input_lengths : array_like
+            [N]: the number of steps of each sequence.
+        target_lengths : array_like
+            [N]: the number of labels of each target.
+
+        Returns
+        -------
+        Node
+            A scalar, or [N] with `reduction="none"`.
+        """
         return ops.ctc_loss(
             log_probabilities, targets, input_lengths, target_lengths, **self.options
         )
 
 
 class TripletMarginLoss(Loss):
-    """A loss of the distances between vectors; see ops.triplet_margin_loss.
+    """The triplet loss max(d(anchor, positive) - d(anchor, negative) + margin, 0).
+
+    See ops.triplet_margin_loss. d is the distance between two vectors.
 
     Input: an anchor, a positive and a negative example, each [N, D]. Output: a scalar, or [N] with
     `reduction="none"`.
@@ -327,15 +431,21 @@ class TripletMarginLoss(Loss):
     Parameters
     ----------
     margin : float, default 1
-        The least difference of the two distances that costs nothing.
+        The smallest difference of the two distances for which the loss is 0.
     p : float, default 2
-        The order of the norm.
+        The order of the norm that measures a distance.
     eps : float, default 1e-6
-        Added to the differences of the vectors.
+        Added to the elements of the differences of vectors.
     swap : bool, default False
-        Count the distance of both examples if it is less than that of anchor and negative.
+        Use the distance between positive and negative, if it is smaller, instead of the distance
+        between anchor and negative.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    The distance d(a, b) is the norm of order p over the last axis of a - b + eps. Balntas et al.,
+    2016 (BMVC), section 3.
 
     Examples
     --------
@@ -361,7 +471,22 @@ class TripletMarginLoss(Loss):
         }
 
     def forward(self, anchor: Node, positive: Any, negative: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        anchor : Node
+            Floats [N, D], or [D].
+        positive : array_like
+            Examples of the class of the anchor, of the same shape.
+        negative : array_like
+            Examples of another class, of the same shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or the losses of all triplets with `reduction="none"`.
+        """
         return ops.triplet_margin_loss(anchor, positive, negative, **self.options)
 
 
@@ -376,9 +501,14 @@ class GaussianNLLLoss(Loss):
     full : bool, default False
         Add log(2 * pi) / 2.
     eps : float, default 1e-6
-        The least variance.
+        The lower bound of the variance.
     reduction : str, default "mean"
         "mean", "sum" or "none".
+
+    Notes
+    -----
+    (log(var) + (prediction - target)**2 / var) / 2, with var at least eps. Nix and Weigend, 1994
+    (ICNN), equation 3.
 
     Examples
     --------
@@ -391,7 +521,22 @@ class GaussianNLLLoss(Loss):
         self.options = {"full": full, "eps": eps, "reduction": reduction}
 
     def forward(self, prediction: Node, target: Any, var: Any) -> Node:
-        """Return the loss."""
+        """Return the loss.
+
+        Parameters
+        ----------
+        prediction : Node
+            The means, of any shape.
+        target : array_like
+            The target, of the same shape.
+        var : array_like
+            The variances, which broadcast to that shape.
+
+        Returns
+        -------
+        Node
+            A scalar, or that shape with `reduction="none"`.
+        """
         return ops.gaussian_nll_loss(prediction, target, var, **self.options)
 
 
@@ -405,7 +550,11 @@ class CosineSimilarity(Module):
     dim : int, default 1
         The axis of the vectors.
     eps : float, default 1e-8
-        The least norm by which a vector is divided.
+        The lower bound of the norms by which vectors are divided.
+
+    Notes
+    -----
+    sum(x * y) / (norm(x) * norm(y)) along the axis `dim`, with norms of at least eps.
 
     Examples
     --------
@@ -418,9 +567,20 @@ class CosineSimilarity(Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, x: Node, y: Any) -> Node:
-        """Return the cosines."""
+        """Return the cosines.
+
+        Parameters
+        ----------
+        x, y : array_like
+            Floats that broadcast to one shape.
+
+        Returns
+        -------
+        Node
+            That shape without the axis `dim`.
+        """
         return ops.cosine_similarity(x, y, self.dim, self.eps)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         return f"dim={self.dim}, eps={self.eps}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs for training and for evaluation.
 
-A graph is built for evaluation, except inside of `with training() as state:`. There, dropout draws
-random numbers and batch normalization uses the statistics of the batch. The next values of the
-counter of random numbers and of the running statistics are in `state.updates`. A module has no mode
-of its own. See docs/adr/0018-training-and-evaluation.md.
+A graph is built for evaluation, except inside a block `with training() as state:`. In such a block,
+dropout draws random numbers, and batch normalization uses the statistics of the batch. The block
+stores the next values of the step counter of `Random` and of the running statistics in
+`state.updates`. A module has no mode of its own. See docs/adr/0018-training-and-evaluation.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from ..graph.node import Node
 from ..graph.variable import Variable
 
 SEEDS: Final = 2**32
+"""The number of seeds of a Random. The rank is added to the seed in multiples of it."""
 DRAWS: Final = 2**40
+"""The distance between the offsets of two draws of one step. It is the limit of the step count."""
 MAX_DRAWS: Final = 2**63 // DRAWS
+"""The number of draws per step whose offsets fit into int64."""
 
 
 class Random:
@@ -33,11 +36,12 @@ class Random:
     Parameters
     ----------
     seed : int, default 0
-        In [0, 2**32).
+        The seed, in [0, 2**32).
     per_rank : bool, default True
-        Draw different numbers on each rank. Set it to False if ranks share the work on one sample.
+        Draw different numbers on each rank. Set it to False if several ranks compute
+        one sample together.
     group : Group, optional
-        The ranks that draw different numbers. The default is those of the step.
+        The ranks that draw different numbers. The default is the group of the compiled step.
     name : str, default "random"
         The prefix of the counter's name. Two sources in one step need two names.
 
@@ -46,13 +50,13 @@ class Random:
     state : LiveState
         The counter by name, for checkpoints.
     step : Variable
-        The number of steps that have drawn, an int64 scalar.
+        The number of steps that have drawn random numbers, an int64 scalar.
 
     Notes
     -----
     A draw is a function of the seed, the number of the draw in its step, the number of steps, and
-    the rank. The generator is Philox, see `ops.random_uniform`. An iteration of `ops.scan` counts
-    as a draw of its own. A training that resumes from a checkpoint draws the numbers that an
+    the rank. The generator is Philox, see `ops.random_uniform`. Each iteration of `ops.scan` is a
+    draw of its own. A training that resumes from a checkpoint draws the numbers that an
     uninterrupted training would draw.
 
     Examples
@@ -73,14 +77,14 @@ class Random:
         self.state = LiveState(name)
         """The counter by name, for checkpoints."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
-        """The number of steps that have drawn, int64."""
+        """The number of steps that have drawn random numbers, an int64 scalar."""
 
 
 class Updates(dict[Variable, Node]):
     """The next values of buffers and counters, for ngd.compile.
 
-    The mapping remembers which variables were set, and in which layer. A module then notes on its
-    results that a step which computes them should update these variables.
+    The mapping records which variables were set, and in which layer. A module then marks its
+    results, so that ngd.compile warns of a step that computes them without these updates.
     """
 
     def __init__(self, changes: bool) -> None:
@@ -88,6 +92,7 @@ class Updates(dict[Variable, Node]):
         self.changes = changes
         """If False, no variable is updated, and next values are dropped."""
         self.pending: list[tuple[Variable, str]] = []
+        """The variables that were set since the last `expect`, each with its layer."""
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
         if self.changes:
@@ -98,7 +103,10 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Note on the results that are nodes which variables were set for them."""
+        """Mark nodes among the results with the variables that were set with them.
+
+        `since` is the length of `pending` before the computation of the results.
+        """
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
             for node in nodes:
@@ -107,14 +115,21 @@ class Updates(dict[Variable, Node]):
 
 
 class Training:
-    """The state of a graph for training, which `with training() as state:` makes.
+    """The state of a graph for training, which `with training() as state:` returns.
+
+    Parameters
+    ----------
+    random : Random, optional
+        The source of random numbers.
+    updates : bool, default True
+        If False, `updates` stays empty.
 
     Attributes
     ----------
     random : Random or None
         The source of random numbers.
     updates : dict
-        The next value of each buffer and counter, a part of the updates for ngd.compile.
+        The next value of each buffer and counter. Give it to ngd.compile among the updates.
 
     Examples
     --------
@@ -127,18 +142,46 @@ class Training:
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """The next value of each buffer and counter: a part of the updates for ngd.compile."""
+        """The next value of each buffer and counter, for the updates of ngd.compile."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:
-        """Return the value of a buffer after the updates so far."""
+        """Return the value of a buffer after the updates so far.
+
+        Parameters
+        ----------
+        of : Variable
+            A buffer of any shape.
+
+        Returns
+        -------
+        Node
+            The next value if one was set, or the buffer itself.
+        """
         return self.updates.get(of, of)
 
     def draw(self, who: str) -> dict[str, Any]:
-        """Return arguments seed= and offset= of a random op, different ones in each call.
+        """Return the arguments `seed` and `offset` of a random op; they differ in each call.
 
+        Parameters
+        ----------
+        who : str
+            The caller, such as "nn.Dropout", for messages.
+
+        Returns
+        -------
+        dict
+            The arguments by name.
+
+        Raises
+        ------
+        ValueError
+            The block has no source of random numbers, or the step has too many draws.
+
+        Notes
+        -----
         The body of ops.scan is traced once. ops.scan adds the number of the iteration to the
-        offset, so a draw there reserves one number per iteration.
+        offset, so a draw in a body reserves one number per iteration.
         """
         random = self.random
         if random is None:
@@ -184,8 +227,8 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     Parameters
     ----------
     random : Random, optional
-        The source of random numbers. It is needed if a module draws. Several steps may share one;
-        each of their calls counts.
+        The source of random numbers. It is needed if a module draws random numbers. Several steps
+        may share one source, and the calls of all of them count.
     updates : bool, default True
         If False, `state.updates` stays empty. A step then draws the same numbers in each call, for
         example to compare losses with one dropout mask.
@@ -193,14 +236,15 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
     Yields
     ------
     Training
-        Its `updates` belong to the updates of the step.
+        The state of the block. Give `state.updates` to ngd.compile among the updates of the step.
 
     Notes
     -----
-    Build all draws of one step within one block, because each block counts from zero.
+    Build all random draws of one step within one block, because each block numbers its draws from
+    zero.
 
     A step that does not update the variables in `state.updates` draws the same numbers in each
-    call, and its running statistics do not change. ngd.compile warns of it by
+    call, and its running statistics do not change. ngd.compile then issues an
     `errors.UpdatesWarning`.
 
     Examples
@@ -221,7 +265,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
 
 @contextmanager
 def evaluation() -> Iterator[None]:
-    """Build graphs for evaluation within this block, even inside of `training`.
+    """Build graphs for evaluation within this block, even inside a block of `training`.
 
     Use it for frozen parts of a model.
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules: functions of nodes that have variables and contain other modules.
 
-A module declares its variables in its constructor. It makes them when they are first used, since
-then the module's path in the model is known. The path is the variable's name. A first value depends
-on a seed and on this name only, so it is equal on all ranks.
+A module declares its variables in its constructor. It makes a variable when the variable is first
+used, because the path of the module in the model is known then. This path and the name of the
+attribute are the name of the variable. The first value depends only on a seed and on this name, so
+it is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +33,10 @@ INSTEAD: Final = {
     "named_parameters": "parameters(), a dict of variables by name",
     "to": "astype",
 }
-"""Methods of PyTorch's modules, and the name to use instead."""
-
+"""Methods of PyTorch's modules, and the replacement of each in ngd."""
 
 REGISTERS: Final = ("_parameters", "_modules", "_parent")
-"""The attributes of a module that hold its declarations, its modules, and its parent."""
+"""The attributes that hold the declarations, the submodules and the parent of a module."""
 
 
 def is_floating(dtype: Any) -> bool:
@@ -47,16 +47,17 @@ def is_floating(dtype: Any) -> bool:
 class Module:
     """The base class of all modules. A subclass defines `forward`, from nodes to nodes.
 
-    Attributes that are modules or parameters are found by name, in the order in which they were
-    set. Several modules in one attribute are an nn.ModuleList or an nn.ModuleDict. A plain list,
-    tuple, set or dict with modules, declarations or variables is a TypeError.
+    A module registers its attributes that are modules or parameters by name, in the order in which
+    they are set. For several modules in one attribute use an nn.ModuleList or an nn.ModuleDict. A
+    plain list, tuple, set or dict that holds modules, declarations or variables raises TypeError.
 
     Attributes
     ----------
     name : str
-        The prefix of the names of the model's variables. The first values depend on it: models of
-        one structure and name begin with equal values. Set it before the model is first called or
-        its variables are made; later it is a RuntimeError. Keys of state dicts do not contain it.
+        The prefix of the names of the model's variables. The first values depend on it: two models
+        with the same structure and name start with equal values. Set it before the first call of
+        the model and before its variables are made. Later it raises RuntimeError. The keys of state
+        dicts do not contain it.
 
     Notes
     -----
@@ -86,38 +87,38 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
     _scope: Scope
-    """The scope of the variables of this model, if it is not a part of another one."""
+    """The scope of the variable names of this model, if it is not a part of another model."""
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = naming_errors(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the registers, so that a subclass need not call the constructor of the base."""
-        if (args or kwargs) and cls.__init__ is object.__init__:  # which would ignore them
-            given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+        """Make the registers here, so that subclasses need not call the constructor of the base."""
+        if (args or kwargs) and cls.__init__ is object.__init__:  # it would ignore the arguments
+            shown = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
             raise TypeError(
-                f"{cls.__name__}: expected no arguments; got {given}. Give the class an __init__ "
+                f"{cls.__name__}: expected no arguments; got {shown}. Give the class an __init__ "
                 "that takes them."
             )
-        made = super().__new__(cls)
-        made.__dict__.update(_parameters={}, _modules={}, _parent=None, _scope=Scope())
-        return made
+        module = super().__new__(cls)
+        module.__dict__.update(_parameters={}, _modules={}, _parent=None, _scope=Scope())
+        return module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's result; subclasses define it."""
+        """Return the result of the module. Subclasses define this method."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of `forward`, and name this module in errors and call sites."""
+        """Return the result of `forward`. Errors and call sites in it name this module."""
         self._refuse_hidden()
         state = current()
-        before = len(state.updates.pending) if state is not None else 0
+        num_pending = len(state.updates.pending) if state is not None else 0
         with errors.in_layer(self._layer(self.title)):
-            returned = self.forward(*args, **kwargs)
-        if state is not None and len(state.updates.pending) > before:
-            state.updates.expect(before, trees.flatten(returned)[0])
-        return returned
+            results = self.forward(*args, **kwargs)
+        if state is not None and len(state.updates.pending) > num_pending:
+            state.updates.expect(num_pending, trees.flatten(results)[0])
+        return results
 
     def __setattr__(self, key: str, value: Any) -> None:
         if isinstance(value, Variable):
@@ -135,17 +136,17 @@ class Module:
                 f"got {value!r} for one that is computed. Call nn.remove_parametrizations(module, "
                 f"{key!r}) first."
             )
-        place: dict[str, Any] = self.__dict__
+        register: dict[str, Any] = self.__dict__
         if isinstance(value, Parameter):
-            place = self._parameters
+            register = self._parameters
             value.place(self, key)
         elif isinstance(value, Module):
-            place = self._modules
+            register = self._modules
             value._parent = value._parent or (self, key)
         for other in (self.__dict__, self._parameters, self._modules):
-            if other is not place:
+            if other is not register:
                 other.pop(key, None)
-        place[key] = value
+        register[key] = value
 
     def __getattr__(self, key: str) -> Any:
         if key in self.__dict__.get("_parameters", {}):
@@ -172,7 +173,7 @@ class Module:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, which is a model of its own without a parent."""
+        """Return the state of a copy. A copy is a separate model without a parent."""
         state = {**self.__dict__, "_parent": None}
         del state["_scope"]
         return state
@@ -186,66 +187,66 @@ class Module:
             module._parent = module._parent or (self, key)
 
     def _parametrization(self, key: str) -> Module | None:
-        """Return the module that computes an attribute, see parametrizations.py."""
-        found = self.__dict__.get("_modules", {}).get("parametrizations")
-        return found._modules.get(key) if isinstance(found, Parametrizations) else None
+        """Return the module that computes an attribute (see parametrizations.py), or None."""
+        modules = self.__dict__.get("_modules", {}).get("parametrizations")
+        return modules._modules.get(key) if isinstance(modules, Parametrizations) else None
 
     def _has_parameter(self, key: str) -> bool:
-        """Return True if an attribute is a variable or computed from variables; makes none."""
+        """Return True for a variable or a computed attribute, without making the variable."""
         return key in self._parameters or self._parametrization(key) is not None
 
     def _refuse_plain(self, key: str, container: Any) -> None:
-        """Raise TypeError if a plain container has modules or variables that no module registers.
+        """Raise TypeError if a plain container has modules or variables that are not registered.
 
         A container that is filled later is checked by `_refuse_hidden`.
         """
-        own: set[int] | None = None
+        known_ids: set[int] | None = None
         for item in find_in(key, container, (Module, Parameter, Variable)):
             if isinstance(item.value, Module):
-                registered = item.value is self or item.value._parent is not None
+                is_registered = item.value is self or item.value._parent is not None
             elif isinstance(item.value, Parameter):
-                registered = item.value._place is not None
+                is_registered = item.value._place is not None
             else:
-                own = self._registered() if own is None else own
-                registered = id(item.value) in own
-            if not registered:
+                known_ids = self._registered_ids() if known_ids is None else known_ids
+                is_registered = id(item.value) in known_ids
+            if not is_registered:
                 raise self._refusal(item)
 
     def _refuse_hidden(self) -> None:
-        """Raise TypeError if a plain container has declarations that `declared` does not find."""
+        """Raise TypeError if a plain container has declarations that `declared` does not yield."""
         items: list[Held] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
                 items += find_in(key, value, (Module, Parameter, Variable))
         if items:
-            registered = self._outermost()._registered()
+            registered_ids = self._outermost()._registered_ids()
             for item in items:
-                if id(item.value) not in registered:
+                if id(item.value) not in registered_ids:
                     raise self._refusal(item)
 
     def _refusal(self, item: Held) -> TypeError:
-        """Return the error for a value in a plain container of this module."""
+        """Return the error for a value that is in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
         return refusal(type(self).__name__, item, module)
 
-    def _registered(self) -> set[int]:
-        """The ids of the modules of this model, of their declarations and of their variables."""
-        found: set[int] = set()
+    def _registered_ids(self) -> set[int]:
+        """Return the ids of this module and its submodules, of their declarations and variables."""
+        ids: set[int] = set()
         for module in self.modules().values():
-            found.add(id(module))
+            ids.add(id(module))
             for parameter in module._parameters.values():
-                found |= {id(parameter), id(parameter._variable)}
-        return found
+                ids |= {id(parameter), id(parameter._variable)}
+        return ids
 
     def _outermost(self) -> Module:
-        """The model that this module is a part of."""
+        """Return the model that this module is a part of."""
         module = self
         while module._parent is not None:
             module = module._parent[0]
         return module
 
     def _refuse_new_name(self) -> None:
-        """Raise RuntimeError if variables have names already, which would not change."""
+        """Raise RuntimeError if variables exist, because their names would not change."""
         for _, parameter in self._walk(""):
             place = parameter._place
             if parameter.made and place is not None and place[0]._outermost() is self:
@@ -257,19 +258,19 @@ class Module:
                 )
 
     def _layer(self, title: str) -> str:
-        """Return how errors and profiles name this module, such as "enc.2: Linear(17, 8)"."""
+        """Return the name of this module in errors and profiles, as "enc.2: Linear(17, 8)"."""
         return f"{self.path}: {title}" if self.path else title
 
     @property
     def path(self) -> str:
-        """The path in the outermost module, which begins with that module's name."""
+        """The path in the outermost module. It starts with the name of that module."""
         if self._parent is None:
             return self.name
         module, key = self._parent
         return f"{module.path}.{key}" if module.path else key
 
     def parameter(self, key: str) -> Parameter:
-        """Return a declaration by its dotted name, to share it with another module.
+        """Return the declaration of a variable by its dotted name, to share it with another module.
 
         Parameters
         ----------
@@ -279,37 +280,42 @@ class Module:
         Returns
         -------
         Parameter
-            The declaration. An attribute that is set to it shares the variable.
+            The declaration. Set an attribute of another module to it to share the variable.
 
         Raises
         ------
         KeyError
-            There is no such declaration.
+            The module has no declaration of this name.
 
         Examples
         --------
         >>> embedding, head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
         >>> head.weight = embedding.parameter("weight")
         """
-        found = dict(self.declared()).get(key)
-        if found is None:
+        declaration = dict(self.declared()).get(key)
+        if declaration is None:
             raise KeyError(
                 f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}. "
                 "See the names in module.parameters()."
             )
-        return found
+        return declaration
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Yield all declarations by dotted name, in PyTorch's order.
+        """Yield all declarations with their dotted names, in PyTorch's order.
 
-        A shared declaration has several names.
+        A shared declaration is yielded once per name.
+
+        Parameters
+        ----------
+        prefix : str, default ""
+            The text before each name.
         """
         for module in self.modules().values():
             module._refuse_hidden()
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """Yield all declarations, as `declared` does."""
+        """Yield all declarations as `declared` does, without its checks."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:
@@ -320,31 +326,36 @@ class Module:
     def modules(self, prefix: str = "") -> dict[str, Module]:
         """Return all modules by dotted name, including the module itself as "".
 
+        Parameters
+        ----------
+        prefix : str, default ""
+            The name of the module itself, and the first part of the other names.
+
         Examples
         --------
         >>> list(nn.Sequential(nn.Linear(2, 3), nn.ReLU()).modules())
         ['', '0', '1']
         """
-        found: dict[str, Module] = {prefix: self}
+        modules: dict[str, Module] = {prefix: self}
         for key, module in self._modules.items():
-            found |= module.modules(f"{prefix}.{key}" if prefix else key)
-        return found
+            modules |= module.modules(f"{prefix}.{key}" if prefix else key)
+        return modules
 
     def variables(self) -> dict[str, Variable]:
-        """Return all variables by dotted name, each one once, for a checkpoint.
+        """Return all variables by dotted name, each variable once, for a checkpoint.
 
         Returns
         -------
         dict from str to Variable
             Trained variables and buffers.
         """
-        first: dict[int, tuple[str, Parameter]] = {}
+        first_names: dict[int, tuple[str, Parameter]] = {}
         for key, parameter in self.declared():
-            first.setdefault(id(parameter), (key, parameter))
-        return {key: parameter.variable for key, parameter in first.values()}
+            first_names.setdefault(id(parameter), (key, parameter))
+        return {key: parameter.variable for key, parameter in first_names.values()}
 
     def parameters(self) -> dict[str, Variable]:
-        """Return the trained variables by dotted name, each one once, for an optimizer.
+        """Return the trained variables by dotted name, each variable once, for an optimizer.
 
         Returns
         -------
@@ -360,7 +371,7 @@ class Module:
         return {key: v for key, v in self.variables().items() if declared[key].trained}
 
     def buffers(self) -> dict[str, Variable]:
-        """Return the variables that are not trained by dotted name, each one once.
+        """Return the variables that are not trained, by dotted name, each variable once.
 
         Examples
         --------
@@ -372,11 +383,11 @@ class Module:
 
     @contextmanager
     def averaged_buffers(self, group: Any = None) -> Iterator[None]:
-        """Replace all floating buffers by their mean over the ranks within a block.
+        """Replace all floating buffers by their means over the ranks within a block.
 
-        Use it for an evaluation with batch normalization: the running statistics, which each rank
-        has of its own shard, are then equal. After the block each rank has its own values again.
-        The call is collective.
+        Use it for an evaluation with batch normalization. Each rank has running statistics of its
+        own shard, and within the block they are equal on all ranks. After the block each rank has
+        its own values again. The call is collective.
 
         Parameters
         ----------
@@ -389,13 +400,13 @@ class Module:
         ...     state = model.state_dict()
         """
         floating = [v for v in self.buffers().values() if is_floating(v.dtype)]
-        own = [v.numpy() for v in floating]
-        for v, value in zip(floating, own, strict=True):
+        own_values = [v.numpy() for v in floating]
+        for v, value in zip(floating, own_values, strict=True):
             v.assign(all_reduce(value, op="mean", group=group))
         try:
             yield
         finally:
-            for v, value in zip(floating, own, strict=True):
+            for v, value in zip(floating, own_values, strict=True):
                 v.assign(value)
 
     def astype(self, dtype: Any) -> Any:
@@ -414,7 +425,7 @@ class Module:
         Raises
         ------
         RuntimeError
-            One of the variables exists already, so graphs may contain it.
+            A variable exists already, so graphs may contain it.
 
         Examples
         --------
@@ -438,7 +449,7 @@ class Module:
         Parameters
         ----------
         seed : int, default 0
-            The seed. Without a call, variables have the first values of seed 0.
+            The seed. Without a call of this method, variables have the first values of seed 0.
 
         Examples
         --------
@@ -453,7 +464,7 @@ class Module:
         Returns
         -------
         dict from str to numpy.ndarray
-            Copies of the variables, except of buffers that are not saved.
+            Copies of the values of all variables, except of buffers with `saved=False`.
 
         Examples
         --------
@@ -464,32 +475,32 @@ class Module:
         return {key: p.variable.numpy() for key, p in self.declared() if p.saved}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Assign the values of a state dict, all or none of them.
+        """Assign the values of a state dict. If an error is raised, no value has changed.
 
         Parameters
         ----------
         state : mapping from str to array_like
-            Arrays by dotted name, of any floating or integer dtype, which is cast to the
-            variable's. PyTorch's tensors and parameters are accepted, including those that require
-            a gradient and those of bfloat16. A shared variable is present if one of its names is.
+            Arrays by dotted name. Any floating or integer dtype is cast to the dtype of the
+            variable. PyTorch's tensors and parameters are accepted, including those that require a
+            gradient and those of bfloat16. A shared variable needs only one of its names.
         strict : bool, default True
             Raise an error for missing and unexpected keys.
 
         Returns
         -------
         Keys
-            The keys that are missing, and those that are unexpected.
+            The missing keys and the unexpected keys.
 
         Raises
         ------
         ValueError
-            Keys are missing or unexpected. The message names all of them.
+            Keys are missing or unexpected, and `strict` is True. The message names all of them.
         ShapeError
             Shapes differ. The message names all of them.
         TypeError
             A value is not an array of numbers.
         BusyError
-            A step that runs now reads or writes one of the variables.
+            A running step reads or writes one of the variables.
 
         Notes
         -----
@@ -513,7 +524,7 @@ class Module:
 
     @property
     def title(self) -> str:
-        """The class and what `describe` returns, in one line: "Linear(3, 4, bias=True)"."""
+        """The class and the result of `describe` in one line, as "Linear(3, 4, bias=True)"."""
         return f"{type(self).__name__}({self.describe()})"
 
     def describe(self) -> str:
@@ -529,14 +540,14 @@ class Module:
 
 
 class OpModule(Module):
-    """The base of modules that apply one function of ngd.ops with options."""
+    """The base class of modules that apply one function of ngd.ops with options."""
 
     function: ClassVar[Callable[..., Any]]
     options: dict[str, Any]
     """The keyword arguments of the function."""
 
     def forward(self, x: Node) -> Node:
-        """Return the result of the function on x; the class gives the shapes of both."""
+        """Return the result of the function for x. The class documents both shapes."""
         y: Node = type(self).function(x, **self.options)
         return y
 
@@ -546,4 +557,4 @@ class OpModule(Module):
 
 
 class Parametrizations(Module):
-    """The modules that compute attributes of the module that contains this one, by name."""
+    """The modules that compute attributes of the parent module, by the attribute's name."""

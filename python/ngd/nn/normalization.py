@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalization layers. Their variables are float32, or as Module.astype sets them."""
+"""Normalization layers. Their variables are float32, unless Module.astype sets another dtype."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .parameter import Buffer, Parameter
 
 
 def extents(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Return a shape from one number or several."""
+    """Return the shape that one number or several numbers stand for."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
@@ -31,13 +31,13 @@ class LayerNorm(Module):
     Parameters
     ----------
     normalized_shape : int or sequence of ints
-        The shape of the last axes, over which mean and variance are taken.
+        The shape of the last axes, over which mean and variance are computed.
     eps : float, default 1e-5
         Added to the variance.
     elementwise_affine : bool, default True
         Multiply by a weight and add a bias.
     bias : bool, default True
-        Add a bias. Without elementwise_affine it is ignored.
+        Add a bias. It has no effect without elementwise_affine.
 
     Notes
     -----
@@ -97,7 +97,7 @@ class RMSNorm(Module):
     Parameters
     ----------
     normalized_shape : int or sequence of ints
-        The shape of the last axes, over which the mean square is taken.
+        The shape of the last axes, over which the mean square is computed.
     eps : float, default 1e-5
         Added to the mean square. PyTorch's default depends on the dtype.
     elementwise_affine : bool, default True
@@ -168,9 +168,9 @@ class GroupNorm(Module):
 
     Notes
     -----
-    (x - mean) / sqrt(variance + eps) * weight + bias. Mean and variance are those of a sample's
-    channels of a group, over all spatial positions. See Wu and He, 2018 (arXiv:1803.08494),
-    section 3.1.
+    (x - mean) / sqrt(variance + eps) * weight + bias. Mean and variance are computed per sample and
+    group, over the channels of the group and all spatial positions. See Wu and He, 2018
+    (arXiv:1803.08494), section 3.1.
 
     Input: floats [N, num_channels, ...]. Output: the shape and dtype of the input.
 
@@ -230,26 +230,26 @@ class BatchNorm(Module):
     eps : float, default 1e-5
         Added to the variance.
     momentum : float, optional
-        The weight of the batch in the running statistics. The default is 0.1. With None, the
+        The weight of the new batch in the running statistics. The default is 0.1. With None, the
         running statistics are the mean over all batches.
     affine : bool, default True
         Multiply by a weight and add a bias per channel.
     track_running_stats : bool, default True
-        Keep running statistics and use them in evaluation. If False, evaluation uses the statistics
-        of its batch.
+        Store running statistics and use them in evaluation. If False, evaluation uses the
+        statistics of its batch.
     synchronized : bool, default False
-        Take the statistics over the batches of all ranks, as torch.nn.SyncBatchNorm does.
+        Compute the statistics over the shards of all ranks, as torch.nn.SyncBatchNorm does.
     group : Group, optional
-        The ranks of `synchronized`. The default is those of the step.
+        The ranks of `synchronized`. The default is the group of the compiled step.
 
     Notes
     -----
-    (x - mean) / sqrt(variance + eps) * weight + bias. In training, mean and variance are those of
-    the batch. See Ioffe and Szegedy, 2015 (arXiv:1502.03167), algorithm 1.
+    (x - mean) / sqrt(variance + eps) * weight + bias. In training, mean and variance are computed
+    per channel over the batch. See Ioffe and Szegedy, 2015 (arXiv:1502.03167), algorithm 1.
 
     In training, running <- (1 - momentum) * running + momentum * batch. The next values are in
-    `Training.updates`. The running variance is the unbiased one, n / (n - 1) times that of the
-    batch.
+    `Training.updates`. The running variance averages the unbiased variance, which is n / (n - 1)
+    times the variance of the n elements of a channel.
 
     Input: floats [N, num_features, ...]. Output: the shape and dtype of the input.
 
@@ -270,7 +270,7 @@ class BatchNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """How many axes the argument may have; None: any number from two on."""
+    """The allowed numbers of axes of the input. None allows two or more."""
 
     weight: Any
     bias: Any
@@ -295,9 +295,9 @@ class BatchNorm(Module):
         self.weight = Parameter(num_features, ones) if affine else None
         self.bias = Parameter(num_features, zeros) if affine else None
         if track_running_stats:
-            own = not synchronized
-            self.running_mean = Buffer(num_features, zeros, per_rank=own)
-            self.running_var = Buffer(num_features, ones, per_rank=own)
+            per_rank = not synchronized
+            self.running_mean = Buffer(num_features, zeros, per_rank=per_rank)
+            self.running_var = Buffer(num_features, ones, per_rank=per_rank)
             self.num_batches_tracked = Buffer((), zeros, int64)
 
     def forward(self, x: Node) -> Node:
@@ -332,26 +332,27 @@ class BatchNorm(Module):
         return y
 
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
-        """Return value, mean, variance and the number of elements per channel, over all ranks.
+        """Return the result, and the mean, variance and size of each channel over all ranks.
 
-        There are two small all-reduces. The first one has sums and counts, the second one the sums
-        of squared distances from the mean. A rank may have no elements.
+        This needs two small all-reduces: one of sums and sizes, and one of the sums of squared
+        distances from the mean. A second pass over x loses less precision than a sum of squares. A
+        rank may have no elements.
         """
         channels, axes = x.shape[1], (0, *range(2, x.ndim))
-        wide = x if x.dtype == np.float64 else ops.cast(x, np.float32)
-        mine = local_number(math.prod(x.shape) // max(channels, 1), wide)
-        sums = ops.concat([ops.sum(wide, axes), ops.reshape(mine, 1)])
+        x32 = x if x.dtype == np.float64 else ops.cast(x, np.float32)
+        local_count = local_number(math.prod(x.shape) // max(channels, 1), x32)
+        sums = ops.concat([ops.sum(x32, axes), ops.reshape(local_count, 1)])
         total = ops.all_reduce(sums, op="sum", group=self.group)
         count = total[channels]
         mean = total[:channels] / count
-        distance = ops.square(wide - ops.reshape(mean, (channels, *(1,) * (x.ndim - 2))))
+        distance = ops.square(x32 - ops.reshape(mean, (channels, *(1,) * (x.ndim - 2))))
         squares = ops.all_reduce(ops.sum(distance, axes), op="sum", group=self.group)
         variance = squares / count
         y = ops.batch_norm_inference(x, mean, variance, self.weight, self.bias, self.eps)
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Set the next running statistics."""
+        """Set the next values of the running statistics."""
         batches = state.now(self.num_batches_tracked) + 1
         state.updates[self.num_batches_tracked] = batches
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
@@ -433,21 +434,26 @@ class BatchNorm3d(BatchNorm):
 
 
 class InstanceNorm(Module):
-    """Normalize each channel of each sample by its own mean and variance.
+    """Normalization of each channel of each sample, for one or more spatial axes.
 
-    Ulyanov, Vedaldi and Lempitsky, 2016 (arXiv:1607.08022). It has no running statistics, as
-    PyTorch's module by default.
-
-    Input: [N, C, ...]. Output: the shape and dtype of the input.
+    Input: floats [N, C, ...]. Output: the shape and dtype of the input.
 
     Parameters
     ----------
     num_features : int
         The number of channels, C.
-    eps : float
+    eps : float, default 1e-5
         Added to the variance.
-    affine : bool
-        Whether a weight and a bias per channel follow.
+    affine : bool, default False
+        Multiply by a weight and add a bias per channel.
+
+    Notes
+    -----
+    (x - mean) / sqrt(variance + eps) * weight + bias. Mean and variance are computed per sample and
+    channel. See Ulyanov, Vedaldi and Lempitsky, 2016 (arXiv:1607.08022). There are no running
+    statistics, as in PyTorch's module by default.
+
+    Variables: `weight` and `bias`, both [num_features].
 
     Examples
     --------
@@ -457,7 +463,7 @@ class InstanceNorm(Module):
     """
 
     axes: tuple[int, ...] | None = None
-    """The allowed numbers of axes of the argument; None allows three or more."""
+    """The allowed numbers of axes of the input. None allows three or more."""
 
     weight: Any
     bias: Any
@@ -468,7 +474,18 @@ class InstanceNorm(Module):
         self.bias = Parameter(num_features, zeros) if affine else None
 
     def forward(self, x: Node) -> Node:
-        """Normalize x; the result has its shape and dtype."""
+        """Return x normalized per sample and channel.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, num_features, spatial...].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         if self.axes is not None:
             expect_number_of_axes(self, x, self.axes)
         elif x.ndim < 3:
@@ -477,14 +494,19 @@ class InstanceNorm(Module):
         return ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.num_features}, eps={self.eps}"
 
 
 class InstanceNorm1d(InstanceNorm):
-    """InstanceNorm of sequences.
+    """Normalization of each channel of each sample of sequences.
 
-    Input: [N, C, L]. Output: the shape and dtype of the input.
+    Input: floats [N, C, L]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    num_features, eps, affine
+        See `InstanceNorm`.
 
     Examples
     --------
@@ -497,9 +519,14 @@ class InstanceNorm1d(InstanceNorm):
 
 
 class InstanceNorm2d(InstanceNorm):
-    """InstanceNorm of images.
+    """Normalization of each channel of each sample of images.
 
-    Input: [N, C, H, W]. Output: the shape and dtype of the input.
+    Input: floats [N, C, H, W]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    num_features, eps, affine
+        See `InstanceNorm`.
 
     Examples
     --------
@@ -512,9 +539,14 @@ class InstanceNorm2d(InstanceNorm):
 
 
 class InstanceNorm3d(InstanceNorm):
-    """InstanceNorm of volumes.
+    """Normalization of each channel of each sample of volumes.
 
-    Input: [N, C, D, H, W]. Output: the shape and dtype of the input.
+    Input: floats [N, C, D, H, W]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    num_features, eps, affine
+        See `InstanceNorm`.
 
     Examples
     --------

@@ -21,7 +21,7 @@ from .initializers import Initializer, zeros
 
 
 class Owner(Protocol):
-    """The module that a declaration belongs to, as far as the declaration needs it."""
+    """The interface that a declaration needs of the module that it belongs to."""
 
     name: str
     _scope: Scope
@@ -31,7 +31,7 @@ class Owner(Protocol):
         """The path in the outermost module."""
 
     def _layer(self, title: str) -> str:
-        """Return how errors name the module."""
+        """Return the name of the module in errors."""
 
     def _outermost(self) -> Owner:
         """Return the model that the module is a part of."""
@@ -40,8 +40,8 @@ class Owner(Protocol):
 class Parameter:
     """The declaration of a variable that is trained.
 
-    Set an attribute of a module to a Parameter. Reading the attribute returns the variable. If
-    types are checked, annotate it in the class by `weight: Any`.
+    Set an attribute of a module to a Parameter. Reading the attribute returns the variable. For a
+    type checker, annotate the attribute in the class: `weight: Any`.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class Parameter:
 
     Notes
     -----
-    One parameter may be an attribute of several modules, which then share the variable. The
-    variable's name comes from the first one.
+    A Parameter may be an attribute of several modules, which then share the variable. The name of
+    the variable comes from the first module.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Parameter:
         self._place: tuple[Owner, str] | None = None
         self._variable: Variable | None = None
         self._copied: Any = None
-        """The first value of a copy."""
+        """The value that the variable of a copy starts with, or None."""
 
     @property
     def made(self) -> bool:
@@ -93,7 +93,7 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """The path from the outermost module."""
+        """The name of the variable: its path from the outermost module."""
         if self._place is None:
             raise RuntimeError(
                 "nn.Parameter: expected an attribute of a module; got one outside of modules. "
@@ -104,37 +104,62 @@ class Parameter:
 
     @property
     def variable(self) -> Variable:
-        """The variable. The first access makes it."""
+        """The variable. The first access creates it."""
         if self._variable is None:
             value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
             self._variable, self._copied = self._make_variable(value), None
         return self._variable
 
     def _make_variable(self, value: Any) -> Variable:
-        """Make the variable; its call site names the module by its class."""
+        """Make the variable. Its call site names the class of the module."""
         name = self.name
         assert self._place is not None
         module = self._place[0]
         with errors.in_layer(module._layer(type(module).__name__)):
-            made = variable(name, value, per_rank=self.per_rank)
+            new = variable(name, value, per_rank=self.per_rank)
         model = module._outermost()
-        made.scope = model._scope
-        made.scope.prefix = model.name
-        return made
+        new.scope = model._scope
+        new.scope.prefix = model.name
+        return new
 
     def draw(self, seed: int) -> Any:
-        """Return the first value for a seed, an array."""
+        """Return the first value for a seed.
+
+        Parameters
+        ----------
+        seed : int
+            The seed. The value depends only on the seed and on `name`.
+
+        Returns
+        -------
+        numpy.ndarray
+            The value, in the shape and dtype of the variable.
+        """
         random = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
         return np.asarray(self.initializer(random, self.shape)).astype(self.dtype)
 
     def assign(self, value: Any) -> None:
-        """Assign a value of any dtype to the variable."""
+        """Assign a value to the variable.
+
+        Parameters
+        ----------
+        value : array_like
+            An array of the shape of the variable. Its dtype is cast.
+        """
         if self._variable is None:
             self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
         self._variable.assign(value)
 
     def place(self, module: Owner, key: str) -> None:
-        """Record the module and the attribute of this declaration, the first time only."""
+        """Record the module and the attribute of this declaration. Only the first call has effect.
+
+        Parameters
+        ----------
+        module : Module
+            The module that has the attribute.
+        key : str
+            The name of the attribute.
+        """
         if self._place is None:
             self._place = module, key
 
@@ -142,7 +167,7 @@ class Parameter:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or pickle: with the current value, and without a place."""
+        """Return the state of a copy or pickle: the current value, and no module."""
         state = {**self.__dict__, "_place": None, "_variable": None}
         if self._variable is not None:
             state["_copied"] = self._variable.numpy()
@@ -152,7 +177,7 @@ class Parameter:
 class Buffer(Parameter):
     """The declaration of a variable that is not trained, such as running statistics.
 
-    A buffer changes only by `Training.updates`.
+    A buffer changes only by the updates in `Training.updates`.
 
     Parameters
     ----------
@@ -165,7 +190,7 @@ class Buffer(Parameter):
     saved : bool, default True
         Include the variable in state dicts.
     per_rank : bool, default False
-        Each rank has a value of its own by design; see ngd.variable.
+        If True, the value may differ between ranks by design. See ngd.variable.
 
     Examples
     --------

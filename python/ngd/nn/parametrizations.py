@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that a module computes from other variables: weight and spectral normalization.
 
-A parametrization is a module that computes an attribute of another module. It is the attribute
-`parametrizations.NAME` of that module. Each read of the attribute NAME adds the computation to the
-graph. The keys of state dicts are PyTorch's.
+A parametrization is a module that computes the attribute NAME of another module. It is stored as
+`parametrizations.NAME` of that module. Each read of NAME adds the computation to the graph. The
+keys of state dicts are PyTorch's.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def weight_norm(
         The attribute of the weight.
     dim : int or None, default 0
         One norm is taken for each index of this axis of the weight, which is the axis of the
-        outputs of Linear and Conv. None takes one norm over all elements. Negative numbers are
-        refused, because PyTorch takes -1 as None.
+        outputs of Linear and Conv. None takes one norm over all elements. Negative numbers raise
+        ValueError, because -1 means None in PyTorch.
 
     Returns
     -------
@@ -54,8 +54,8 @@ def weight_norm(
     TypeError
         The module is not an nn.Module.
     ValueError
-        The module declares no such weight, the weight is normalized already, or it has no such
-        axis.
+        The module does not declare the weight, the weight is normalized already, or it has no axis
+        `dim`.
 
     Notes
     -----
@@ -65,7 +65,7 @@ def weight_norm(
     Two parameters replace the weight: the magnitude `parametrizations.weight.original0`, of extent
     1 on all axes except dim, and the direction `parametrizations.weight.original1`, of the shape of
     the weight. A weight that has a value keeps it. Load a state dict of the plain module before
-    this call, and one of the normalized module after it.
+    this call, and a state dict of the normalized module after it.
 
     Weight decay of the magnitude changes the scale of the weight. A ParameterGroup with
     weight_decay=0.0 and the pattern "*.original0" excludes it.
@@ -100,12 +100,12 @@ def spectral_norm(
     name : str, default "weight"
         The attribute of the weight.
     n_power_iterations : int, default 1
-        The number of power iterations of each read of the weight in training, at least 1.
+        The number of power iterations per read of the weight in training, at least 1.
     eps : float, default 1e-12
-        The least norm by which a vector is divided.
+        The lower bound of the norms by which vectors are divided.
     dim : int, optional
-        The axis of the outputs, which are the rows of the matrix. The other axes are joined as its
-        columns. The default is 1 for ConvTranspose1d, 2d and 3d, and 0 for other modules.
+        The axis of the outputs, which gives the rows of the matrix. The other axes are joined to
+        give the columns. The default is 1 for ConvTranspose1d, 2d and 3d, and 0 for other modules.
 
     Returns
     -------
@@ -117,18 +117,19 @@ def spectral_norm(
     TypeError
         The module is not an nn.Module.
     ValueError
-        The module declares no such weight, the weight is normalized already or has no such axis.
+        The module does not declare the weight, the weight is normalized already, or it has no axis
+        `dim`.
 
     Notes
     -----
     weight = original / (u @ original @ v) with estimates u and v of the first singular vectors. In
-    a graph for training each read first computes u <- normalized(original @ v) and v <-
-    normalized(original.T @ u). u and v have no gradient. See Miyato et al., 2018
+    a graph for training, each read first does a power iteration: u <- normalized(original @ v), and
+    then v <- normalized(original.T @ u). u and v have no gradient. See Miyato et al., 2018
     (arXiv:1802.05957), algorithm 1. A weight of one axis is divided by its norm.
 
     The parameter is `parametrizations.weight.original`. The buffers
-    `parametrizations.weight.0._u` and `parametrizations.weight.0._v` begin after 15 power
-    iterations. Their next values are in `state.updates`, like those of running statistics.
+    `parametrizations.weight.0._u` and `parametrizations.weight.0._v` start with the result of 15
+    power iterations. Their next values are in `state.updates`, like those of running statistics.
 
     Examples
     --------
@@ -154,7 +155,7 @@ def spectral_norm(
 
 
 def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModule:
-    """Replace a weight that nn.weight_norm or nn.spectral_norm computes by one of its value.
+    """Replace a weight that nn.weight_norm or nn.spectral_norm computes by a plain parameter.
 
     A step that is compiled afterwards does not compute the weight. Steps that were compiled before
     keep the old variables.
@@ -169,15 +170,14 @@ def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModul
     Returns
     -------
     Module
-        The module itself. The attribute is a parameter with the value that the weight has in
-        evaluation.
+        The module itself. The attribute is a parameter with the value of the weight in evaluation.
 
     Raises
     ------
     TypeError
         The module is not an nn.Module.
     ValueError
-        The weight is not computed.
+        The weight is not computed by one of these functions.
 
     Examples
     --------
@@ -196,12 +196,12 @@ def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModul
     with evaluation():
         (value,) = compile_step([], [parametrization()])()
     declared = parametrization.weight()
-    made = Parameter(declared.shape, declared.initializer, declared.dtype)
-    made._copied = value
+    plain = Parameter(declared.shape, declared.initializer, declared.dtype)
+    plain._copied = value
     del module.parametrizations._modules[name]
     if not module.parametrizations._modules:
         del module.parametrizations
-    setattr(module, name, made)
+    setattr(module, name, plain)
     return module
 
 
@@ -211,9 +211,9 @@ class WeightNorm(Module):
     Parameters
     ----------
     weight : Parameter
-        The declaration of the weight, which becomes that of the direction.
+        The declaration of the weight, which becomes the declaration of the direction.
     dim : int or None
-        The axis that is not reduced by the norm.
+        The axis that the norm does not reduce. None reduces all axes.
     """
 
     original0: Any
@@ -244,17 +244,17 @@ class WeightNorm(Module):
 
 
 class Magnitude(Parameter):
-    """The declaration of the norms of a direction; they begin as those of its value."""
+    """The declaration of a magnitude. Its first value is the norm of the first direction."""
 
     def __init__(self, direction: Parameter, axes: tuple[int, ...], keepdims: bool) -> None:
-        kept = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
-        super().__init__(tuple(kept) if keepdims else (), dtype=direction.dtype)
+        extents = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
+        super().__init__(tuple(extents) if keepdims else (), dtype=direction.dtype)
         self.direction, self.axes, self.keepdims = direction, axes, keepdims
         if direction.made:
             self._copied = self.norms(direction.variable.numpy())
 
     def norms(self, value: Any) -> Any:
-        """Return the norms of a value of the direction."""
+        """Return the norms of an array of the shape of the direction."""
         squares = np.square(np.asarray(value, np.float64))
         return np.asarray(np.sqrt(squares.sum(self.axes, keepdims=self.keepdims)))
 
@@ -271,11 +271,11 @@ class SpectralNorm(Module):
     weight : Parameter
         The declaration of the weight before the division.
     n_power_iterations : int
-        The number of power iterations of each read in training.
+        The number of power iterations per read in training.
     eps : float
-        The least norm by which a vector is divided.
+        The lower bound of the norms by which vectors are divided.
     dim : int
-        The axis of the rows.
+        The axis that gives the rows of the matrix.
     """
 
     original: Any
@@ -284,10 +284,10 @@ class SpectralNorm(Module):
         self.n_power_iterations, self.eps, self.dim = n_power_iterations, eps, dim
         self.original = weight
         if len(weight.shape) > 1:
-            setattr(self, "0", SingularVectors(weight, eps, dim))  # PyTorch's key
+            setattr(self, "0", SingularVectors(weight, eps, dim))  # the key in PyTorch
 
     def forward(self) -> Node:
-        """Return the weight; in training, note the next values of the singular vectors."""
+        """Return the weight. In training, also set the next values of the singular vectors."""
         weight = self.original
         if weight.ndim == 1:
             return normalized(weight, self.eps)
@@ -316,9 +316,9 @@ class SingularVectors(Module):
     weight : Parameter
         The declaration of the weight.
     eps : float
-        The least norm by which a vector is divided.
+        The lower bound of the norms by which vectors are divided.
     dim : int
-        The axis of the matrix's rows.
+        The axis of the weight that gives the rows of the matrix.
     """
 
     _u: Any
@@ -329,7 +329,7 @@ class SingularVectors(Module):
         self._u, self._v = (SingularVector(weight, eps, dim, side) for side in (0, 1))
 
     def forward(self, matrix: Node, iterations: int) -> tuple[Node, Node]:
-        """Return u and v; in training after some iterations, and note them as the next values.
+        """Return u and v. In training, improve them by power iterations, and set the next values.
 
         Parameters
         ----------
@@ -365,10 +365,10 @@ class SingularVector(Buffer):
         super().__init__((rows, size)[side], dtype=weight.dtype)
         self.weight, self.eps, self.dim, self.side = weight, eps, dim, side
         if weight.made:
-            self._copied = self.estimated(weight.variable.numpy(), seed=0)
+            self._copied = self.estimate(weight.variable.numpy(), seed=0)
 
-    def estimated(self, value: Any, seed: int) -> Any:
-        """Return the vector for a value of the weight, by power iterations from a random one."""
+    def estimate(self, value: Any, seed: int) -> Any:
+        """Return the vector for a value of the weight, by power iterations from a random vector."""
         rows = self.weight.shape[self.dim]
         matrix = np.moveaxis(np.asarray(value, np.float64), self.dim, 0).reshape(rows, -1)
         random = np.random.default_rng([seed, zlib.crc32(b"singular vectors")])
@@ -381,12 +381,12 @@ class SingularVector(Buffer):
         return (u, v)[self.side]
 
     def draw(self, seed: int) -> Any:
-        """Return the vector for the weight's first value for a seed."""
-        return self.estimated(self.weight.draw(seed), seed).astype(self.dtype)
+        """Return the vector for the first value that the weight has for a seed."""
+        return self.estimate(self.weight.draw(seed), seed).astype(self.dtype)
 
 
 def normalized(vector: Node, eps: float) -> Node:
-    """Return a vector divided by its norm, or by eps if the norm is less."""
+    """Return a vector divided by its norm, or by eps if the norm is smaller."""
     return vector / ops.maximum(ops.vector_norm(vector), eps)
 
 
@@ -397,7 +397,7 @@ def expect_module(where: str, module: Any) -> None:
 
 
 def declared_weight(where: str, module: Any, name: Any) -> Parameter:
-    """Return the declaration of a weight that is trained and not computed."""
+    """Return the declaration of a weight; raise ValueError if it is not trained or is computed."""
     expect_module(where, module)
     weight: Parameter | None = module._parameters.get(name)
     if weight is not None and weight.trained:
@@ -407,7 +407,7 @@ def declared_weight(where: str, module: Any, name: Any) -> Parameter:
             f"{where}: expected a weight without a parametrization; got {name!r} of "
             f"{module.title}, which is computed already. Call nn.remove_parametrizations first."
         )
-    names = ", ".join(key for key, each in module._parameters.items() if each.trained)
+    names = ", ".join(key for key, parameter in module._parameters.items() if parameter.trained)
     raise ValueError(
         f"{where}: expected the name of a parameter of {module.title}, among {names or 'none'}; "
         f"got {name!r}"
@@ -415,7 +415,7 @@ def declared_weight(where: str, module: Any, name: Any) -> Parameter:
 
 
 def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
-    """Raise ValueError if a number is not that of an axis of a weight."""
+    """Raise ValueError if dim is below `least` or is not an axis of the weight."""
     if not least <= dim < len(weight.shape):
         raise ValueError(
             f"{where}: expected a dim in [{least}, {len(weight.shape)}) for a weight of shape "
@@ -424,9 +424,9 @@ def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
 
 
 def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
-    """Let a parametrization compute an attribute, whose declaration it contains."""
+    """Replace an attribute by a parametrization that contains the attribute's declaration."""
     weight = module._parameters.pop(name)
-    if weight._place == (module, name):  # else another module names the variable
+    if weight._place == (module, name):  # otherwise another module gives the variable its name
         weight._place = None
     for key, parameter in parametrization._parameters.items():
         parameter.place(parametrization, key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and variables in plain containers, in which a module does not look for them."""
+"""Modules and variables in plain containers, which a module does not register."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 class Held(NamedTuple):
-    """A value in a plain container, its path, and the type of the outermost container."""
+    """A value in a plain container: its path, the value, and the type of the outer container."""
 
     path: str
     value: Any
@@ -19,31 +19,31 @@ class Held(NamedTuple):
 
 
 def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Held]:
-    """Yield the values of some kinds in a container, and in the containers in it."""
-    waiting, seen = [(key, container)], set[int]()
-    while waiting:
-        path, inner = waiting.pop()
-        if id(inner) in seen:
+    """Yield the values of some types in a container, and in the containers inside it."""
+    stack, visited = [(key, container)], set[int]()
+    while stack:
+        path, inner = stack.pop()
+        if id(inner) in visited:
             continue
-        seen.add(id(inner))
+        visited.add(id(inner))
         for index, value in inner.items() if isinstance(inner, dict) else enumerate(inner):
             if isinstance(value, kinds):
                 yield Held(f"{path}[{index!r}]", value, type(container))
             elif isinstance(value, CONTAINERS):
-                waiting.append((f"{path}[{index!r}]", value))
+                stack.append((f"{path}[{index!r}]", value))
 
 
 def refusal(owner: str, item: Held, module: str | None) -> TypeError:
-    """Return the error for a value that a module does not find in a plain container.
+    """Return the error for a value in a plain container, which a module does not register.
 
-    `module` describes the value if it is a module.
+    `module` is the title of the value if it is a module.
     """
     key = item.path.partition("[")[0]
     kind = item.container.__name__
     if module is not None:
-        wanted = "nn.ModuleDict" if issubclass(item.container, dict) else "nn.ModuleList"
-        fix = f"Write self.{key} = {wanted}(...); containers in it are such modules too"
-        expected = f"modules in an {wanted}"
+        class_name = "nn.ModuleDict" if issubclass(item.container, dict) else "nn.ModuleList"
+        fix = f"Write self.{key} = {class_name}(...); containers in it are such modules too"
+        expected = f"modules in an {class_name}"
     else:
         fix = "Make each of them an attribute of its own, an nn.Parameter or nn.Buffer"
         expected = "declarations as attributes"

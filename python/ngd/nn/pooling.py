@@ -15,12 +15,13 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Pool(OpModule):
-    """The base of the pooling modules."""
+    """The base class of the pooling modules."""
 
     axes: ClassVar[int]
+    """The number of spatial axes."""
 
     def forward(self, x: Node) -> Node:
-        """Return the pooled x.
+        """Return the maximum or the mean of each window of x.
 
         Parameters
         ----------
@@ -37,7 +38,7 @@ class Pool(OpModule):
 
 
 class MaxPool(Pool):
-    """The base of the maximum poolings (ops.max_pool)."""
+    """The base class of maximum pooling (ops.max_pool)."""
 
     function = ops.max_pool
 
@@ -59,7 +60,7 @@ class MaxPool(Pool):
 
 
 class AvgPool(Pool):
-    """The base of the average poolings (ops.avg_pool)."""
+    """The base class of average pooling (ops.avg_pool)."""
 
     function = ops.avg_pool
 
@@ -81,7 +82,7 @@ class AvgPool(Pool):
 
 
 class AdaptiveAvgPool(Pool):
-    """The base of the adaptive average poolings (ops.adaptive_avg_pool)."""
+    """The base class of adaptive average pooling (ops.adaptive_avg_pool)."""
 
     function = ops.adaptive_avg_pool
 
@@ -90,7 +91,7 @@ class AdaptiveAvgPool(Pool):
 
 
 class AdaptiveMaxPool(Pool):
-    """The base of the adaptive maximum poolings (ops.adaptive_max_pool)."""
+    """The base class of adaptive maximum pooling (ops.adaptive_max_pool)."""
 
     function = ops.adaptive_max_pool
 
@@ -108,7 +109,7 @@ class MaxPool1d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Elements that are added at both ends of each axis; they are never the maximum.
+        The number of elements that are added at both ends of each axis. They are never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -139,7 +140,7 @@ class MaxPool2d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Elements that are added at both ends of each axis; they are never the maximum.
+        The number of elements that are added at both ends of each axis. They are never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -170,7 +171,7 @@ class MaxPool3d(MaxPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Elements that are added at both ends of each axis; they are never the maximum.
+        The number of elements that are added at both ends of each axis. They are never the maximum.
     dilation : int or sequence of ints, default 1
         The distance between elements of a window.
     ceil_mode : bool, default False
@@ -201,11 +202,11 @@ class AvgPool1d(AvgPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Zeros that are added at both ends of each axis.
+        The number of zeros that are added at both ends of each axis.
     ceil_mode : bool, default False
         Round the number of windows up instead of down.
     count_include_pad : bool, default True
-        The zeros of the padding count as elements of a window.
+        Count the zeros of the padding in the number of elements of a window.
 
     Notes
     -----
@@ -232,11 +233,11 @@ class AvgPool2d(AvgPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Zeros that are added at both ends of each axis.
+        The number of zeros that are added at both ends of each axis.
     ceil_mode : bool, default False
         Round the number of windows up instead of down.
     count_include_pad : bool, default True
-        The zeros of the padding count as elements of a window.
+        Count the zeros of the padding in the number of elements of a window.
 
     Notes
     -----
@@ -263,11 +264,11 @@ class AvgPool3d(AvgPool):
     stride : int or sequence of ints, optional
         The distance between windows. The default is kernel_size.
     padding : int or sequence, default 0
-        Zeros that are added at both ends of each axis.
+        The number of zeros that are added at both ends of each axis.
     ceil_mode : bool, default False
         Round the number of windows up instead of down.
     count_include_pad : bool, default True
-        The zeros of the padding count as elements of a window.
+        Count the zeros of the padding in the number of elements of a window.
 
     Notes
     -----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU of several layers and directions; each layer is a loop in the graph (ops.scan)."""
+"""LSTM and GRU of several layers and directions. Each layer is a loop in the graph (ops.scan)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from .parameter import Parameter
 
 
 class Recurrent(Module):
-    """The base of LSTM and GRU. The variables are PyTorch's: weight_ih_l0, ..., bias_hh_l1_reverse.
+    """The base class of LSTM and GRU.
 
-    Dropout is applied between the layers. All variables begin uniformly in [-a, a), with
-    a = 1 / sqrt(hidden_size).
+    The names of the variables are PyTorch's: weight_ih_l0, ..., bias_hh_l1_reverse. The first
+    values are uniform in [-a, a), with a = 1 / sqrt(hidden_size). Dropout is applied between the
+    layers.
     """
 
     gates: ClassVar[int]
+    """The number of gates and candidates, whose weights are the rows of one matrix."""
     states: ClassVar[int]
+    """The number of states that are passed from step to step: h, or h and c."""
     layer: ClassVar[Callable[..., Any]]
+    """The function of ngd.ops that computes one layer in one direction."""
 
     def __init__(
         self,
@@ -58,29 +62,30 @@ class Recurrent(Module):
     def run(self, x: Node, first: list[Any] | None) -> tuple[Node, list[Node]]:
         """Return the hidden states of the last layer, and the last states of all layers.
 
-        `first` are the initial states, [layers * directions, batch, hidden_size]; by default zeros.
+        `first` has the initial states, [layers * directions, batch, hidden_size]. The default is
+        zeros.
         """
         expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
         y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
         shape = (self.num_layers * len(self.directions), y.shape[1], self.hidden_size)
-        begins = first or [ops.zeros(shape, y.dtype)] * self.states
-        ends: list[list[Node]] = [[] for _ in begins]
+        initial_states = first or [ops.zeros(shape, y.dtype)] * self.states
+        last_states: list[list[Node]] = [[] for _ in initial_states]
         for number in range(self.num_layers):
             outputs = []
-            for turn, direction in enumerate(self.directions):
-                place = number * len(self.directions) + turn
-                states = [begin[place] for begin in begins]
+            for direction_index, direction in enumerate(self.directions):
+                index = number * len(self.directions) + direction_index
+                states = [initial[index] for initial in initial_states]
                 variables = [getattr(self, f"{kind}_l{number}{direction}") for kind in self.kinds]
                 variables += [None] * (4 - len(variables))
-                output, *last = type(self).layer(y, *states, *variables, bool(direction))
+                output, *layer_states = type(self).layer(y, *states, *variables, bool(direction))
                 outputs.append(output)
-                for end, state in zip(ends, last, strict=True):
-                    end.append(state)
+                for states_of_kind, state in zip(last_states, layer_states, strict=True):
+                    states_of_kind.append(state)
             y = outputs[0] if len(outputs) == 1 else ops.concat(outputs, -1)
             if number < self.num_layers - 1:
                 y = self.dropout(y)
         y = ops.transpose(y, (1, 0, 2)) if self.batch_first else y
-        return y, [ops.stack(end) for end in ends]
+        return y, [ops.stack(states_of_kind) for states_of_kind in last_states]
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""
@@ -97,11 +102,13 @@ class LSTM(Recurrent):
     hidden_size : int
         The size of the hidden state.
     num_layers : int, default 1
-        The number of layers; each one takes the hidden states of the one before it.
+        The number of layers. Each layer after the first takes the hidden states of the layer before
+        it.
     bias : bool, default True
         Add biases to the gates.
     batch_first : bool, default False
-        The batch is the first axis of input and output, and the time the second.
+        If True, axis 0 of input and output is the batch and axis 1 is the time. If False, axis 0 is
+        the time and axis 1 is the batch.
     dropout : float, default 0.0
         The probability of dropout between layers, in [0, 1).
     bidirectional : bool, default False
@@ -109,14 +116,14 @@ class LSTM(Recurrent):
 
     Notes
     -----
-    With gates i, f, o and candidate g, c <- f * c + i * g and h <- o * tanh(c). See Hochreiter and
-    Schmidhuber, 1997 (Neural Computation 9).
+    With the gates i, f and o and the candidate g, c <- f * c + i * g and h <- o * tanh(c). See
+    Hochreiter and Schmidhuber, 1997 (Neural Computation 9).
 
     Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
-    directions * hidden_size on the last axis.
+    directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1 otherwise.
 
     The variables have PyTorch's names and layouts, such as `weight_ih_l0` [4 * hidden_size,
-    input_size]. They begin uniformly in [-a, a), with a = 1 / sqrt(hidden_size).
+    input_size]. Their first values are uniform in [-a, a), with a = 1 / sqrt(hidden_size).
 
     Examples
     --------
@@ -145,7 +152,7 @@ class LSTM(Recurrent):
         Returns
         -------
         output : Node
-            [L, batch, directions * hidden_size], or with the batch first.
+            [L, batch, directions * hidden_size], or [batch, L, ...] with batch_first.
         last : tuple of two Nodes
             The last h and c, each [layers * directions, batch, hidden_size].
         """
@@ -163,11 +170,13 @@ class GRU(Recurrent):
     hidden_size : int
         The size of the hidden state.
     num_layers : int, default 1
-        The number of layers; each one takes the hidden states of the one before it.
+        The number of layers. Each layer after the first takes the hidden states of the layer before
+        it.
     bias : bool, default True
         Add biases to the gates.
     batch_first : bool, default False
-        The batch is the first axis of input and output, and the time the second.
+        If True, axis 0 of input and output is the batch and axis 1 is the time. If False, axis 0 is
+        the time and axis 1 is the batch.
     dropout : float, default 0.0
         The probability of dropout between layers, in [0, 1).
     bidirectional : bool, default False
@@ -175,14 +184,15 @@ class GRU(Recurrent):
 
     Notes
     -----
-    With gates r and z and candidate n, h <- (1 - z) * n + z * h. The reset gate r multiplies the
-    result of the matmul with weight_hh, as in PyTorch. See Cho et al., 2014 (arXiv:1406.1078).
+    With the gates r and z and the candidate n, h <- (1 - z) * n + z * h. The reset gate r
+    multiplies the result of the matmul with weight_hh, as in PyTorch. See Cho et al., 2014
+    (arXiv:1406.1078).
 
     Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
-    directions * hidden_size on the last axis.
+    directions * hidden_size on the last axis. `directions` is 2 if bidirectional, and 1 otherwise.
 
     The variables have PyTorch's names and layouts, such as `weight_ih_l0` [3 * hidden_size,
-    input_size]. They begin uniformly in [-a, a), with a = 1 / sqrt(hidden_size).
+    input_size]. Their first values are uniform in [-a, a), with a = 1 / sqrt(hidden_size).
 
     Examples
     --------
@@ -208,7 +218,7 @@ class GRU(Recurrent):
         Returns
         -------
         output : Node
-            [L, batch, directions * hidden_size], or with the batch first.
+            [L, batch, directions * hidden_size], or [batch, L, ...] with batch_first.
         last : Node
             The last h, [layers * directions, batch, hidden_size].
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that resize images, exchange channels and space, and take windows apart."""
+"""Modules that resize images, move channels to space and back, and extract and sum windows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Upsample(OpModule):
-    """Resize the spatial axes of images; see ops.interpolate.
+    """A module that resizes the spatial axes of images; see ops.interpolate.
 
-    Input: [N, C, ...]. Output: the spatial axes resized.
+    Input: [N, C, spatial...]. Output: [N, C, size...], in the dtype of the input.
 
     Parameters
     ----------
     size : int or sequence of int, optional
-        The extents of the result.
+        The extents of the result, for all spatial axes or per axis.
     scale_factor : float or sequence of float, optional
-        Factors of the extents, instead of a size.
-    mode : str
-        "nearest", "linear", "bilinear", "trilinear", "bicubic" or another of ops.resize.
+        The factors of the extents, instead of a size. An extent n becomes floor(n * factor).
+    mode : str, default "nearest"
+        "nearest", "nearest-exact", "area", "linear" (one spatial axis), "bilinear" (two),
+        "trilinear" (three) or "bicubic" (two).
     align_corners : bool, optional
-        As in ops.resize.
+        If True, the centers of the corner elements of input and output coincide. The default None
+        is False: the corners themselves coincide.
+
+    Raises
+    ------
+    ValueError
+        A call raises it if both or none of `size` and `scale_factor` are given, or the mode is
+        unknown.
 
     Examples
     --------
@@ -53,9 +61,18 @@ class Upsample(OpModule):
 
 
 class PixelShuffle(OpModule):
-    """Move channels into blocks of r x r pixels; see ops.pixel_shuffle.
+    """A module that moves channels into tiles of r x r pixels; see ops.pixel_shuffle.
 
     Input: [..., C * r * r, H, W]. Output: [..., C, H * r, W * r].
+
+    Parameters
+    ----------
+    upscale_factor : int
+        The factor r of height and width.
+
+    Notes
+    -----
+    Shi et al., 2016 (arXiv:1609.05158), equation 4.
 
     Examples
     --------
@@ -71,9 +88,14 @@ class PixelShuffle(OpModule):
 
 
 class PixelUnshuffle(OpModule):
-    """Move blocks of r x r pixels into channels; see ops.pixel_unshuffle.
+    """A module that moves tiles of r x r pixels into channels; see ops.pixel_unshuffle.
 
     Input: [..., C, H * r, W * r]. Output: [..., C * r * r, H, W].
+
+    Parameters
+    ----------
+    downscale_factor : int
+        The divisor r of height and width.
 
     Examples
     --------
@@ -91,7 +113,7 @@ class PixelUnshuffle(OpModule):
 def window_options(
     kernel_size: PerAxis, dilation: PerAxis, padding: PerAxis, stride: PerAxis
 ) -> dict[str, Any]:
-    """Return the options of windows that ops.unfold and ops.fold take."""
+    """Return the keyword arguments that ops.unfold and ops.fold share."""
     return {
         "kernel_size": kernel_size,
         "dilation": dilation,
@@ -101,9 +123,21 @@ def window_options(
 
 
 class Unfold(OpModule):
-    """Return the windows of images as columns; see ops.unfold.
+    """A module that returns the sliding windows of images as columns (im2col); see ops.unfold.
 
-    Input: [N, C, H, W]. Output: [N, C * elements, windows].
+    Input: [N, C, H, W]. Output: [N, C * elements, windows], where `elements` is the number of
+    elements of a window and `windows` the number of windows.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for both axes or per axis.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of a window.
+    padding : int or sequence of ints, default 0
+        The number of zeros that are added at both ends of each axis.
+    stride : int or sequence of ints, default 1
+        The distance between windows.
 
     Examples
     --------
@@ -125,9 +159,16 @@ class Unfold(OpModule):
 
 
 class Fold(OpModule):
-    """Sum windows into images; see ops.fold.
+    """A module that sums windows into images (col2im), the adjoint of Unfold; see ops.fold.
 
-    Input: [N, C * elements, windows]. Output: [N, C, *output_size].
+    Input: [N, C * elements, windows], as the output of Unfold. Output: [N, C, *output_size].
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The height and width of the output.
+    kernel_size, dilation, padding, stride
+        See `Unfold`.
 
     Examples
     --------

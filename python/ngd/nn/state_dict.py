@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a state dict: the checks of its keys and shapes, and the assignment of its values."""
+"""Load a state dict: check its keys and shapes, and assign its values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .parameter import Parameter
 
 
 class Keys(NamedTuple):
-    """The keys that a state dict and a model did not share.
+    """The keys that only one of a state dict and a model has.
 
     Attributes
     ----------
     missing : list of str
-        Keys of the model that the state dict does not have.
+        The keys of the model that the state dict does not have.
     unexpected : list of str
-        Keys of the state dict that the model does not have.
+        The keys of the state dict that the model does not have.
 
     Examples
     --------
@@ -32,12 +32,12 @@ class Keys(NamedTuple):
 
 
 def detached(value: Any) -> Any:
-    """Return a value of a state dict; a tensor of PyTorch that requires a gradient is detached."""
+    """Return a value of a state dict. Detach PyTorch's tensors, which may require a gradient."""
     return value.detach() if hasattr(value, "detach") else value
 
 
 def shape_of(value: Any, where: str) -> Any:
-    """Return the shape of a value that a variable can have; TypeError for others."""
+    """Return the shape of a value; raise TypeError if a variable cannot have the value."""
     try:
         return variable(where, detached(value)).shape
     except (TypeError, ValueError) as error:
@@ -49,9 +49,9 @@ def shape_of(value: Any, where: str) -> Any:
 def load(
     declared: Mapping[str, Parameter], state: Mapping[str, Any], strict: bool, where: str
 ) -> Keys:
-    """Assign the values of a state dict to the declarations, all or none of them.
+    """Assign the values of a state dict to the declarations, after all checks.
 
-    Errors begin with `where`, the call.
+    If an error is raised, no value has changed. `where` is the call, for messages.
     """
     keys = compare_keys(declared, state)
     present = {key: p for key, p in declared.items() if key in state}
@@ -69,29 +69,29 @@ def load(
 
 
 def compare_keys(declared: Mapping[str, Parameter], state: Mapping[str, Any]) -> Keys:
-    """Return the keys of one side only. A shared variable needs one of its keys."""
-    given = {id(p) for key, p in declared.items() if key in state}
-    missing = [key for key, p in declared.items() if id(p) not in given]
+    """Return the keys that only one side has. A shared variable needs one of its keys."""
+    present_ids = {id(p) for key, p in declared.items() if key in state}
+    missing = [key for key, p in declared.items() if id(p) not in present_ids]
     return Keys(missing, [key for key in state if key not in declared])
 
 
 def different_shapes(
     present: Mapping[str, Parameter], state: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Return a text for each value whose shape is not that of its declaration."""
-    given = {key: shape_of(state[key], f"{where}: {key}") for key in present}
+    """Return a text for each value whose shape differs from its declaration."""
+    shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
     return [
-        f"{key}: expected shape {p.shape}; got {given[key]}"
+        f"{key}: expected shape {p.shape}; got {shapes[key]}"
         for key, p in present.items()
-        if given[key] != p.shape
+        if shapes[key] != p.shape
     ]
 
 
 def expect_same(keys: Keys, where: str) -> None:
     """Raise ValueError if keys are missing or unexpected."""
     if keys.missing or keys.unexpected:
-        parts = keys._asdict()
-        faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in parts.items() if k]
+        keys_by_fault = keys._asdict()
+        faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in keys_by_fault.items() if k]
         raise ValueError(
             f"{where}: keys: expected those of the module; got {'; '.join(faults)}. Pass "
             "strict=False to load the keys that exist."

@@ -18,10 +18,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu"
 
 
 class TransformerLayer(Module):
-    """The parts that the layers of encoders and decoders have in common."""
+    """The base class of the layers of encoders and decoders."""
 
     has_memory: ClassVar[bool] = False
-    """The layer also attends to the result of an encoder."""
+    """True if the layer also attends to a memory, the result of an encoder."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class TransformerLayer(Module):
         if self.has_memory:
             self.dropout3 = Dropout(dropout)
 
-    def _attended(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention."""
-        made: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
-        return made
+    def _attend(self, x: Node, mask: Any, causal: bool) -> Node:
+        """Return the self-attention of x, with dropout."""
+        output: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
+        return output
 
-    def _transformed(self, x: Node) -> Node:
+    def _feed_forward(self, x: Node) -> Node:
         """Return the result of the feed-forward network."""
         inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
-        made: Node = self.linear2(inner)
-        return made
+        output: Node = self.linear2(inner)
+        return output
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main options, for `repr`."""
         return f"norm_first={self.norm_first}, activation={self.activation!r}"
 
 
@@ -80,13 +80,13 @@ class TransformerEncoderLayer(TransformerLayer):
     dim_feedforward : int, default 2048
         The width of the feed-forward network.
     dropout : float, default 0.1
-        The probability of dropout after both parts and inside the network.
+        The probability of dropout after attention and feed-forward network, and inside the network.
     activation : str, default "relu"
         "relu" or "gelu".
     layer_norm_eps : float, default 1e-5
         Added to the variance in the normalizations.
     norm_first : bool, default False
-        Normalize before both parts, instead of after the residual sums.
+        Normalize the inputs of attention and feed-forward network, instead of the residual sums.
 
     Notes
     -----
@@ -121,11 +121,11 @@ class TransformerEncoderLayer(TransformerLayer):
             [batch, L, d_model].
         """
         if self.norm_first:
-            x = x + self._attended(self.norm1(x), mask, causal)
-            x = x + self.dropout2(self._transformed(self.norm2(x)))
+            x = x + self._attend(self.norm1(x), mask, causal)
+            x = x + self.dropout2(self._feed_forward(self.norm2(x)))
         else:
-            x = self.norm1(x + self._attended(x, mask, causal))
-            x = self.norm2(x + self.dropout2(self._transformed(x)))
+            x = self.norm1(x + self._attend(x, mask, causal))
+            x = self.norm2(x + self.dropout2(self._feed_forward(x)))
         return x
 
 
@@ -141,13 +141,15 @@ class TransformerDecoderLayer(TransformerLayer):
     dim_feedforward : int, default 2048
         The width of the feed-forward network.
     dropout : float, default 0.1
-        The probability of dropout after the three parts and inside the network.
+        The probability of dropout after each attention and after the feed-forward network, and
+        inside the network.
     activation : str, default "relu"
         "relu" or "gelu".
     layer_norm_eps : float, default 1e-5
         Added to the variance in the normalizations.
     norm_first : bool, default False
-        Normalize before the three parts, instead of after the residual sums.
+        Normalize the inputs of each attention and of the feed-forward network, instead of the
+        residual sums.
 
     Notes
     -----
@@ -197,23 +199,23 @@ class TransformerDecoderLayer(TransformerLayer):
             [batch, L, d_model].
         """
         if self.norm_first:
-            x = x + self._attended(self.norm1(x), mask, causal)
-            x = x + self._remembered(self.norm2(x), memory, memory_mask)
-            x = x + self.dropout3(self._transformed(self.norm3(x)))
+            x = x + self._attend(self.norm1(x), mask, causal)
+            x = x + self._attend_to_memory(self.norm2(x), memory, memory_mask)
+            x = x + self.dropout3(self._feed_forward(self.norm3(x)))
         else:
-            x = self.norm1(x + self._attended(x, mask, causal))
-            x = self.norm2(x + self._remembered(x, memory, memory_mask))
-            x = self.norm3(x + self.dropout3(self._transformed(x)))
+            x = self.norm1(x + self._attend(x, mask, causal))
+            x = self.norm2(x + self._attend_to_memory(x, memory, memory_mask))
+            x = self.norm3(x + self.dropout3(self._feed_forward(x)))
         return x
 
-    def _remembered(self, x: Node, memory: Node, mask: Any) -> Node:
-        """Return the attention to the memory."""
-        made: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
-        return made
+    def _attend_to_memory(self, x: Node, memory: Node, mask: Any) -> Node:
+        """Return the attention of x to the memory, with dropout."""
+        output: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
+        return output
 
 
 def make_layers(where: str, make_layer: Callable[[], Module], num_layers: int) -> ModuleList:
-    """Return layers that a function makes; TypeError for a layer in place of the function."""
+    """Return the layers that a function makes; raise TypeError if it is not a function."""
     if isinstance(make_layer, Module) or not callable(make_layer):
         raise TypeError(
             f"{where}: expected a function that returns a layer; got {make_layer!r}. Write "
@@ -223,23 +225,23 @@ def make_layers(where: str, make_layer: Callable[[], Module], num_layers: int) -
 
 
 class TransformerEncoder(Module):
-    """Several layers one after the other.
+    """Several encoder layers, applied one after the other.
 
     Parameters
     ----------
     make_layer : callable
-        A function without arguments that returns a layer, such as a TransformerEncoderLayer. Each
-        layer has variables of its own.
+        A function without arguments that returns a layer, such as a TransformerEncoderLayer. It is
+        called once per layer.
     num_layers : int
         The number of layers.
     norm : Module, optional
-        A normalization of the result.
+        A normalization that is applied to the result of the last layer.
 
     Notes
     -----
     Input and output: [batch, L, d_model]. The variables are those of torch.nn.TransformerEncoder:
-    `layers.0.linear1.weight` and so on. PyTorch takes a layer and copies it; this takes a function,
-    so that each layer has first values of its own.
+    `layers.0.linear1.weight` and so on. PyTorch takes a layer and copies it. This module takes a
+    function, so that each layer has its own first values.
 
     Examples
     --------
@@ -256,30 +258,43 @@ class TransformerEncoder(Module):
         self.norm = norm
 
     def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
-        """Return the hidden states after the last layer; see TransformerEncoderLayer."""
+        """Return the hidden states after the last layer.
+
+        Parameters
+        ----------
+        x : Node
+            [batch, L, d_model].
+        mask, causal
+            See `TransformerEncoderLayer.forward`. All layers get the same mask.
+
+        Returns
+        -------
+        Node
+            [batch, L, d_model].
+        """
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)
         return x if self.norm is None else self.norm(x)
 
 
 class TransformerDecoder(Module):
-    """Several layers one after the other, which attend to one memory.
+    """Several decoder layers, applied one after the other. All attend to one memory.
 
     Parameters
     ----------
     make_layer : callable
-        A function without arguments that returns a layer, such as a TransformerDecoderLayer. Each
-        layer has variables of its own.
+        A function without arguments that returns a layer, such as a TransformerDecoderLayer. It is
+        called once per layer.
     num_layers : int
         The number of layers.
     norm : Module, optional
-        A normalization of the result.
+        A normalization that is applied to the result of the last layer.
 
     Notes
     -----
     Input and output: [batch, L, d_model]. Memory: [batch, S, d_model]. The variables are those of
     torch.nn.TransformerDecoder: `layers.0.linear1.weight` and so on. PyTorch takes a layer and
-    copies it; this takes a function, so that each layer has first values of its own.
+    copies it. This module takes a function, so that each layer has its own first values.
 
     Examples
     --------
@@ -304,7 +319,22 @@ class TransformerDecoder(Module):
         memory_mask: Any = None,
         causal: bool = False,
     ) -> Node:
-        """Return the hidden states after the last layer; see TransformerDecoderLayer."""
+        """Return the hidden states after the last layer.
+
+        Parameters
+        ----------
+        x : Node
+            [batch, L, d_model].
+        memory : Node
+            [batch, S, d_model], the result of an encoder.
+        mask, memory_mask, causal
+            See `TransformerDecoderLayer.forward`. All layers get the same masks.
+
+        Returns
+        -------
+        Node
+            [batch, L, d_model].
+        """
         for layer in self.layers:
             x = layer(x, memory, mask=mask, memory_mask=memory_mask, causal=causal)
         return x if self.norm is None else self.norm(x)

@@ -14,7 +14,7 @@ from .options import Check, at_least, flag, fraction, pair
 
 
 def moments(g: Node, state: State) -> tuple[Node, Node]:
-    """Return Adam's averages of the gradient and of its square, which are kept as state."""
+    """Return Adam's moments, the averages of the gradient and its square. They become state."""
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
     v = second * state.now("second_moment") + (1 - second) * (g * g)
@@ -22,13 +22,13 @@ def moments(g: Node, state: State) -> tuple[Node, Node]:
 
 
 def corrections(state: State) -> tuple[Node, Node]:
-    """Return Adam's 1 - beta^t for both moments, in float64."""
+    """Return the bias corrections 1 - beta^t of both moments, in float64."""
     first, second = state["betas"]
     return 1.0 - first**state.step, 1.0 - second**state.step
 
 
 def adam_step(g: Node, state: State) -> Node:
-    """Return the step that Adam subtracts from a variable."""
+    """Return the change that Adam subtracts from a variable."""
     m, v = moments(g, state)
     first, second = corrections(state)
     if state["amsgrad"]:
@@ -38,7 +38,7 @@ def adam_step(g: Node, state: State) -> Node:
 
 
 class Adam(Optimizer):
-    """Adam, with PyTorch's options.
+    """The optimizer Adam, with PyTorch's options.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ class Adam(Optimizer):
     eps : float, default 1e-8
         The number that is added to the root of the second moment.
     weight_decay : float, default 0
-        The factor of the weight that is added to its gradient. AdamW decays the weight itself.
+        The factor of the L2 penalty: weight_decay * w is added to the gradient. AdamW decays the
+        weight itself.
     amsgrad : bool, default False
         Use the largest second moment so far (Reddi et al., 2018, arXiv:1904.09237).
     groups, clip_norm, loss_scale, name
@@ -93,21 +94,23 @@ class Adam(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of Adam."""
         return w - adam_step(decay_gradient(w, g, state), state)
 
 
 class AdamW(Adam):
-    """AdamW: Adam with decoupled weight decay.
+    """The optimizer AdamW: Adam with decoupled weight decay.
 
     Parameters
     ----------
     lr : float, Node or schedule, default 1e-3
         The learning rate.
-    betas, eps, amsgrad
+    betas, eps
         See Adam.
     weight_decay : float, default 0.01
-        The part of the weight that is subtracted in each step, times lr.
+        The factor of the weight decay: lr * weight_decay * w is subtracted from w in each step.
+    amsgrad : bool, default False
+        See Adam.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
@@ -146,12 +149,12 @@ class AdamW(Adam):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after weight decay and a step of Adam."""
         return decay_weight(w, state) - adam_step(g, state)
 
 
 class RMSprop(Optimizer):
-    """RMSprop, with PyTorch's options.
+    """The optimizer RMSprop, with PyTorch's options.
 
     Parameters
     ----------
@@ -162,9 +165,9 @@ class RMSprop(Optimizer):
     eps : float, default 1e-8
         The number that is added to the root.
     weight_decay : float, default 0
-        The factor of the weight that is added to its gradient.
+        The factor of the L2 penalty: weight_decay * w is added to the gradient.
     momentum : float, default 0
-        The factor of a momentum buffer of the scaled gradient.
+        The factor of the momentum buffer, which sums the scaled gradients.
     centered : bool, default False
         Subtract the square of the gradient's average from v (Graves, 2013, arXiv:1308.0850,
         equations 38 to 45, except where eps is added).
@@ -216,7 +219,7 @@ class RMSprop(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of RMSprop."""
         alpha = state["alpha"]
         g = decay_gradient(w, g, state)
         v = state.keep("square", alpha * state.now("square") + (1 - alpha) * (g * g))
@@ -230,20 +233,20 @@ class RMSprop(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adagrad in its diagonal form, with PyTorch's options.
+    """The optimizer Adagrad in its diagonal form, with PyTorch's options.
 
     Parameters
     ----------
     lr : float, Node or schedule, default 1e-2
         The learning rate.
     lr_decay : float, default 0
-        The decay of the learning rate per update.
+        The decay of the learning rate: it is divided by 1 + (t - 1) * lr_decay in update t.
     initial_accumulator_value : float, default 0
-        The first value of the sum of squares.
+        The first value of the sum of squared gradients.
     eps : float, default 1e-10
         The number that is added to the root.
     weight_decay : float, default 0
-        The factor of the weight that is added to its gradient.
+        The factor of the L2 penalty: weight_decay * w is added to the gradient.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
@@ -289,7 +292,7 @@ class Adagrad(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of Adagrad."""
         g = decay_gradient(w, g, state)
         s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
         rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])

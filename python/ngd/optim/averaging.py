@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages of variables over the updates."""
+"""Averages of variables over the steps of a training."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from .options import add_names, flag, fraction
 class ExponentialMovingAverage:
     """An exponential moving average of variables.
 
-    The averages begin at the values that the variables have when `updates` is called.
+    The averages start with the values that the variables have when `updates` is called.
 
     Parameters
     ----------
     decay : float, default 0.999
         The factor of the old average in each update, in [0, 1).
     warm_up : bool, default False
-        Limit the decay to (1 + t) / (10 + t), so that the first values are soon forgotten.
+        Limit the decay to (1 + t) / (10 + t) in update t, so that the first values soon lose their
+        weight.
     name : str, default "ema"
-        The first part of the names of the state.
+        The prefix of the names of the state.
 
     Notes
     -----
@@ -49,8 +50,8 @@ class ExponentialMovingAverage:
         """The average of each variable."""
         self._names = UniqueNames()
         self.state = LiveState(name)
-        """The averages and the step counter, by name, for checkpoints. `updates` makes the
-        averages; values that are loaded before are pending until then."""
+        """The averages and the step counter by name, for checkpoints. `updates` makes the averages.
+        Values that are loaded before that are pending until then."""
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:
@@ -59,18 +60,24 @@ class ExponentialMovingAverage:
         Parameters
         ----------
         next : mapping of Variable to Node
-            The updates of the variables, as from `optimizer.minimize`: the values to average.
+            The updates of the variables, for example from `optimizer.minimize`. Their values are
+            averaged.
         of : structure of Variable, optional
-            The variables to average. By default all of `next`.
+            The variables to average. The default is all variables in `next`.
+
+        Returns
+        -------
+        dict of Variable to Node
+            The next values of the averages and of the step counter, for `updates=` of ngd.compile.
         """
-        wanted = list(next) if of is None else trees.leaves_of(of)
+        variables = list(next) if of is None else trees.leaves_of(of)
         step = ops.cast(self._step, float64)
         decay = ops.full((), self.decay, float64)
         if self.warm_up:
             decay = ops.minimum(decay, (1.0 + step) / (10.0 + step))
-        made: dict[Variable, Node] = {self._step: self._step + 1}
-        add_names(f"{self.name}: updates", wanted, self._names)
-        for v in wanted:
+        updates: dict[Variable, Node] = {self._step: self._step + 1}
+        add_names(f"{self.name}: updates", variables, self._names)
+        for v in variables:
             if v not in next:
                 raise ValueError(
                     f"{self.name}: updates: expected a next value of {v!r}; got none. Add it to "
@@ -78,26 +85,38 @@ class ExponentialMovingAverage:
                 )
             name = f"{self.name}.{self._names.names[v]}"
             a = self.averages[v] = self.state.variable(name, v.numpy)
-            kept = ops.cast(decay, v.dtype)
-            made[a] = kept * a + (1.0 - kept) * next[v]
-        return made
+            old_weight = ops.cast(decay, v.dtype)
+            updates[a] = old_weight * a + (1.0 - old_weight) * next[v]
+        return updates
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the variables the values of their averages for a block, for example to evaluate.
+        """Assign the averages to the variables within a block, for example for an evaluation.
 
-        Raises RuntimeError if loaded averages are pending.
+        After the block the variables have their own values again.
+
+        Raises
+        ------
+        RuntimeError
+            Loaded averages are pending, because `updates` was not called.
+
+        Examples
+        --------
+        >>> average = ngd.optim.ExponentialMovingAverage()
+        >>> updates = average.updates(optimizer.minimize(loss, parameters))
+        >>> with average.applied():
+        ...     state = model.state_dict()
         """
         if self.state.pending:
             raise RuntimeError(
                 f"{self.name}: applied: expected the averages of variables; got pending ones, "
                 "from a file. Make a step, or call step.trace(...), before."
             )
-        before = {v: v.numpy() for v in self.averages}
+        own_values = {v: v.numpy() for v in self.averages}
         try:
             for v, a in self.averages.items():
                 v.assign(a.numpy())
             yield
         finally:
-            for v, value in before.items():
+            for v, value in own_values.items():
                 v.assign(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient clipping by the norm of all gradients together."""
+"""Gradient clipping by the norm of all gradients together, the global norm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .options import positive
 
 
 def norm(x: Node) -> Node:
-    """Return the Euclidean norm of all elements, in float32 or float64."""
-    wide = x if x.dtype == float64 else ops.cast(x, float32)
-    return ops.sqrt(ops.sum(ops.square(wide)))
+    """Return the Euclidean norm of all elements of a node, in float32 or float64."""
+    converted = x if x.dtype == float64 else ops.cast(x, float32)
+    return ops.sqrt(ops.sum(ops.square(converted)))
 
 
 def global_norm(gradients: Any) -> Node:
@@ -28,7 +28,7 @@ def global_norm(gradients: Any) -> Node:
     Returns
     -------
     Node
-        A scalar, of float64 if one of the nodes is float64, else of float32.
+        A scalar: float64 if one of the nodes is float64, and float32 otherwise.
 
     Examples
     --------
@@ -52,9 +52,10 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
     Parameters
     ----------
     gradients : structure of Node
-        The gradients after all_reduce, of any shape, so that all ranks clip alike.
+        The gradients, of any shape. They must be equal on all ranks, as after all_reduce, so that
+        all ranks scale by the same factor.
     max_norm : float or Node
-        The largest norm, > 0.
+        The maximum norm, > 0.
 
     Returns
     -------

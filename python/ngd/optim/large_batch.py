@@ -16,7 +16,7 @@ from .options import Check, at_least, flag, pair
 
 
 class LARS(Optimizer):
-    """LARS: momentum with a learning rate per variable, for large batches.
+    """The optimizer LARS: momentum with a learning rate per variable, for large batches.
 
     Parameters
     ----------
@@ -25,11 +25,11 @@ class LARS(Optimizer):
     momentum : float, default 0.9
         The factor of the momentum buffer.
     weight_decay : float, default 0
-        The factor of the weight that is added to its gradient.
+        The factor of the L2 penalty: weight_decay * w is added to the gradient.
     trust_coefficient : float, default 0.001
-        The factor of the ratio of norms.
+        The factor of the ratio |w| / |g| in the learning rate of a variable.
     adapt : bool, default True
-        Scale by the ratio of norms. Biases and scales of norms usually get
+        Scale the step by the ratio of norms. Biases and the weights of normalizations usually get
         ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
     groups, clip_norm, loss_scale, name
         See Optimizer.
@@ -78,7 +78,7 @@ class LARS(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of LARS."""
         lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, gradient = norm(w), norm(g)
@@ -91,7 +91,7 @@ class LARS(Optimizer):
 
 
 class LAMB(Optimizer):
-    """LAMB: Adam with a learning rate per variable, for large batches.
+    """The optimizer LAMB: Adam with a learning rate per variable, for large batches.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ class LAMB(Optimizer):
     eps : float, default 1e-6
         The number that is added to the root of the second moment.
     weight_decay : float, default 0
-        The factor of the weight that is added to the step.
+        The factor of the weight decay: weight_decay * w is added to the step.
     adapt : bool, default True
-        Scale by the ratio of norms. Biases and scales of norms usually get
+        Scale the step by the ratio of norms. Biases and the weights of normalizations usually get
         ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
     groups, clip_norm, loss_scale, name
         See Optimizer.
@@ -147,7 +147,7 @@ class LAMB(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of LAMB."""
         m, v = moments(g, state)
         first, second = corrections(state)
         size = ops.sqrt(v / state.scalar(second)) + state["eps"]

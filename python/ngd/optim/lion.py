@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lion, which steps by the sign of a momentum."""
+"""Lion, whose step is the sign of a momentum."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .options import Check, at_least, pair
 
 
 class Lion(Optimizer):
-    """Lion: the sign of a momentum, which needs one state per weight.
+    """The optimizer Lion: the sign of a momentum. It needs one value of state per weight.
 
     Parameters
     ----------
     lr : float, Node or schedule, default 1e-4
-        The learning rate. Lion usually needs a third to a tenth of AdamW's.
+        The learning rate. Lion usually needs 1/10 to 1/3 of the learning rate of AdamW.
     betas : pair of float, default (0.9, 0.99)
-        The decay of the momentum in the step, and the decay of the momentum that is kept.
+        The decay of the momentum in the step, and the decay of the momentum that is stored.
     weight_decay : float, default 0
-        The factor of the weight that is subtracted with the sign, times lr.
+        The factor of the weight decay: lr * weight_decay * w is subtracted from w in each step.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
@@ -57,7 +57,7 @@ class Lion(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of Lion."""
         first, second = state["betas"]
         m = state.now("momentum")
         c = first * m + (1 - first) * g

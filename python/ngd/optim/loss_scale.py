@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dynamic loss scaling: gradients that float16 can hold."""
+"""Dynamic loss scaling, which keeps small gradients above zero in float16."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LARGEST: Final = 2.0**127  # the largest power of two in float32
 
 
 def all_finite(gradients: Any, group: Any = None) -> Node:
-    """Return a bool node: True if all elements of a structure of nodes are finite.
+    """Return a bool scalar that is True if all elements of a structure of nodes are finite.
 
     With a group, it is True if they are finite on all ranks of the group.
     """
     leaves = trees.leaves_of(gradients)
-    others = [ops.sum(ops.cast(~(ops.abs(g) < math.inf), float32)) for g in leaves]
-    count = ops.sum(ops.stack(others))
+    num_not_finite = [ops.sum(ops.cast(~(ops.abs(g) < math.inf), float32)) for g in leaves]
+    count = ops.sum(ops.stack(num_not_finite))
     if group is not None:
         count = ops.all_reduce(count, op="max", group=group)
     return count == 0.0
@@ -36,35 +36,36 @@ class LossScale:
     """A dynamic loss scale, for steps in float16.
 
     Small gradients become 0 in float16. So the loss is multiplied by a scale before it is
-    differentiated, and the gradients are divided by it after their reduction over the ranks. If an
-    element of a gradient is then infinite or NaN, the step changes no parameter and no state of the
-    optimizer, and the scale is halved. After `growth_interval` updates without that, the scale is
-    doubled. It stays between 1 and 2^127.
+    differentiated, and the gradients are divided by the scale after their reduction over the ranks.
+    If an element of a gradient is infinite or NaN, the gradients have overflowed: the step changes
+    no parameter and no optimizer state, and the scale is halved. After `growth_interval` updates
+    without an overflow, the scale is doubled. It stays between 1 and 2^127.
 
-    A rank that overflows makes the reduced gradient of all ranks infinite or NaN. So all ranks skip
-    the same updates and have the same scale.
+    An overflow on one rank makes the reduced gradient infinite or NaN on all ranks. So all ranks
+    skip the same updates and have the same scale.
 
     Parameters
     ----------
     init_scale : float, default 2^15
-        The scale of the first step, in [1, 2^127]. A power of two rounds nothing.
+        The scale of the first step, in [1, 2^127]. A power of two causes no rounding.
     growth_interval : int, default 2000
         The number of updates without an overflow after which the scale is doubled.
     group : Group, optional
-        Ranks that skip together although their gradients differ, such as the stages of a pipeline.
-        By default no rank is asked, because data-parallel gradients are equal.
+        Ranks that must skip the same updates although their gradients differ, such as the stages of
+        a pipeline. By default the ranks do not communicate, because data-parallel gradients are
+        equal.
     name : str, default "loss_scale"
-        The first part of the names of the state.
+        The prefix of the names of the state.
 
     Notes
     -----
     Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
 
-    Two optimizers that skip together need the gradients of `scale.scaled(loss)`, by their variables
-    and reduced:
+    If two optimizers must skip the same updates, compute the gradients of `scale.scaled(loss)`
+    and reduce them over the ranks. `gradients` is a dict by variable:
 
-        found, finite = scale.unscaled(gradients)
-        updates = optimizer.apply(found, where=finite) | scale.updates(finite)
+        unscaled, finite = scale.unscaled(gradients)
+        updates = optimizer.apply(unscaled, where=finite) | scale.updates(finite)
 
     Examples
     --------
@@ -93,24 +94,54 @@ class LossScale:
         """The number of updates since the scale changed or an update was skipped."""
 
     def scaled(self, loss: Node) -> Node:
-        """Return the loss to differentiate."""
+        """Return the loss times the scale, which is the loss to differentiate.
+
+        Parameters
+        ----------
+        loss : Node
+            A floating scalar.
+        """
         return loss * ops.cast(self.scale, loss.dtype)
 
     def unscaled(self, gradients: Any) -> tuple[Any, Node]:
-        """Divide gradients of the scaled loss; return them and a node, true if all are finite."""
+        """Divide the gradients of the scaled loss by the scale.
+
+        Parameters
+        ----------
+        gradients : structure of Node
+            The gradients of `scaled(loss)`, after their reduction over the ranks.
+
+        Returns
+        -------
+        unscaled : structure of Node
+            The gradients divided by the scale, in float32 or float64.
+        finite : Node
+            A bool scalar: True if all elements are finite.
+        """
         return trees.map(self._unscaled, gradients), all_finite(gradients, self.group)
 
     def updates(self, finite: Node) -> dict[Variable, Node]:
-        """Return the updates of the scale itself. See the class."""
-        done = self.good_steps + 1
-        grows = done == self.growth_interval
-        grown = ops.where(grows, self.scale * 2.0, self.scale)
+        """Return the updates of the scale and of its counter.
+
+        Parameters
+        ----------
+        finite : Node
+            The second result of `unscaled`.
+
+        Returns
+        -------
+        dict of Variable to Node
+            The next values, for `updates=` of ngd.compile.
+        """
+        good_steps = self.good_steps + 1
+        must_grow = good_steps == self.growth_interval
+        grown = ops.where(must_grow, self.scale * 2.0, self.scale)
         scale = ops.where(finite, grown, self.scale * 0.5)
         return {
             self.scale: ops.clip(scale, SMALLEST, LARGEST),
-            self.good_steps: ops.where(finite & ~grows, done, 0),
+            self.good_steps: ops.where(finite & ~must_grow, good_steps, 0),
         }
 
     def _unscaled(self, g: Node) -> Node:
-        wide = g if g.dtype == float64 else ops.cast(g, float32)
-        return wide / ops.cast(self.scale, wide.dtype)
+        converted = g if g.dtype == float64 else ops.cast(g, float32)
+        return converted / ops.cast(self.scale, converted.dtype)

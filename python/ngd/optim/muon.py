@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon: momentum whose matrices are made orthogonal."""
+"""Muon: momentum with orthogonalized matrices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .optimizer import Optimizer, ParameterGroup, Rate, State, decay_weight
 from .options import Check, at_least, count, flag
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+"""The coefficients a, b and c of the iteration in `orthogonalize` (Jordan et al., 2024)."""
 ADJUSTMENTS: Final = {
     "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
     "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
@@ -22,35 +23,37 @@ ADJUSTMENTS: Final = {
 
 
 def adjustment_name(where: str, name: str, value: Any) -> str:
-    """Check the name of an adjustment."""
+    """Check the option adjust_lr_fn, and return it."""
     if value not in ADJUSTMENTS:
-        known = " or ".join(f'"{each}"' for each in ADJUSTMENTS)
+        known = " or ".join(f'"{key}"' for key in ADJUSTMENTS)
         raise ValueError(f"{where}: {name}: expected {known}; got {value!r}")
     return str(value)
 
 
 def orthogonalize(x: Node, num_iterations: int) -> Node:
-    """Return about U V^T of the matrix U S V^T, by a Newton-Schulz iteration of degree five.
+    """Return an approximation of U V^T for a matrix U S V^T, by Newton-Schulz iterations.
 
-    With x of norm at most 1, each iteration is x <- a x + b (x x^T) x + c (x x^T)^2 x. The
-    coefficients bring all singular values near 1, within some tenths, in about five iterations
-    (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/).
+    The matrix is first divided by its norm. An iteration is the polynomial of degree five
+    x <- a x + b (x x^T) x + c (x x^T)^2 x, which changes only the singular values of x. The
+    coefficients bring all singular values close to 1, within some tenths, in about five iterations
+    (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/). A matrix with more rows than
+    columns is transposed first, so that x x^T is the smaller square matrix.
     """
     a, b, c = COEFFICIENTS
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
     x = x / (norm(x) + 1e-7)
     for _ in range(num_iterations):
         square = x @ x.T
         x = a * x + (b * square + c * (square @ square)) @ x
-    return x.T if tall else x
+    return x.T if is_tall else x
 
 
 class Muon(Optimizer):
-    """Muon: momentum whose matrices are made orthogonal, with PyTorch's options.
+    """The optimizer Muon: momentum with orthogonalized matrices, with PyTorch's options.
 
-    Muon is for matrices. A tensor of more axes, such as a convolution's weight, counts as a matrix
-    of shape[0] rows. Biases, embeddings and the last layer take another optimizer:
+    Muon is for matrices. A tensor of more axes, such as the weight of a convolution, is treated as
+    a matrix of shape[0] rows. Use another optimizer for biases, embeddings and the last layer:
     `updates=[muon.minimize(loss, matrices), adamw.minimize(loss, others)]`.
 
     Parameters
@@ -62,20 +65,21 @@ class Muon(Optimizer):
     nesterov : bool, default True
         Use Nesterov's momentum.
     weight_decay : float, default 0
-        The part of the weight that is subtracted in each step, times lr.
+        The factor of the weight decay: lr * weight_decay * w is subtracted from w in each step.
     ns_steps : int, default 5
         The number of Newton-Schulz iterations.
     adjust_lr_fn : str, default "original"
-        The factor of the learning rate of a matrix: "original" is sqrt(max(1, rows / columns)),
-        "match_rms_adamw" is 0.2 sqrt(max(rows, columns)), with which AdamW's learning rates can be
-        kept (Liu et al., 2025, arXiv:2502.16982).
+        The factor of the learning rate of a matrix. "original" is sqrt(max(1, rows / columns)).
+        "match_rms_adamw" is 0.2 sqrt(max(rows, columns)), for which learning rates of AdamW are
+        suitable (Liu et al., 2025, arXiv:2502.16982).
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
     Notes
     -----
-    b <- momentum * b + (1 - momentum) * g;  u = (1 - momentum) g + momentum * b with nesterov, else
-    b;  w <- (1 - lr * weight_decay) * w - lr * factor * orthogonalize(u).
+    b <- momentum * b + (1 - momentum) * g;
+    u = (1 - momentum) * g + momentum * b with nesterov, and u = b without it;
+    w <- (1 - lr * weight_decay) * w - lr * factor * orthogonalize(u).
     Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/).
 
     Examples
@@ -119,7 +123,7 @@ class Muon(Optimizer):
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of Muon."""
         if w.ndim < 2:
             raise ValueError(f"muon: expected parameters of two axes or more; got {w!r}")
         momentum = state["momentum"]

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all optimizers: gradients, their mean over the ranks, state, groups, accumulation."""
+"""The base class of all optimizers.
+
+It differentiates the loss, averages the gradients over the ranks, and has the state, the parameter
+groups and the gradient accumulation.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +61,9 @@ def is_vector(of: Variable) -> bool:
 
 
 class ParameterGroup:
-    """Some of the parameters, with options of their own.
+    """A part of the parameters that has its own options.
 
-    A variable that two groups contain belongs to the first one.
+    A variable that two groups contain belongs to the first of them.
 
     Parameters
     ----------
@@ -67,8 +71,8 @@ class ParameterGroup:
         A pattern of names ("*.bias"), a function that is true for the variables of the group
         (`is_vector`), or the variables.
     **options
-        Options of the optimizer that these variables have instead of the optimizer's own, and
-        `lr_factor`, the factor of the learning rate (default 1).
+        Options that replace the options of the optimizer for these variables. `lr_factor` is the
+        factor of the learning rate (default 1).
 
     Examples
     --------
@@ -81,21 +85,27 @@ class ParameterGroup:
         self._variables = [] if isinstance(of, str) or callable(of) else trees.leaves_of(of)
 
     def holds(self, of: Variable) -> bool:
-        """Return True if the group contains a variable."""
+        """Return True if the group contains a variable.
+
+        Parameters
+        ----------
+        of : Variable
+            A variable of any shape.
+        """
         if isinstance(self.of, str):
             return fnmatchcase(of.name, self.of)
         if callable(self.of):
             return bool(self.of(of))
-        return any(of is other for other in self._variables)
+        return any(of is variable for variable in self._variables)
 
 
-def updated(before: Variable, value: Node, where: Node | None) -> Node:
-    """Return the next value of a variable, which does not change if `where` is false."""
-    return value if where is None else ops.where(where, value, before)
+def updated(old: Variable, value: Node, where: Node | None) -> Node:
+    """Return the next value of a variable. If `where` is false, it is the old value."""
+    return value if where is None else ops.where(where, value, old)
 
 
 def decay_gradient(w: Node, g: Node, state: State) -> Node:
-    """Return the gradient with the gradient of an L2 penalty, weight_decay * w, added."""
+    """Return the gradient plus weight_decay * w, the gradient of an L2 penalty."""
     return g + state["weight_decay"] * w if state["weight_decay"] else g
 
 
@@ -107,7 +117,29 @@ def decay_weight(w: Node, state: State) -> Node:
 
 
 class State:
-    """The arguments of a rule for one variable: options, the scalars of the step, and state."""
+    """The options, the scalars and the state for one variable in one step, for `Optimizer.rule`.
+
+    `apply` of an optimizer makes one per variable. An option is `state["name"]`.
+
+    Attributes
+    ----------
+    lr : Node
+        The learning rate for this variable, a float64 scalar.
+    step : Node
+        The number of this update, counted from 1, a float64 scalar.
+    dtype : dtype
+        The dtype of the computation: float64 for a float64 variable, and float32 otherwise.
+    next : dict of Variable to Node
+        The updates of the state, which `keep` sets.
+
+    Examples
+    --------
+    >>> class SignMomentum(optim.Optimizer):
+    ...     def rule(self, w, g, state):
+    ...         m = state.keep("momentum", 0.9 * state.now("momentum") + 0.1 * g)
+    ...         return w - state.scalar(state.lr) * ops.sign(m)
+    >>> updates = SignMomentum(1e-3).minimize(loss, parameters)
+    """
 
     def __init__(
         self,
@@ -132,23 +164,45 @@ class State:
         return self.options[option]
 
     def scalar(self, value: Node) -> Node:
-        """Cast a scalar from float64 to the dtype in which the variable is updated."""
+        """Cast a scalar from float64 to `dtype`, in which the update is computed.
+
+        Parameters
+        ----------
+        value : Node
+            A scalar.
+        """
         return ops.cast(value, self.dtype)
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
-        """Return a variable of the state, which has the shape of the parameter."""
+        """Return a variable of the state. It has the shape of the parameter.
+
+        Parameters
+        ----------
+        name : str
+            The name of the state, such as "momentum".
+        initial : float, default 0
+            The first value of all elements.
+        """
         key = f"{self._optimizer._names.names[self._variable]}.{name}"
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
-        """Set the next value of a variable of the state, and return it."""
-        before = self.now(name)
-        self.next[before] = updated(before, value, self._where)
-        return self.next[before]
+        """Set the next value of a variable of the state, and return it.
+
+        Parameters
+        ----------
+        name : str
+            The name of the state, as in `now`.
+        value : Node
+            The next value, of the shape of the parameter.
+        """
+        old = self.now(name)
+        self.next[old] = updated(old, value, self._where)
+        return self.next[old]
 
 
 class Optimizer:
-    """The base of all optimizers. A subclass implements `rule`.
+    """The base class of all optimizers. A subclass implements `rule`.
 
     Parameters
     ----------
@@ -159,13 +213,13 @@ class Optimizer:
     groups : sequence of ParameterGroup
         Parameters with options of their own.
     clip_norm : float, optional
-        The largest global norm of the gradients. See clip_by_global_norm.
+        The maximum of the global norm of the gradients. See clip_by_global_norm.
     loss_scale : LossScale, optional
-        The factor of the loss in `minimize`, for steps in float16. Its variables are part of
-        `state`.
+        The factor of the loss in `minimize`, for steps in float16. The variables of the loss scale
+        are part of `state`.
     name : str, optional
-        The first part of the names of the state. By default the name of the class in small letters.
-        Two optimizers in one step need two names.
+        The prefix of the names of the state. The default is the name of the class in lower case.
+        Two optimizers in one step need different names.
 
     Examples
     --------
@@ -177,7 +231,7 @@ class Optimizer:
     """Checks of the options of a subclass, by name."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        """Refuse unknown options: __init__ of a subclass may pass on any keyword."""
+        """Check the options here, because __init__ of a subclass may pass on any keyword."""
         check_call(public_name(cls), cls, args, options)
         return super().__new__(cls)
 
@@ -203,15 +257,16 @@ class Optimizer:
                 raise unknown_option(f"{where}: groups", option, [*self.options])
             group.options = checked(f"{where}: groups", checks, group.options)
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
-        """The optimizer's own variables by name, for checkpoints. `minimize` and `apply` make them;
-        values that are loaded before are pending until then."""
+        """The optimizer state by name, for checkpoints. `minimize` and `apply` make the variables.
+        Values that are loaded before that are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
         self._names = UniqueNames()
-        self._weighted: bool | None = None  # the micro-batches; None: not known yet
+        self._has_weights: bool | None = None
+        """True if the micro-batches have weights; None before the first one."""
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
         self.lr: Node | Callable[[Node], Node]
-        """The learning rate: a variable if it was given as a number."""
+        """The learning rate. It is a variable if it was given as a number."""
         if isinstance(lr, Node) and lr.shape != ():
             raise ValueError(
                 f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site}). Reduce it to one "
@@ -223,26 +278,63 @@ class Optimizer:
             self.lr = self.state_variable("lr", (), float64, number(where, "lr", lr, least=0))
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """Return the next value of a variable, from its value and its gradient."""
+        """Return the next value of a variable. A subclass implements this method.
+
+        Parameters
+        ----------
+        w : Node
+            The value of the variable, in `state.dtype`.
+        g : Node
+            The gradient, of the same shape and dtype.
+        state : State
+            The options, the learning rate and the state of the variable.
+
+        Returns
+        -------
+        Node
+            The next value, of the same shape.
+        """
         raise NotImplementedError(type(self).__name__)
 
     def apart(self, name: str) -> Optimizer:
-        """Return an optimizer of the same rule, options and learning rate, with its own state.
+        """Return an optimizer with the same rule, options and learning rate, and its own state.
 
-        It does not clip, because the norm of some parameters is not the norm of all. It does not
-        scale the loss.
+        The copy does not clip, because the norm of some parameters is not the global norm. It does
+        not scale the loss.
+
+        Parameters
+        ----------
+        name : str
+            The name of the copy.
+
+        Returns
+        -------
+        Optimizer
+            The copy.
         """
-        other = copy.copy(self)
-        other.name, other.clip_norm, other.loss_scale = name, None, None
-        other.state, other._accumulators, other._names = LiveState(name), {}, UniqueNames()
-        other._weighted = None
-        other.step = other.state_variable("step", (), np.dtype(np.int64))
-        return other
+        copied = copy.copy(self)
+        copied.name, copied.clip_norm, copied.loss_scale = name, None, None
+        copied.state, copied._accumulators, copied._names = LiveState(name), {}, UniqueNames()
+        copied._has_weights = None
+        copied.step = copied.state_variable("step", (), np.dtype(np.int64))
+        return copied
 
     def state_variable(
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
     ) -> Variable:
-        """Return a variable of the state. The first call makes it."""
+        """Return a variable of the state. The first call makes it.
+
+        Parameters
+        ----------
+        key : str
+            The name of the variable after the name of the optimizer.
+        shape : tuple of ints
+            The shape of the variable.
+        dtype : dtype
+            The dtype of the variable.
+        initial : float, default 0
+            The first value of all elements.
+        """
         number = np.asarray(initial, dtype)
         return self.state.variable(f"{self.name}.{key}", lambda: np.broadcast_to(number, shape))
 
@@ -265,13 +357,14 @@ class Optimizer:
             The variables to train.
         weight : scalar, optional
             The weight of this rank's loss in the mean, for example its number of samples. By
-            default all ranks have the same weight. A rank of weight 0 does not count, even if its
+            default all ranks have the same weight. A rank with weight 0 does not count, even if its
             loss is NaN.
         group : Group, optional
-            The ranks to average over. By default the group of the compiled step.
+            The ranks to average over. The default is the group of the compiled step.
         micro_batches : int, default 1
-            The number of micro-batches of this update. This is the last one; steps with the updates
-            of `accumulate` have added up the others. The gradient is their mean.
+            The number of micro-batches of this update. `loss` is the loss of the last micro-batch.
+            The gradients of the other micro-batches were added by steps with the updates of
+            `accumulate`. The gradient of the update is the mean over all micro-batches.
 
         Returns
         -------
@@ -290,19 +383,42 @@ class Optimizer:
             reset = {a: ops.zeros(a.shape, a.dtype) for a in sums}
         kind = "mean" if weight is None else "sum"
         averaged = [ops.all_reduce(g, op=kind, group=group) for g in gradients]
-        found = dict(zip(variables, averaged, strict=True))
+        by_variable = dict(zip(variables, averaged, strict=True))
         if self.loss_scale is None:
-            return self.apply(found) | reset
-        found, finite = self.loss_scale.unscaled(found)
-        return self.apply(found, where=finite) | self.loss_scale.updates(finite) | reset
+            return self.apply(by_variable) | reset
+        by_variable, finite = self.loss_scale.unscaled(by_variable)
+        return self.apply(by_variable, where=finite) | self.loss_scale.updates(finite) | reset
 
     def accumulate(
         self, loss: Node, parameters: Any, *, weight: Any = None, group: Any = None
     ) -> dict[Variable, Node]:
-        """Return the updates that add up this rank's gradients, for `micro_batches` of `minimize`.
+        """Return updates that add this rank's gradients to sums, for `micro_batches` of `minimize`.
 
-        The weight and the group are those of this micro-batch; see `minimize`. Each rank has its
-        own sums. They are not part of `state`, because they are zero after each update.
+        Parameters
+        ----------
+        loss : Node
+            A floating scalar: the loss of this rank for this micro-batch.
+        parameters : structure of Variable
+            The variables to train.
+        weight, group
+            The weight and the ranks of this micro-batch. See `minimize`.
+
+        Returns
+        -------
+        dict of Variable to Node
+            The next values of the sums, for `updates=` of ngd.compile.
+
+        Notes
+        -----
+        Each rank has its own sums. They are not part of `state`, because they are zero after each
+        update.
+
+        Examples
+        --------
+        >>> optimizer = ngd.optim.SGD(0.1)
+        >>> add = ngd.compile([x, y], [loss], optimizer.accumulate(loss, parameters))
+        >>> updates = optimizer.minimize(loss, parameters, micro_batches=2)
+        >>> update = ngd.compile([x, y], [loss], updates)
         """
         variables = self._variables("accumulate", parameters)
         self._expect_weights("accumulate", weight)
@@ -313,10 +429,11 @@ class Optimizer:
     def _gradients(
         self, where: str, loss: Node, parameters: Any, weight: Any, group: Any
     ) -> list[Node]:
-        """Differentiate the sum over ranks of weight * loss / sum of the weights, scaled.
+        """Differentiate this rank's term of the weighted mean, weight * loss / sum of all weights.
 
-        The weight is applied to the loss, not to its gradient. If the loss reaches a collective, as
-        with synchronized batch normalization, the gradient has parts of the other ranks' losses.
+        The loss is also multiplied by the loss scale. The weight is applied to the loss and not to
+        its gradient: if the loss depends on a collective, as with synchronized batch normalization,
+        the gradient has contributions of the losses of other ranks.
         """
         call = f"{self.name}: {where}"
 
@@ -331,23 +448,23 @@ class Optimizer:
             loss = self.loss_scale.scaled(loss)
         if weight is None:
             return differentiate(loss)
-        share = ops.cast(weight, float64)
-        if share.shape:
+        own_weight = ops.cast(weight, float64)
+        if own_weight.shape:
             raise ValueError(
-                f"{call}: expected a scalar weight; got {share!r}. Give the number "
+                f"{call}: expected a scalar weight; got {own_weight!r}. Give the number "
                 "of samples of this rank."
             )
-        total = ops.all_reduce(share, op="sum", group=group)
-        part = ops.where(total == 0, 0.0, share / total)
-        found = differentiate(loss * ops.stop_gradient(ops.cast(part, loss.dtype)))
-        return [ops.where(share == 0, 0, g) for g in found]
+        total = ops.all_reduce(own_weight, op="sum", group=group)
+        fraction = ops.where(total == 0, 0.0, own_weight / total)
+        gradients = differentiate(loss * ops.stop_gradient(ops.cast(fraction, loss.dtype)))
+        return [ops.where(own_weight == 0, 0, g) for g in gradients]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
-        """Raise if some micro-batches have weights and others have none."""
-        weighted = weight is not None
-        if self._weighted is None:
-            self._weighted = weighted
-        if self._weighted != weighted:
+        """Raise ValueError if some micro-batches have weights and others have none."""
+        has_weight = weight is not None
+        if self._has_weights is None:
+            self._has_weights = has_weight
+        if self._has_weights != has_weight:
             raise ValueError(
                 f"{self.name}: {where}: expected weights for all micro-batches, or for none; got "
                 "some"
@@ -361,9 +478,9 @@ class Optimizer:
         Parameters
         ----------
         gradients : mapping of Variable to Node
-            The gradients of the loss itself: only `minimize` uses `loss_scale`.
+            The gradients of the loss without a scale. Only `minimize` uses `loss_scale`.
         where : Node of bool, optional
-            A scalar. If it is false, the step changes no parameter and no state.
+            A scalar. If it is false, the step changes no parameter and no optimizer state.
 
         Returns
         -------
@@ -373,19 +490,20 @@ class Optimizer:
         self._variables("apply", list(gradients))
         if self.clip_norm is not None:
             gradients, _ = clip_by_global_norm(dict(gradients), self.clip_norm)
-        done = ops.cast(self.step, float64)
-        lr = self.lr if isinstance(self.lr, Node) else self.lr(done)
+        num_done = ops.cast(self.step, float64)
+        lr = self.lr if isinstance(self.lr, Node) else self.lr(num_done)
         lr = ops.cast(lr, float64)
-        made: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
+        updates: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
         for v, g in gradients.items():
             options = next((o.options for o in self.groups if o.holds(v)), {})
-            state = State(self, v, lr, done + 1.0, {**self.options, **options}, where)
+            state = State(self, v, lr, num_done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)
-            made[v] = updated(v, ops.cast(new, v.dtype), where)
-            made |= state.next
-        return made
+            updates[v] = updated(v, ops.cast(new, v.dtype), where)
+            updates |= state.next
+        return updates
 
     def _accumulator(self, of: Variable) -> Variable:
+        """Return the variable with the sum of the gradients of a parameter on this rank."""
         if of not in self._accumulators:
             dtype = of.dtype if of.dtype == float64 else float32
             name = f"{self.name}.{self._names.names[of]}.accumulated"
@@ -394,6 +512,7 @@ class Optimizer:
         return self._accumulators[of]
 
     def _variables(self, where: str, parameters: Any) -> list[Any]:
+        """Return the parameters of a call as a list, after checks of their types and names."""
         leaves, structure = trees.flatten(parameters)
         for leaf, path in zip(leaves, structure.paths("parameters"), strict=True):
             if not isinstance(leaf, Variable):
@@ -412,7 +531,7 @@ class Optimizer:
 
 
 def check_common(where: str, groups: Any, loss_scale: Any, name: Any) -> None:
-    """Check the types of the options that all optimizers have."""
+    """Check the types of the options that all optimizers have in common."""
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, ParameterGroup) for group in groups
     ):

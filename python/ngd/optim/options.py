@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the options that optimizers, averages and schedules are made with."""
+"""Checks of the options of optimizers, averages and schedules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PARAMETERS: Final = ("params", "parameters", "variables", "model")
+"""Keywords by which users of other libraries pass the parameters of a model."""
 
 
 def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
-    """Return the error of a keyword that a call does not take."""
+    """Return the error for a keyword that a call does not take."""
     text = f"{where}: expected options among {', '.join(known)}; got {name!r}."
     meant = nearest(name, known)
     if meant is not None:
@@ -41,12 +42,12 @@ PARAMETERS_GO: Final = (
 
 @functools.cache
 def options_of(kind: type) -> tuple[str, ...]:
-    """Return the names that the constructor of a class takes, with those that it passes on."""
+    """Return the keywords of a constructor, including those that it passes on to its base."""
     names: dict[str, None] = {}
-    for each in kind.__mro__[:-1]:
-        if "__init__" not in vars(each):
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
             continue
-        parameters = [*inspect.signature(vars(each)["__init__"]).parameters.values()][1:]
+        parameters = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names |= dict.fromkeys(p.name for p in parameters if p.kind in named)
         if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -55,13 +56,13 @@ def options_of(kind: type) -> tuple[str, ...]:
 
 
 def public_name(kind: type) -> str:
-    """Return how a user writes the name of a class of optimizers."""
+    """Return the name of an optimizer class as a user writes it."""
     inside = kind.__module__.startswith(f"{__package__}.")
     return f"optim.{kind.__name__}" if inside else kind.__qualname__
 
 
 def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    """Check the call of an optimizer's constructor: parameters and unknown keywords."""
+    """Raise TypeError if an optimizer is constructed with parameters or an unknown keyword."""
     if args and is_parameters(args[0]):
         raise TypeError(
             f"{where}: expected a learning rate first; got {describe(args[0])}. {PARAMETERS_GO}"
@@ -73,7 +74,7 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
 
 
 def is_parameters(value: Any) -> bool:
-    """Return whether this looks like the parameters of a model: no rate does."""
+    """Return True if a value is like the parameters of a model, and not a learning rate."""
     if isinstance(value, Variable):
         return value.shape != ()
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Node, np.ndarray))
@@ -89,45 +90,45 @@ def describe(value: Any) -> str:
 
 
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
-    """Check an option that is a finite number."""
+    """Check an option that is a finite number, and return it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
         raise TypeError(
             f"{where}: {name}: expected a number; got {describe(value)}. Convert it by float()."
         )
-    found = float(value)
-    if not math.isfinite(found):
+    result = float(value)
+    if not math.isfinite(result):
         raise ValueError(
             f"{where}: {name}: expected a finite number; got {value!r}. Remove the NaN or infinity."
         )
-    if found < least:
+    if result < least:
         raise ValueError(f"{where}: {name}: expected a number >= {least:g}; got {value}")
-    return found
+    return result
 
 
 def at_least(least: float) -> Callable[[str, str, Any], float]:
-    """Return a check of a finite number with a lower bound."""
+    """Return a check of an option that is a finite number with a lower bound."""
     return functools.partial(number, least=least)
 
 
 def positive(where: str, name: str, value: Any) -> float:
-    """Check an option that is a number > 0, or infinite."""
+    """Check an option that is a number > 0 or infinity, and return it."""
     is_infinite = isinstance(value, (float, np.floating)) and value == math.inf
-    found = math.inf if is_infinite else number(where, name, value)
-    if found <= 0:
+    result = math.inf if is_infinite else number(where, name, value)
+    if result <= 0:
         raise ValueError(f"{where}: {name}: expected a number > 0; got {value}")
-    return found
+    return result
 
 
 def fraction(where: str, name: str, value: Any) -> float:
-    """Check a decay: a number in [0, 1)."""
-    found = number(where, name, value)
-    if not 0 <= found < 1:
+    """Check an option that is a decay, a number in [0, 1), and return it."""
+    result = number(where, name, value)
+    if not 0 <= result < 1:
         raise ValueError(f"{where}: {name}: expected a number in [0, 1); got {value}")
-    return found
+    return result
 
 
 def pair(where: str, name: str, value: Any) -> tuple[float, float]:
-    """Check the two decays of moments."""
+    """Check an option that is a pair of decays, and return it."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(
             f"{where}: {name}: expected a pair of numbers; got {describe(value)}. Write (0.9, "
@@ -138,14 +139,14 @@ def pair(where: str, name: str, value: Any) -> tuple[float, float]:
 
 
 def flag(where: str, name: str, value: Any) -> bool:
-    """Check an option that is True or False."""
+    """Check an option that is True or False, and return it."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{where}: {name}: expected True or False; got {describe(value)}")
     return bool(value)
 
 
 def count(where: str, name: str, value: Any) -> int:
-    """Check an option that counts something, at least 1."""
+    """Check an option that is an integer >= 1, and return it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"{where}: {name}: expected a whole number; got {describe(value)}. Convert it: "
@@ -157,11 +158,12 @@ def count(where: str, name: str, value: Any) -> int:
 
 
 Check: TypeAlias = Callable[[str, str, Any], Any]
-"""Takes the public call, the option's name and its value; returns the value, or raises."""
+"""A function of the public call, the name and the value of an option. It returns the checked value
+or raises an error."""
 
 
 def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with checked values; Python numbers among them take the dtype of arrays."""
+    """Return the options with checked values, which are Python numbers where a check converts."""
     return {
         name: checks[name](where, name, value) if name in checks else value
         for name, value in options.items()
@@ -169,7 +171,7 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 
 
 def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
-    """Give variables unique names, by which their state is named."""
+    """Give unique names to variables; raise ValueError for two variables with one name."""
     try:
         names.add(variables)
     except DuplicateNameError as error:

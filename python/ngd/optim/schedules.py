@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rate schedules: functions from the number of updates so far, a node, to the rate.
+"""Learning rate schedules: functions from the number of updates so far to the learning rate.
 
-The step computes them in float64. They can be combined: `warm_up(cosine(0.1, steps=1000), 50)`.
+The number and the rate are nodes of the graph. The step computes them in float64. Schedules can be
+combined: `warm_up(cosine(0.1, steps=1000), 50)`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from ..graph.variable import constant as constant_node
 from .options import describe, number, positive
 
 Schedule: TypeAlias = Callable[[Node], Node]
+"""A function from the number of updates so far to the learning rate; both are float64 scalars."""
 
 
 def expect_rate(where: str, name: str, lr: Any) -> float:
-    """Check a learning rate of a schedule."""
+    """Check a learning rate of a schedule, and return it."""
     return number(where, name, lr, least=0)
 
 
 def expect_steps(where: str, steps: Any) -> float:
-    """Check a number of steps."""
+    """Check that a number of steps is positive, and return it."""
     if number(where, "steps", steps) <= 0:
         raise ValueError(
             f"{where}: expected a number of steps > 0; got {steps}. Give at least one step."
@@ -35,7 +37,7 @@ def expect_steps(where: str, steps: Any) -> float:
 
 
 def constant(lr: float) -> Schedule:
-    """Return a schedule of one learning rate, for example for warm_up.
+    """Return a schedule with a constant learning rate, for example for warm_up.
 
     Parameters
     ----------
@@ -58,7 +60,8 @@ def steps(lr: float, factors: Mapping[int, float]) -> Schedule:
     lr : float
         The learning rate of the first steps.
     factors : dict of int to float
-        The factor by the step from which it applies. The factors multiply one another.
+        A factor per step number. From that step on, the learning rate is multiplied by the factor.
+        The factors accumulate.
 
     Examples
     --------
@@ -72,34 +75,35 @@ def steps(lr: float, factors: Mapping[int, float]) -> Schedule:
             f"got {describe(factors)}"
         )
     pairs = sorted(
-        (number(where, "a step", first), number(where, f"factors[{first!r}]", factor, least=0))
-        for first, factor in factors.items()
+        (number(where, "a step", start), number(where, f"factors[{start!r}]", factor, least=0))
+        for start, factor in factors.items()
     )
 
-    def at(step: Node) -> Node:
+    def rate_at(step: Node) -> Node:
         value = constant_node(np.float64(lr))
-        for first, factor in pairs:
-            value = ops.where(step >= first, value * factor, value)
+        for start, factor in pairs:
+            value = ops.where(step >= start, value * factor, value)
         return value
 
-    return at
+    return rate_at
 
 
 def cosine(lr: float, steps: int, final_lr: float = 0.0) -> Schedule:
-    """Return a schedule that falls from `lr` to `final_lr` along half a cosine.
+    """Return a schedule that decreases from `lr` to `final_lr` along half a period of a cosine.
 
     Parameters
     ----------
     lr : float
         The first learning rate.
     steps : int
-        The number of steps until `final_lr`, which stays.
+        The number of steps until the learning rate is `final_lr`. It then stays constant.
     final_lr : float, default 0
         The last learning rate.
 
     Notes
     -----
-    Loshchilov and Hutter, 2016 (arXiv:1608.03983), equation 5, without restarts.
+    final_lr + (lr - final_lr) * (1 + cos(pi * step / steps)) / 2. Loshchilov and Hutter, 2016
+    (arXiv:1608.03983), equation 5, without restarts.
 
     Examples
     --------
@@ -109,24 +113,24 @@ def cosine(lr: float, steps: int, final_lr: float = 0.0) -> Schedule:
     lr, final_lr = expect_rate(where, "lr", lr), expect_rate(where, "final_lr", final_lr)
     total = expect_steps(where, steps)
 
-    def at(step: Node) -> Node:
-        done = ops.minimum(step / total, 1.0)
-        return final_lr + (lr - final_lr) * 0.5 * (1.0 + ops.cos(done * math.pi))
+    def rate_at(step: Node) -> Node:
+        fraction_done = ops.minimum(step / total, 1.0)
+        return final_lr + (lr - final_lr) * 0.5 * (1.0 + ops.cos(fraction_done * math.pi))
 
-    return at
+    return rate_at
 
 
 def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0) -> Schedule:
-    """Return a schedule that falls from `lr` to `final_lr` along a power of the steps left.
+    """Return a schedule that decreases from `lr` to `final_lr` as a power of the remaining steps.
 
     Parameters
     ----------
     lr : float
         The first learning rate.
     steps : int
-        The number of steps until `final_lr`, which stays.
+        The number of steps until the learning rate is `final_lr`. It then stays constant.
     power : float, default 1
-        The power. 1 is a line.
+        The exponent. With 1 the decrease is linear.
     final_lr : float, default 0
         The last learning rate.
 
@@ -142,22 +146,23 @@ def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0)
     lr, final_lr = expect_rate(where, "lr", lr), expect_rate(where, "final_lr", final_lr)
     total, power = expect_steps(where, steps), positive(where, "power", power)
 
-    def at(step: Node) -> Node:
-        left = 1.0 - ops.minimum(step / total, 1.0)
-        return final_lr + (lr - final_lr) * left**power
+    def rate_at(step: Node) -> Node:
+        fraction_left = 1.0 - ops.minimum(step / total, 1.0)
+        return final_lr + (lr - final_lr) * fraction_left**power
 
-    return at
+    return rate_at
 
 
 def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Schedule:
-    """Return a schedule that rises to another schedule's first rate and then follows it.
+    """Return a schedule that rises linearly to the first rate of another one, and then follows it.
 
     Parameters
     ----------
     schedule : schedule or float
-        The schedule after the warm-up. Its own steps count from the end of the warm-up.
+        The schedule after the warm-up, or a constant learning rate. Its steps count from the end of
+        the warm-up.
     steps : int
-        The number of steps of the warm-up, which is a line.
+        The number of steps of the warm-up.
     start_lr : float, default 0
         The first learning rate.
 
@@ -180,12 +185,12 @@ def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Sc
         schedule = constant(expect_rate(where, "schedule", schedule))
     after = schedule
 
-    def at(step: Node) -> Node:
-        first = after(constant_node(np.float64(0.0)))
-        rising = start_lr + (first - start_lr) * (step / total)
+    def rate_at(step: Node) -> Node:
+        first_rate = after(constant_node(np.float64(0.0)))
+        rising = start_lr + (first_rate - start_lr) * (step / total)
         return ops.where(step < total, rising, after(ops.maximum(step - total, 0.0)))
 
-    return at
+    return rate_at
 
 
 def linear_scaling(lr: float, batch: int, base: int = 256) -> float:

@@ -14,7 +14,7 @@ from .options import Check, at_least, flag, number
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum as in PyTorch.
+    """The optimizer SGD (stochastic gradient descent), with momentum as in PyTorch.
 
     Parameters
     ----------
@@ -23,11 +23,11 @@ class SGD(Optimizer):
     momentum : float, default 0
         The factor of the momentum buffer, at least 0.
     dampening : float, default 0
-        The part of the gradient that does not enter the momentum buffer.
+        The fraction of the gradient that is not added to the momentum buffer.
     nesterov : bool, default False
-        Use Nesterov's momentum. Needs momentum > 0 and no dampening.
+        Use Nesterov's momentum. It needs momentum > 0 and dampening 0.
     weight_decay : float, default 0
-        The factor of the weight that is added to its gradient (L2 penalty).
+        The factor of the L2 penalty: weight_decay * w is added to the gradient.
     groups, clip_norm, loss_scale, name
         See Optimizer.
 
@@ -36,8 +36,8 @@ class SGD(Optimizer):
     g <- g + weight_decay * w;  b <- momentum * b + (1 - dampening) * g, and the first b is g;
     w <- w - lr * b. With nesterov: w <- w - lr * (g + momentum * b).
 
-    The momentum is that of Sutskever et al. (2013). The learning rate is not part of the momentum
-    buffer, so a schedule changes the whole step at once.
+    See Sutskever et al., 2013 (ICML), for momentum. As in PyTorch, the momentum buffer does not
+    contain the learning rate, so a schedule changes the whole step at once.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class SGD(Optimizer):
             )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """See the class."""
+        """Return the variable after a step of SGD."""
         g = decay_gradient(w, g, state)
         if state["momentum"]:
             b = state["momentum"] * state.now("momentum") + (1 - state["dampening"]) * g

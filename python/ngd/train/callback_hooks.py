@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's side of callbacks: checks, calls, and the states in checkpoints."""
+"""Functions by which the trainer checks callbacks and saves their states in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any, Final, TypeVar
 CALLBACKS: Final = "callbacks"
 """The key of the callbacks' states in the position of a checkpoint."""
 HOOKS: Final = ("on_step", "on_epoch")
+"""The methods of a callback that the trainer calls."""
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def empty_hook(method: Hook) -> Hook:
-    """Mark a method of the base class that does nothing, so that it costs nothing."""
+    """Mark a method of the base class that does nothing, so that the trainer does not call it."""
     method.is_empty_hook = True  # type: ignore[attr-defined]
     return method
 
 
 def has_hook(callback: Any, hook: str) -> bool:
-    """Return whether a callback has a method of this name that does something."""
+    """Return True if a callback has a method of this name that is not an empty hook."""
     method = getattr(callback, hook, None)
     return callable(method) and not getattr(method, "is_empty_hook", False)
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Check the callbacks of a trainer."""
+    """Raise TypeError for an argument `callbacks` of a wrong type; return the callbacks."""
     if not isinstance(callbacks, Sequence):
         raise TypeError(
             f"train.Trainer: callbacks: expected a list; got {type(callbacks).__name__}. Write "
@@ -46,7 +47,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 
 def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the callbacks that have a state, with the name of the class and a number."""
+    """Yield the callbacks that have a state, with their keys: the class name and a number."""
     counts: Counter[str] = Counter()
     for callback in callbacks:
         methods = (getattr(callback, name, None) for name in ("state", "load_state"))
@@ -57,12 +58,12 @@ def stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """Return the states of the callbacks that have one."""
+    """Return the states of the callbacks that have a state, by key."""
     return {name: callback.state() for name, callback in stateful(callbacks)}
 
 
 def load_callbacks(callbacks: Sequence[Any], position: Any) -> None:
-    """Give callbacks their states from the position of a checkpoint, if it has them."""
+    """Load the states of callbacks from the position of a checkpoint, if it has them."""
     states = position.get(CALLBACKS, {}) if isinstance(position, Mapping) else {}
     for name, callback in stateful(callbacks):
         if name in states:

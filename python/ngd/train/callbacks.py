@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of the trainer, among them early stopping."""
+"""Callbacks of the trainer: the base class and early stopping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Callback:
     rank returns True, all ranks end after the same step.
 
     If a callback has the methods `state()` and `load_state(state)`, a checkpoint keeps its state.
-    `state()` returns something that JSON can hold. The checkpoint has the state of rank 0, and
+    `state()` returns a value that JSON can hold. The checkpoint has the state of rank 0, and
     `load_state` gets it on every rank when the training resumes. The key is the name of the class.
 
     Examples
@@ -83,7 +83,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends the training when a result of the evaluation has stopped to improve.
+    """A callback that ends the training when a result of the evaluation no longer improves.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class EarlyStopping(Callback):
     min_delta : float, default 0
         The smallest change that is an improvement.
     mode : {"min", "max"}, default "min"
-        Whether a lower or a higher result is better.
+        "min" if a lower result is better, and "max" if a higher result is better.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class EarlyStopping(Callback):
         self.num_epochs_without_improvement = 0
 
     def on_epoch(self, trainer: Trainer, results: Mapping[str, float]) -> bool:
-        """Return whether the training should end.
+        """Return True if the training should end.
 
         Parameters
         ----------
@@ -183,13 +183,14 @@ class EarlyStopping(Callback):
         return self.num_epochs_without_improvement >= self.patience
 
     def _is_better(self, value: float) -> bool:
+        """Return True if a result improves on `best` by more than `min_delta`."""
         if self.best is None:
             return not math.isnan(value)
         change = value - self.best if self.mode == "max" else self.best - value
         return change > self.min_delta
 
     def state(self) -> dict[str, Any]:
-        """Return the best result and the number of epochs since, for a checkpoint.
+        """Return the best result and the number of epochs since then, for a checkpoint.
 
         Returns
         -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local SGD and DiLoCo: ranks make many steps on their own, and then one step together.
+"""Local SGD and DiLoCo: many inner steps on each rank, and then one outer step on all ranks.
 
     inner = optim.AdamW(4e-4)
     gradients = ngd.grad(loss, parameters)
@@ -40,13 +40,14 @@ logger = logging.getLogger("ngd")
 
 FLOATS: Final = (float64, float32, float16, bfloat16)
 WIRES: Final = tuple(np.dtype(each) for each in (float32, bfloat16, int8))
-"""What outer gradients may travel as."""
-LEAST: Final = 1e-30
-"""Rows of int8 whose largest magnitude is below count as zeros."""
-MOST_WORLDS: Final = 16
-"""For one outer step: where one after the other fails, it is not for the loss of a member."""
-NOT_BEGUN: Final = -1
-"""The round of who has not met the others."""
+"""The dtypes in which outer gradients may be sent."""
+MIN_MAGNITUDE: Final = 1e-30
+"""With int8, a row whose largest magnitude is below this number is sent as zeros."""
+MAX_WORLDS: Final = 16
+"""The maximum number of worlds that try one outer step. If all of them fail, the cause is not the
+loss of a rank."""
+NO_ROUND: Final = -1
+"""The round of a rank that has not exchanged its state with other ranks yet."""
 
 
 class DiLoCo:
@@ -56,10 +57,10 @@ class DiLoCo:
     (arXiv:2311.08105), Algorithm 1. The outer gradient of a rank is its weights after the last
     outer step minus its weights now. The outer optimizer takes the mean of all outer gradients and
     updates the weights of the last outer step. All ranks continue with the result. The inner
-    optimizer is the caller's, and its state stays on each rank.
+    optimizer belongs to the caller, and each rank has its own state of it.
 
-    All ranks make the same number of inner steps and call `step` after each. The constructor is
-    collective too: all ranks start with the weights of rank 0.
+    All ranks make the same number of inner steps and call `step` after each. All ranks must call
+    the constructor, too. They start with the weights of rank 0.
 
     Parameters
     ----------
@@ -75,8 +76,8 @@ class DiLoCo:
     wire : dtype, default float32
         The dtype in which outer gradients are sent: float32, bfloat16 or int8. See Notes.
     carried : structure, optional
-        Variables or arrays that a new rank of an elastic job gets with the weights, for example the
-        state of the inner optimizer. The other ranks keep theirs.
+        Variables or arrays that a new rank of an elastic job receives with the weights, for example
+        the state of the inner optimizer. The other ranks keep their own values.
     group : Group, optional
         The ranks. The default is the world.
 
@@ -99,9 +100,9 @@ class DiLoCo:
     -----
     Elastic jobs. Under `ngd run --min-ranks` this class joins the world itself, unless `group` is
     given. A lost rank is missing from the next outer step, whose mean is that of the remaining
-    ranks. A new rank first gets the weights, the outer optimizer's state, the round and `carried`
-    from a rank that has them. It takes part in the next outer step with weight 0. So does a rank
-    that was disconnected while the other ranks finished a round.
+    ranks. A new rank first receives the weights, the outer optimizer's state, the round and
+    `carried` from a rank that has them. It takes part in the next outer step with weight 0. The
+    same holds for a rank that was disconnected while the other ranks finished a round.
 
     Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in
     float32 and rounds the sum. For a mean M of the values x of n ranks, the error is at most
@@ -142,27 +143,27 @@ class DiLoCo:
             known = ", ".join(each.name for each in WIRES)
             raise ValueError(f"{self.where}: wire: expected one of {known}; got {self.wire.name}")
         self.outer = outer or optim.SGD(0.7, momentum=0.9, nesterov=True, name="outer")
-        self._leaves, names = self._checked("parameters", parameters)
+        self._leaves, names = self._check_leaves("parameters", parameters)
         self._on_graph = isinstance(self._leaves[0], Variable)
-        self._checked("carried", carried)
+        self._check_leaves("carried", carried)
         self._carried = carried
         self.state = LiveState(f"{self.outer.name}.diloco", self.outer.state)
         self._start = [
-            self.state.variable(f"{self.outer.name}.{name}.start", partial(wide_value, leaf))
+            self.state.variable(f"{self.outer.name}.{name}.start", partial(outer_weight_of, leaf))
             for name, leaf in zip(names, self._leaves, strict=True)
         ]
         name = f"{self.outer.name}.round"
-        self._round = self.state.variable(name, lambda: np.int64(NOT_BEGUN))
+        self._round = self.state.variable(name, lambda: np.int64(NO_ROUND))
         self._group = group
         self._world: Group | None = None
         self._executable: Any = None
-        self._inner = 0
-        self.outer.apply({v: v for v in self._start})  # makes its state
-        self._meet(weight=0.0)
+        self._num_inner = 0
+        self.outer.apply({v: v for v in self._start})  # makes the variables of its state
+        self._outer_step(weight=0.0)
 
     @property
     def round(self) -> int:
-        """The number of outer steps that the ranks have made together."""
+        """The number of outer steps so far."""
         return int(self._round.numpy())
 
     def restart(self) -> None:
@@ -183,7 +184,7 @@ class DiLoCo:
         """
         for leaf, start in zip(self._leaves, self._start, strict=True):
             give(leaf, start.numpy())
-        self._inner = 0
+        self._num_inner = 0
 
     def step(self) -> bool:
         """Count an inner step, and make the outer step if it is due.
@@ -191,7 +192,7 @@ class DiLoCo:
         Returns
         -------
         bool
-            Whether the outer step was made.
+            True if the outer step was made.
 
         Raises
         ------
@@ -207,132 +208,149 @@ class DiLoCo:
         >>> [diloco.step() for _ in range(4)]
         [False, False, True, False]
         """
-        self._inner += 1
-        if self._inner < self.every:
+        self._num_inner += 1
+        if self._num_inner < self.every:
             return False
-        self._meet(weight=1.0)
-        self._inner = 0
+        self._outer_step(weight=1.0)
+        self._num_inner = 0
         return True
 
-    def _checked(self, argument: str, tree: Any) -> tuple[list[Any], list[str]]:
-        """The leaves of a structure, and their names."""
-        parameters = argument == "parameters"
-        leaves, structure = trees.flatten(tree, None if parameters else is_state)
+    def _check_leaves(self, argument: str, tree: Any) -> tuple[list[Any], list[str]]:
+        """Return the leaves of an argument and their names; raise TypeError for a wrong leaf."""
+        is_parameters = argument == "parameters"
+        leaves, structure = trees.flatten(tree, None if is_parameters else is_state)
         for leaf, path in zip(leaves, structure.paths(argument), strict=True):
-            good = isinstance(leaf, Variable | LiveState) or (
+            is_valid = isinstance(leaf, Variable | LiveState) or (
                 isinstance(leaf, np.ndarray) and leaf.flags.writeable
             )
-            if not good or (parameters and leaf.dtype not in FLOATS):
+            if not is_valid or (is_parameters and leaf.dtype not in FLOATS):
                 raise TypeError(
                     f"{self.where}: {path}: expected a variable or a writable NumPy array"
-                    f"{' of floats' if parameters else ''}; got {leaf!r}"
+                    f"{' of floats' if is_parameters else ''}; got {leaf!r}"
                 )
-        if parameters and len({isinstance(leaf, Variable) for leaf in leaves}) != 1:
+        if is_parameters and len({isinstance(leaf, Variable) for leaf in leaves}) != 1:
             raise TypeError(
                 f"{self.where}: parameters: expected only variables, or only arrays; got both"
             )
-        if parameters and isinstance(leaves[0], Variable):
+        if is_parameters and isinstance(leaves[0], Variable):
             unique = UniqueNames()
             add_names(self.where, leaves, unique)
             return leaves, [unique.names[v] for v in leaves]
         return leaves, structure.paths()
 
-    def _meet(self, weight: float) -> None:
-        """Make an outer step with all who are there then.
+    def _outer_step(self, weight: float) -> None:
+        """Make an outer step with the ranks of the world at this time.
 
-        The weight is 1 for who has made the round's inner steps. A world that has just been made
-        first brings those who are behind to where the others are.
+        The weight of this rank is 1 if it has made the inner steps of the round, and 0 otherwise.
+        In a new world, the ranks that missed rounds first receive the state of a rank that has made
+        all of them. If the step fails because a rank is lost, and the job is elastic, this rank
+        joins the next world and tries again.
         """
-        for left in reversed(range(MOST_WORLDS)):
+        for num_left in reversed(range(MAX_WORLDS)):
             try:
                 ranks = self._ranks()
                 if ranks is not self._world:
-                    begun, behind = self._heal(ranks)
-                    weight = 0.0 if behind else weight
-                    if not begun:
+                    has_begun, is_behind = self._catch_up(ranks)
+                    weight = 0.0 if is_behind else weight
+                    if not has_begun:
                         return
                 self._run(weight)
                 return
             except CollectiveError as error:
-                fixed = self._group is not None or newcomers() is None
-                if fixed or left == 0 or isinstance(error, CollectiveMismatchError):
+                is_fixed = self._group is not None or newcomers() is None
+                if is_fixed or num_left == 0 or isinstance(error, CollectiveMismatchError):
                     raise
                 logger.warning("%s: outer step %d: %s", self.where, self.round + 1, error)
                 self._leave()
 
     def _ranks(self) -> Group:
-        """The ranks of the next outer step: where new members wait, a new world."""
+        """Return the ranks of the next outer step. If new members wait, join a new world."""
         if self._group is not None:
             return self._group
         world = init()
-        wanted = newcomers()
-        if wanted is not None and world is self._world:
-            agreed = int(all_reduce(np.int64(wanted), op="max"))
-            if agreed:
-                logger.info("%s: %d new members come in", self.where, agreed)
+        num_newcomers = newcomers()
+        if num_newcomers is not None and world is self._world:
+            num_joining = int(all_reduce(np.int64(num_newcomers), op="max"))
+            if num_joining:
+                logger.info("%s: %d new members come in", self.where, num_joining)
                 self._leave()
                 world = init()
         return world
 
     def _leave(self) -> None:
+        """Leave the world, so that `init` joins the next one."""
         self._world = self._executable = None
         shutdown()
 
-    def _heal(self, ranks: Group) -> tuple[bool, bool]:
-        """Give all who are behind what one has who is not; whether there was any, and who I am."""
-        mine = self.round
-        rounds = all_gather(np.array([mine]), group=ranks)
+    def _catch_up(self, ranks: Group) -> tuple[bool, bool]:
+        """Copy the state of an up-to-date rank to the ranks that missed rounds. Collective.
+
+        Returns
+        -------
+        has_begun : bool
+            False if all ranks call this for the first time. Then all ranks receive the weights of
+            rank 0, and no outer step follows.
+        is_behind : bool
+            True if this rank missed a round and has received the state.
+        """
+        own_round = self.round
+        rounds = all_gather(np.array([own_round]), group=ranks)
         newest, root = int(rounds.max()), int(rounds.argmax())
-        begun = newest != NOT_BEGUN
-        leaves, _ = self._checked("carried", self._carried if begun else ())
+        has_begun = newest != NO_ROUND
+        leaves, _ = self._check_leaves("carried", self._carried if has_begun else ())
         states = [leaf for leaf in leaves if isinstance(leaf, LiveState)]
-        kept = [*self.state.values(), *(v for v in leaves if not isinstance(v, LiveState))]
-        values = broadcast([value_of(each) for each in kept], root, group=ranks)
+        shared = [*self.state.values(), *(v for v in leaves if not isinstance(v, LiveState))]
+        values = broadcast([value_of(each) for each in shared], root, group=ranks)
         of_states = [broadcast_state(state, root, ranks) for state in states]
         executable = self._compile(ranks)
-        behind = mine < newest
-        if behind or not begun:
-            for each, value in zip(kept, values, strict=True):
+        is_behind = own_round < newest
+        if is_behind or not has_begun:
+            for each, value in zip(shared, values, strict=True):
                 give(each, value)
             for state, (arrays, is_complete) in zip(states, of_states, strict=True):
                 state.load(arrays, source=f"rank {root}", is_complete=is_complete)
             self.restart()
-        if behind:
+        if is_behind:
             logger.info("%s: healed by rank %d, at round %d", self.where, root, newest)
-        if not begun:
+        if not has_begun:
             self._round.assign(0)
         self._world, self._executable = ranks, executable
-        return begun, behind
+        return has_begun, is_behind
 
     def _compile(self, ranks: Group) -> Any:
-        """The outer step over some ranks: takes my weight, and the arrays; gives the new ones."""
-        mine = placeholder("weight", ())
-        now = self._leaves
+        """Compile the outer step for some ranks.
+
+        The step takes the weight of this rank. If the parameters are arrays, it also takes them and
+        returns their new values. If they are variables, it updates them.
+        """
+        weight = placeholder("weight", ())
+        current = self._leaves
         if not self._on_graph:
-            pairs = zip(self._start, now, strict=True)
-            now = [placeholder(start.name, leaf.shape, leaf.dtype) for start, leaf in pairs]
-        total = ops.all_reduce(mine, op="sum", group=ranks)
-        share = ops.where(total > 0, mine / total, 0.0)
+            pairs = zip(self._start, current, strict=True)
+            current = [placeholder(start.name, leaf.shape, leaf.dtype) for start, leaf in pairs]
+        total = ops.all_reduce(weight, op="sum", group=ranks)
+        fraction = ops.where(total > 0, weight / total, 0.0)
         gradients = {}
-        for start, leaf in zip(self._start, now, strict=True):
-            moved = start - ops.cast(leaf, start.dtype)
-            part = ops.where(mine > 0, moved * ops.cast(share, start.dtype), 0.0)
-            gradients[start] = summed(part, self.wire, ranks)
+        for start, leaf in zip(self._start, current, strict=True):
+            outer_gradient = start - ops.cast(leaf, start.dtype)
+            term = ops.where(weight > 0, outer_gradient * ops.cast(fraction, start.dtype), 0.0)
+            gradients[start] = sum_over_ranks(term, self.wire, ranks)
         updates = self.outer.apply(gradients)
         updates[self._round] = self._round + 1
-        results = [ops.cast(updates[s], v.dtype) for s, v in zip(self._start, now, strict=True)]
+        results = [ops.cast(updates[s], v.dtype) for s, v in zip(self._start, current, strict=True)]
         if not self._on_graph:
-            return compile([mine, *now], results, updates, group=ranks)
-        updates |= dict(zip(now, results, strict=True))
-        return compile([mine], [], updates, group=ranks)
+            return compile([weight, *current], results, updates, group=ranks)
+        updates |= dict(zip(current, results, strict=True))
+        return compile([weight], [], updates, group=ranks)
 
     def _run(self, weight: float) -> None:
-        given = (
+        """Run the compiled outer step with the weight of this rank."""
+        arrays = (
             []
             if self._on_graph
             else [np.ascontiguousarray(leaf).reshape(leaf.shape) for leaf in self._leaves]
         )
-        results = self._executable(np.float32(weight), *given)
+        results = self._executable(np.float32(weight), *arrays)
         if not self._on_graph:
             for leaf, result in zip(self._leaves, results, strict=True):
                 leaf[...] = result
@@ -344,7 +362,7 @@ class LocalSGD(DiLoCo):
     """Local SGD: the weights of all ranks are averaged every H steps.
 
     It is DiLoCo with the outer optimizer SGD(1.0). With H = 1 and plain SGD as the inner optimizer
-    it is data-parallel SGD.
+    it is data-parallel SGD. H is `every`.
 
     Parameters
     ----------
@@ -389,12 +407,12 @@ class LocalSGD(DiLoCo):
 
 
 def value_of(leaf: Any) -> Any:
-    """The array of a variable, or an array."""
+    """Return the array of a variable, or an array itself."""
     return leaf.numpy() if isinstance(leaf, Variable) else leaf
 
 
 def give(leaf: Any, value: Any) -> None:
-    """Replace the value of a variable, or of an array."""
+    """Replace the value of a variable or the elements of an array."""
     if isinstance(leaf, Variable):
         leaf.assign(value)
     else:
@@ -402,20 +420,21 @@ def give(leaf: Any, value: Any) -> None:
 
 
 def is_state(tree: Any) -> bool:
-    """Return whether a part of `carried` is a live state: its variables may come later."""
+    """Return True for a live state, which is one leaf because its variables may be made later."""
     return isinstance(tree, LiveState)
 
 
 def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
-    """Return the values of a state by name, the pending ones too, and whether it is complete."""
+    """Return the values of a state by name, including pending ones, and its `is_complete`."""
     values = {name: v.numpy() for name, v in state.variables.items()}
     return values | state.pending, state.is_complete
 
 
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
-    """Return the values of one rank's state, and whether it is complete.
+    """Return the values of the state of rank `root` by name, and its `is_complete`. Collective.
 
-    The variables need not exist on the other ranks.
+    The variables need not exist on the other ranks. So the names, dtypes and shapes are sent first,
+    as JSON, and then the values.
     """
     values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
@@ -423,41 +442,43 @@ def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str
     text = np.frombuffer(header.encode(), np.uint8)
     count = int(broadcast(np.int64(text.size), root, group=ranks))
     text = broadcast(text if ranks.rank == root else np.empty(count, np.uint8), root, group=ranks)
-    told = json.loads(text.tobytes())
+    description = json.loads(text.tobytes())
     if ranks.rank != root:
-        values = {name: np.empty(shape, np.dtype(dtype)) for name, dtype, shape in told["types"]}
+        values = {
+            name: np.empty(shape, np.dtype(dtype)) for name, dtype, shape in description["types"]
+        }
     arrays = broadcast([*values.values()], root, group=ranks)
-    return dict(zip(values, arrays, strict=True)), bool(told["is_complete"])
+    return dict(zip(values, arrays, strict=True)), bool(description["is_complete"])
 
 
-def wide_value(leaf: Any) -> Any:
-    """Return the value of a variable or array as an outer weight."""
+def outer_weight_of(leaf: Any) -> Any:
+    """Return the value of a variable or array as an outer weight, with at least float32."""
     return wide(value_of(leaf))
 
 
 def wide(value: Any) -> Any:
-    """Outer weights have at least float32, so that small outer steps are not lost."""
+    """Convert 16-bit floats to float32, so that small outer steps are not lost by rounding."""
     return value if value.dtype == float64 else value.astype(float32)
 
 
-def summed(part: Node, wire: Any, ranks: Group) -> Node:
-    """The sum over the ranks of their parts of a mean, which travel as `wire`; see DiLoCo."""
+def sum_over_ranks(term: Node, wire: Any, ranks: Group) -> Node:
+    """Return the sum over the ranks of their terms of a mean, sent as `wire`; see DiLoCo, Notes."""
     if wire == float32:
-        return ops.all_reduce(part, op="sum", group=ranks)
+        return ops.all_reduce(term, op="sum", group=ranks)
     if wire == bfloat16:
-        rounded = ops.all_reduce(ops.cast(part, float32), op="sum", compression="bf16", group=ranks)
-        return ops.cast(rounded, part.dtype)
-    codes, scales = encoded(part)
+        rounded = ops.all_reduce(ops.cast(term, float32), op="sum", compression="bf16", group=ranks)
+        return ops.cast(rounded, term.dtype)
+    codes, scales = encoded(term)
     codes, scales = (ops.all_gather(each, group=ranks) for each in (codes, scales))
     rows = (ranks.size, *codes.shape[1:])
     values = ops.cast(ops.reshape(codes, (ranks.size, -1, *rows[1:])), float32)
     total = ops.sum(values * ops.reshape(scales, (ranks.size, -1, 1)), 0)
-    return ops.cast(ops.reshape(total, part.shape), part.dtype)
+    return ops.cast(ops.reshape(total, term.shape), term.dtype)
 
 
 def encoded(x: Node) -> tuple[Node, Node]:
-    """An array as int8 rows, and a float32 scale a row: their product is the array, nearly."""
+    """Return int8 rows and one float32 scale per row, whose product approximates an array."""
     rows = ops.reshape(ops.cast(x, float32), (x.shape[0] if x.ndim > 1 else 1, -1))
     largest = ops.max(abs(rows), 1, keepdims=True)
-    scales = ops.where(largest < LEAST, 1.0, largest / 127.0)  # of a NaN a NaN
+    scales = ops.where(largest < MIN_MAGNITUDE, 1.0, largest / 127.0)  # NaN if the row has a NaN
     return ops.cast(ops.round(rows / scales), int8), scales

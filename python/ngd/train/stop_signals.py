@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals, such as SIGTERM of a scheduler, that stop a training on all ranks."""
+"""Signals that stop a training on all ranks, such as SIGTERM of a scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..comm.calls import all_reduce
 
 
 class StopSignals:
-    """Catches signals, so that all ranks stop at the same step.
+    """A context manager that catches signals, so that all ranks stop at the same step.
 
     A scheduler sends a signal before it ends a job. The signal reaches the ranks at different
     times, or only some of them. Inside the context, a signal is recorded and has no other effect.
@@ -37,7 +37,7 @@ class StopSignals:
     ValueError
         The context is entered outside of the main thread, where Python sets no handlers.
     OSError
-        The signal cannot be caught, as SIGKILL and SIGSTOP.
+        A signal cannot be caught, such as SIGKILL and SIGSTOP.
 
     Examples
     --------
@@ -62,8 +62,8 @@ class StopSignals:
         self.noted = 0
         with contextlib.ExitStack() as handlers:
             for number in self.signals:
-                before = signal.signal(number, self._note)
-                handlers.callback(signal.signal, number, before or signal.SIG_DFL)
+                previous = signal.signal(number, self._note)
+                handlers.callback(signal.signal, number, previous or signal.SIG_DFL)
             self._handlers = handlers.pop_all()
         return self
 
@@ -71,15 +71,17 @@ class StopSignals:
         self._handlers.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal, as its handler."""
         self.noted = number
 
     def asked(self) -> signal.Signals | None:
-        """Return the signal that any rank received, or None. Collective.
+        """Return the signal that any rank received, or None. All ranks must call it.
 
         Returns
         -------
         signal.Signals or None
-            The same on all ranks. Without signals it is None, and nothing is communicated.
+            The signal with the highest number, equal on all ranks. If the context has no signals,
+            it is None, and the ranks do not communicate.
 
         Examples
         --------

@@ -36,7 +36,7 @@ from .callback_hooks import CALLBACKS, callback_states, check_callbacks, has_hoo
 from .stop_signals import StopSignals
 
 NUM_REPORTED_LOSSES: Final = 50
-"""The loss of the report is the mean over this many steps, the last ones."""
+"""The loss in the report is the mean over this number of last steps."""
 
 LOG: Final = "log.jsonl"
 """The name of the file with one line of JSON per step, in the folder `log` of a Trainer."""
@@ -51,7 +51,8 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     ----------
     metric : callable
         A function of the columns of a batch. It returns a scalar or a sequence of scalars, each a
-        mean over the samples of the batch. A compiled step with scalar outputs is one.
+        mean over the samples of the batch. A compiled step with scalar outputs is such a
+        function.
     loader : Loader
         The batches. Iteration starts at the first batch of the epoch.
     group : Group, optional
@@ -60,7 +61,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     Returns
     -------
     list of float
-        One mean per scalar, the same on all ranks. A batch counts by its number of samples.
+        One mean per scalar, equal on all ranks. A batch is weighted by its number of samples.
 
     Raises
     ------
@@ -81,7 +82,8 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
             f"{type(metric).__name__} and {type(loader).__name__}. Write "
             "train.evaluate(metric, loader)."
         )
-    loader.sampler.done -= loader.sampler.step  # an earlier evaluation may have raised
+    # Restart the epoch: an earlier evaluation may have raised an exception.
+    loader.sampler.done -= loader.sampler.step
     sums: Any = 0.0
     count = 0
     for batch in loader:
@@ -132,7 +134,7 @@ class Trainer:
         The training batches. Its sampler holds the position in the training.
     variables : structure of variables
         The contents of a checkpoint: the model's variables, `optimizer.state` and other live
-        states, in any nested structure. A state may get its variables in the first step.
+        states, in any nested structure. The first step may make the variables of a state.
     epochs : int
         The number of epochs of the whole training.
     evaluate : callable, optional
@@ -147,7 +149,7 @@ class Trainer:
     save : path, optional
         The folder of the checkpoint, which is replaced after each epoch and at the end.
     every : int, optional
-        Save also each `every` steps.
+        Also save every `every` steps.
     resume : bool, default False
         Continue from the checkpoint in `save`, if there is one.
     log : path, optional
@@ -168,7 +170,7 @@ class Trainer:
     stopped : signal.Signals or None
         The signal that ended the last run.
     has_stopped_early : bool
-        Whether a callback or `stop()` ended the last run.
+        True if a callback or `stop()` ended the last run.
     losses : list of float
         The losses of the last 50 steps.
     results : dict
@@ -247,8 +249,8 @@ class Trainer:
         self._states: list[LiveState] = []
         self._not_finite: set[str] = set()
         if save is not None:
-            held, self._states = checkpoint.collected("save", **self._saved())
-            values = checkpoint.with_pending("save", held, self._states)
+            variables_by_name, self._states = checkpoint.collected("save", **self._saved())
+            values = checkpoint.with_pending("save", variables_by_name, self._states)
             self._not_finite = {name for name, v in values.items() if not is_finite(v)}
 
     @property
@@ -303,7 +305,7 @@ class Trainer:
         ValueError
             A batch has fewer samples than there are ranks, or a restored value has no variable.
         TypeError
-            The step did not return a loss, or a callback something else than True, False or None.
+            The step did not return a loss, or a callback did not return True, False or None.
 
         Examples
         --------
@@ -315,15 +317,15 @@ class Trainer:
         >>> report["steps"], report["loss"]
         (8, 0.5)
         """
-        sampler, before, seconds = self.loader.sampler, self.done, 0.0
+        sampler, first_step, seconds = self.loader.sampler, self.done, 0.0
         self.stopped, self.has_stopped_early, self._must_stop = None, False, False
         with self._signals, contextlib.closing(Log(self.log_to, self.done)) as log:
             while sampler.epoch < self.epochs and not self._is_stopped:
                 start = time.perf_counter()
                 self._run_epoch(sampler.epoch + 1, log)
                 seconds += time.perf_counter() - start
-                is_whole = sampler.step == 0
-                if is_whole and not self._is_stopped:
+                is_complete = sampler.step == 0
+                if is_complete and not self._is_stopped:
                     if self.evaluate is not None:
                         with self._averaged():
                             self.results = {name: float(n) for name, n in self.evaluate().items()}
@@ -332,7 +334,7 @@ class Trainer:
                 self.save()
                 if sampler.epoch < self.epochs and not self._is_stopped:
                     self._agree_on_stop()
-        samples = (self.done - before) * sampler.batch_size
+        samples = (self.done - first_step) * sampler.batch_size
         return {
             "steps": self.done,
             "loss": float(np.mean(self.losses)) if self.losses else None,
@@ -342,6 +344,7 @@ class Trainer:
 
     @property
     def _is_stopped(self) -> bool:
+        """True if a signal, a callback or `stop()` has ended the run."""
         return self.stopped is not None or self.has_stopped_early
 
     def _run_epoch(self, number: int, log: Log) -> None:
@@ -376,7 +379,7 @@ class Trainer:
                         return
 
     def _call(self, hook: str, value: Any) -> None:
-        """Call a method of all callbacks, and record whether one returned True."""
+        """Call a method of all callbacks. If one returns True, the training must stop."""
         for callback in self.callbacks:
             if not has_hook(callback, hook):
                 continue
@@ -390,7 +393,7 @@ class Trainer:
             self._must_stop = self._must_stop or bool(result)
 
     def _agree_on_stop(self) -> None:
-        """Set `stopped` and `has_stopped_early` on all ranks as any rank requires. Collective."""
+        """Set `stopped` and `has_stopped_early` on all ranks if any rank must stop. Collective."""
         noted = np.array([self._signals.noted, self._must_stop], np.int64)
         number, must_stop = all_reduce(noted, op="max")
         self.stopped = signal.Signals(number) if number else None
@@ -468,12 +471,12 @@ def loss_in(result: Any) -> float:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether all elements of a variable or array are finite."""
+    """Return True if all elements of a variable or array are finite."""
     return bool(np.isfinite(value.numpy() if isinstance(value, Variable) else value).all())
 
 
 def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
-    """Return a context that gives the loader, with a progress bar if it is shown."""
+    """Return a context manager of the loader, with a progress bar if it is shown."""
     if is_shown:
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
@@ -491,7 +494,10 @@ def step_of(line: str) -> float:
 
 
 class Log:
-    """A log of numbers per step, as JSON lines and for TensorBoard, if there is a folder."""
+    """A log of numbers per step, as JSON lines and for TensorBoard, if there is a folder.
+
+    Lines of an earlier run after its step `done` are removed, because those steps run again.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:
         self.lines: Any = None
@@ -500,9 +506,9 @@ class Log:
             return
         path = Path(folder) / LOG
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = path.read_text().splitlines() if done and path.exists() else []
+        old_lines = path.read_text().splitlines() if done and path.exists() else []
         fresh = path.with_suffix(".part")
-        fresh.write_text("".join(f"{line}\n" for line in kept if step_of(line) <= done))
+        fresh.write_text("".join(f"{line}\n" for line in old_lines if step_of(line) <= done))
         fresh.replace(path)
         self.lines = path.open("a", buffering=1)
         with contextlib.suppress(ImportError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with a gradient of their own: `custom_gradient`."""
+"""Functions with a user-defined gradient: `custom_gradient`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     Parameters
     ----------
     f : function
-        Returns (result, gradient). The result is a structure of nodes of any shape. `gradient`
-        takes adjoints in the same structure, which are zeros if the loss does not depend on a part.
-        It returns the adjoint of the argument in the argument's structure, or a tuple if several
-        arguments contain arrays or floats. None means that there is no gradient. `gradient` may use
-        values that `f` has computed.
+        A function that returns (result, gradient). The result is a structure of nodes of any shape.
+        `gradient` takes the adjoints of the result in the same structure. They are zeros if the
+        loss does not depend on a part. It returns the adjoint of the argument in the argument's
+        structure, or a tuple if several arguments contain arrays or floats. None means that there
+        is no gradient. `gradient` may use values that `f` has computed.
 
     Returns
     -------
@@ -40,9 +40,9 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
     Raises
     ------
     GradientError
-        `f` reads a floating node or variable from outside, which would get no gradient. Make it an
-        argument, or wrap it in ops.stop_gradient. An adjoint of another type than its argument is
-        the same error.
+        `f` reads a floating node or variable that is not an argument, which would get no gradient.
+        Make it an argument, or wrap it in ops.stop_gradient. Or an adjoint does not have the type
+        of its argument.
 
     Examples
     --------
@@ -64,40 +64,43 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
 def call_with_gradient(
     where: str, f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a function on nodes, and give its results the gradient that it returns."""
+    """Call a function on nodes, and attach to its results the gradient function that it returns."""
     since = newest()
     leaves, structure = flatten(([*args], kwargs))
-    own = [after(node) if (node := tensor(x)) is not None else x for x in leaves]
-    given, named = structure.rebuild(own)
-    returned = f(*given, **named)
+    inner_leaves = [after(node) if (node := tensor(x)) is not None else x for x in leaves]
+    inner_args, inner_kwargs = structure.rebuild(inner_leaves)
+    returned = f(*inner_args, **inner_kwargs)
     if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
         raise TypeError(
             f"{where}: expected it to return (result, gradient); got {returned!r}. Return a pair."
         )
     results, of_results = as_nodes(where, returned[0])
-    operands = [x for x in own if isinstance(x, Node)]
+    operands = [x for x in inner_leaves if isinstance(x, Node)]
     expect_closed(where, results, operands, since)
-    rule = GivenGradient(where, returned[1], of_results, [*given, *named.values()])
-    made = with_gradient(results, operands, rule).results if results else ()
-    return of_results.rebuild(made)
+    rule = UserGradient(where, returned[1], of_results, [*inner_args, *inner_kwargs.values()])
+    outputs = with_gradient(results, operands, rule).results if results else ()
+    return of_results.rebuild(outputs)
 
 
 def expect_closed(
     where: str, results: Sequence[Node], operands: Sequence[Node], since: int
 ) -> None:
-    """Refuse what a function reads beside its arguments, and what would have a gradient."""
-    seen = set(operands)
-    waiting = list(results)
-    while waiting:
-        node = waiting.pop()
+    """Raise GradientError if a function reads floating values that are not its arguments.
+
+    `since` separates the nodes: nodes with a smaller id existed before the call.
+    """
+    visited = set(operands)
+    stack = list(results)
+    while stack:
+        node = stack.pop()
         if (
-            node in seen
+            node in visited
             or node.op is CONSTANT
             or node.op is stop_gradient
             or not is_float(node.dtype)
         ):
             continue
-        seen.add(node)
+        visited.add(node)
         if node.id < since or isinstance(node.op, Leaf):
             raise GradientError(
                 f"{where}: expected a function that reads only its arguments; got one that reads "
@@ -105,18 +108,18 @@ def expect_closed(
                 "argument, "
                 "or read it by ops.stop_gradient."
             )
-        waiting += node.inputs
+        stack += node.inputs
 
 
 def tensor(leaf: Any) -> Node | None:
-    """A node of what is or becomes one in a trace; None for what is fixed there."""
+    """Return a leaf as a node, or None if a trace fixes it: an int, a bool or a text."""
     if isinstance(leaf, Node):
         return leaf
     return constant(leaf) if is_array(leaf) or type(leaf) is float else None
 
 
-class GivenGradient:
-    """The rule of `custom_gradient`; `args` are the arguments, with nodes for their arrays."""
+class UserGradient:
+    """The gradient rule of `custom_gradient`. `args` are the arguments, with nodes for arrays."""
 
     def __init__(
         self, where: str, gradient: Callable[[Any], Any], results: Structure, args: Sequence[Any]
@@ -128,32 +131,32 @@ class GivenGradient:
     def __call__(
         self, results: Sequence[Node], operands: Sequence[Node], dy: Sequence[Node | None]
     ) -> Sequence[Node | None]:
-        """Ask the user's function."""
-        whole = [
+        """Return the adjoints of results and operands, by the user's gradient function."""
+        cotangents = [
             zeros(y.shape, y.dtype) if part is None else part
             for y, part in zip(results, dy, strict=True)
         ]
-        made = self.gradient(self.results.rebuild(whole))
-        parts = (made,) if len(self.args) == 1 else made
+        returned = self.gradient(self.results.rebuild(cotangents))
+        parts = (returned,) if len(self.args) == 1 else returned
         if not isinstance(parts, tuple) or len(parts) != len(self.args):
             raise TypeError(
                 f"{self.where}: gradient: expected a tuple of {len(self.args)} adjoints; got "
-                f"{made!r}. Return one per argument, None for none."
+                f"{returned!r}. Return one per argument, None for none."
             )
         adjoints: list[Any] = []
         for part, (leaves, structure) in zip(parts, self.args, strict=True):
-            none = part is None and structure is not LEAF
-            found = leaves if none else structure.match(part, f"{self.where}: gradient")
-            pairs = zip(leaves, found, strict=True)
-            adjoints += [None if none else d for leaf, d in pairs if isinstance(leaf, Node)]
-        wanted = [self.adjoint(d, x) for d, x in zip(adjoints, operands, strict=True)]
-        return [*(None for _ in results), *wanted]
+            is_none = part is None and structure is not LEAF
+            part_leaves = leaves if is_none else structure.match(part, f"{self.where}: gradient")
+            pairs = zip(leaves, part_leaves, strict=True)
+            adjoints += [None if is_none else d for leaf, d in pairs if isinstance(leaf, Node)]
+        of_operands = [self.adjoint(d, x) for d, x in zip(adjoints, operands, strict=True)]
+        return [*(None for _ in results), *of_operands]
 
-    def adjoint(self, given: Any, of: Node) -> Node | None:
-        """One adjoint, of its operand's type."""
-        if given is None:
+    def adjoint(self, value: Any, of: Node) -> Node | None:
+        """Return an adjoint in the type of its operand; None for None."""
+        if value is None:
             return None
-        return as_vector_like(f"{self.where}: gradient", given, of)
+        return as_vector_like(f"{self.where}: gradient", value, of)
 
     def __repr__(self) -> str:
         return self.where

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a Jacobian with vectors: `jvp` (forward mode) and `vjp` (reverse mode)."""
+"""Products of a Jacobian with vectors: `jvp` and `vjp`.
+
+The Jacobian J has the derivatives of all results by all primals, the arguments of the function.
+`vjp` gives J^T u for cotangents u, which have the structure of the results. This is the reverse
+mode: one backward pass from the results to the primals. `jvp` gives J t for tangents t, which have
+the structure of the primals. J^T u is linear in u, and its Jacobian by u is J^T. So the
+vector-Jacobian product of the function u -> J^T u with the vector t is J t, and two backward passes
+compute it (Townsend, 2017, https://j-towns.github.io/2017/06/12/A-new-trick.html).
+"""
 
 from __future__ import annotations
 
@@ -17,24 +25,25 @@ from .gradient import Primals, as_nodes, as_vector_like, pulled, remembered, ste
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Return f(*primals), and a function for vector-Jacobian products.
 
-    Called with arrays, that function is a compiled step, which computes `f` again with the current
-    values. While a graph is built, it adds nodes to the graph.
+    If it is called with arrays, that function is a compiled step, which computes `f` again with the
+    current values of variables. While a graph is built, it adds nodes to the graph.
 
     Parameters
     ----------
     f : function
-        Takes and returns floats, in any structure and of any shape.
+        A function of floats that returns floats, in any structure and of any shape.
     *primals : structure of arrays
-        Its arguments, by all of which it is differentiated.
+        The arguments of `f`. It is differentiated by all of them.
     has_aux : bool, default False
         If `f` returns (result, aux), aux is the third element of the tuple.
 
     Returns
     -------
     tuple
-        The result, and the function. It takes a structure like the result's. It returns, per
-        primal, the derivatives of the result's elements, weighted with that structure and summed.
-        With has_aux, aux is the third element.
+        The result, and the function for vector-Jacobian products. That function takes cotangents in
+        the structure of the result. It returns a tuple with one entry per primal: the sum over the
+        elements of the result of cotangent times derivative. With has_aux, aux is the third
+        element.
 
     Examples
     --------
@@ -54,14 +63,14 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 def pulled_back(
     f: Callable[..., Any], args: Sequence[Any], has_aux: bool
 ) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """The result of a function on nodes, aux, and what pulls adjoints back through it."""
+    """Return the result of a function on nodes, aux, and a function from cotangents to adjoints."""
     primals = Primals("vjp", args, tuple(range(len(args))))
     returned, aux = with_aux("vjp", f(*primals.args), has_aux)
     results, structure = as_nodes("vjp", returned)
 
     def pull(cotangents: Any) -> Any:
-        given = structure.match(cotangents, "vjp: cotangents")
-        dy = [as_vector_like("vjp: cotangents", x, y) for x, y in zip(given, results, strict=True)]
+        values = structure.match(cotangents, "vjp: cotangents")
+        dy = [as_vector_like("vjp: cotangents", x, y) for x, y in zip(values, results, strict=True)]
         return primals.filled(primals.pull(results, dy))
 
     return structure.rebuild(results), aux, pull
@@ -69,7 +78,7 @@ def pulled_back(
 
 @remembered
 def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """The step that computes what a function returns, and aux."""
+    """Return the step that computes the result of a function, and aux."""
 
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
@@ -79,7 +88,7 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 @remembered
 def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
-    """The step that pulls adjoints back."""
+    """Return the step that computes the vector-Jacobian product of a function."""
 
     def backward(primals: Any, cotangents: Any) -> Any:
         return pulled_back(f, primals, has_aux)[2](cotangents)
@@ -88,28 +97,28 @@ def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Return f(*primals), and its derivative in a direction (Jacobian-vector product).
+    """Return f(*primals), and the Jacobian-vector product: its derivative in a direction.
 
     Parameters
     ----------
     f : function
-        Takes and returns floats, in any structure and of any shape.
+        A function of floats that returns floats, in any structure and of any shape.
     primals : sequence
-        Its arguments.
+        The arguments of `f`.
     tangents : sequence
-        The direction of each argument, of the same structure and shapes.
+        The direction of each argument, in the same structure and shapes.
 
     Returns
     -------
     tuple
-        The result, and its derivative, of the same structure. The derivative of a part that is not
+        The result, and its derivative in the same structure. The derivative of a part that is not
         floating is None.
 
     Notes
     -----
-    It consists of two reverse passes, since the vector-Jacobian product is linear in its vector. So
-    all ops need second derivatives. The time is about that of a gradient. As for a gradient, memory
-    holds the values of the whole forward pass.
+    Two backward passes compute it, because the vector-Jacobian product is linear in its vector. So
+    all ops need second derivatives. The time is about the time of a gradient. As for a gradient,
+    memory holds the values of the whole forward pass.
 
     Examples
     --------
@@ -124,35 +133,36 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
             "Give one per primal."
         )
     step = forward_mode(f)
-    made = step.__wrapped__ if building((primals, tangents)) else step
-    return made(primals, tangents)
+    call = step.__wrapped__ if building((primals, tangents)) else step
+    return call(primals, tangents)
 
 
 @remembered
 def forward_mode(f: Callable[..., Any]) -> Function:
-    """The step that computes a function, and its derivative in a direction."""
+    """Return the step that computes a function and its derivative in the direction of tangents."""
 
     def forward(args: Any, tangents: Any) -> Any:
         primals = Primals("jvp", args, tuple(range(len(args))))
         results, structure = as_nodes("jvp", f(*primals.args))
-        given = primals.structure.match(tangents, "jvp: tangents")
+        tangent_leaves = primals.structure.match(tangents, "jvp: tangents")
         paths = primals.structure.paths("tangents")
         directions = [
             as_vector_like(f"jvp: {path}", t, x)
-            for path, t, x in zip(paths, given, primals.nodes, strict=True)
+            for path, t, x in zip(paths, tangent_leaves, primals.nodes, strict=True)
         ]
         floats = [y for y in results if is_float(y.dtype)]
         weights = [after(zeros(y.shape, y.dtype)) for y in floats]
         products = primals.pull(floats, weights)
-        reached = [i for i, product in enumerate(products) if product is not None]
-        slopes = pulled(
-            [products[i] for i in reached],  # type: ignore[misc]
-            [directions[i] for i in reached],
+        connected = [i for i, product in enumerate(products) if product is not None]
+        float_derivatives = pulled(
+            [products[i] for i in connected],  # type: ignore[misc]
+            [directions[i] for i in connected],
             weights,
         )
-        of = dict(zip(floats, slopes, strict=True))
+        slopes = dict(zip(floats, float_derivatives, strict=True))
         derivatives = [
-            zeros(y.shape, y.dtype) if y in of and of[y] is None else of.get(y) for y in results
+            zeros(y.shape, y.dtype) if y in slopes and slopes[y] is None else slopes.get(y)
+            for y in results
         ]
         return structure.rebuild(results), structure.rebuild(derivatives)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of nodes and of Python functions: ngd.grad and ngd.value_and_grad.
 
-A function takes and returns nodes. If a graph is being built, its gradient adds nodes to the graph.
-If it is called with arrays, it is compiled as by `ngd.function`, and the compiled step is kept as
-long as the function exists.
+The gradient of a function is a function, too. While a graph is built, a call of it adds nodes to
+the graph. If it is called with arrays, it is compiled as by `ngd.function`, and the compiled step
+is cached as long as the function exists.
 
-Each argument to differentiate by becomes a node of its own (`after`), so f(x, x) has two partial
-derivatives. Other values that a function reads are constants.
+The primals are the leaves of the arguments to differentiate by. Each primal becomes a separate node
+(`after`), so f(x, x) has two partial derivatives. Other values that a function reads are constants.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ..ops._operands import as_node
 from ..ops._reverse_mode import UNUSED, gradients, walk_back
 from ..trees import Structure, flatten
 
-KEPT: Final = 512
-"""The number of derived functions that are kept, with their compiled steps."""
+MAX_CACHED: Final = 512
+"""The maximum number of cached functions per transformation, with their compiled steps."""
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 Key = TypeVar("Key")
 
 
 def remembered(make: Maker) -> Maker:
-    """Cache a function transformation: equal arguments give the same function, with its traces."""
-    kept = functools.lru_cache(KEPT)(make)
+    """Cache a transformation of functions: equal arguments return the same function and traces."""
+    cached_make = functools.lru_cache(MAX_CACHED)(make)
 
     @functools.wraps(make)
     def cached(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,13 +49,17 @@ def remembered(make: Maker) -> Maker:
                 f"{make.__name__}: expected a function; got {f!r}. Give a function of arrays."
             )
         hashable = all(isinstance(x, Hashable) for x in (f, *args, *kwargs.values()))
-        return (kept if hashable else make)(f, *args, **kwargs)
+        return (cached_make if hashable else make)(f, *args, **kwargs)
 
     return cached  # type: ignore[return-value]
 
 
 class Primals:
-    """The leaves of the arguments to differentiate by, each as a node of its own."""
+    """The leaves of the arguments to differentiate by, each as a separate node.
+
+    `args` are all arguments with these nodes. `nodes`, `paths` and `structure` are the nodes, their
+    names in messages, and the structure of the arguments to differentiate by.
+    """
 
     def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
         numbers = [argnums] if isinstance(argnums, int) else list(argnums)
@@ -73,15 +77,15 @@ class Primals:
         ]
         self.args = list(args)
         rebuilt = self.structure.rebuild(self.nodes)
-        for place, n in enumerate(numbers):
-            self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[place]
+        for index, n in enumerate(numbers):
+            self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[index]
 
     def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
-        """The adjoints of the leaves from those of some results."""
+        """Return the adjoints of the primals from the adjoints of some results."""
         return pulled(results, dy, self.nodes)
 
     def filled(self, parts: Iterable[Node | None]) -> Any:
-        """Adjoints in the arguments' structure, with zeros for what nothing depends on."""
+        """Return adjoints in the structure of the arguments, with zeros for None."""
         pairs = zip(self.nodes, parts, strict=True)
         return self.structure.rebuild(
             zeros(x.shape, x.dtype) if part is None else part for x, part in pairs
@@ -91,13 +95,13 @@ class Primals:
 def pulled(
     results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
 ) -> list[Node | None]:
-    """Return the adjoints of targets from those of results. One node may be several results."""
+    """Return the adjoints of targets from the adjoints of results. A result may occur twice."""
     seeds: dict[Node, Node] = {}
     for result, part in zip(results, dy, strict=True):
         if part is not None and is_float(result.dtype):
             seeds[result] = add(seeds[result], part) if result in seeds else part
-    found = walk_back(seeds, targets, beyond=False)
-    return [found.get(node) for node in targets]
+    adjoints = walk_back(seeds, targets, beyond=False)
+    return [adjoints.get(node) for node in targets]
 
 
 def expect_float(where: str, path: str, leaf: Any) -> Node:
@@ -120,11 +124,11 @@ def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
     return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
 
 
-def as_vector_like(where: str, given: Any, like: Node) -> Node | None:
-    """Return a tangent or an adjoint in the type of its value; None if the value is not a float."""
+def as_vector_like(where: str, value: Any, like: Node) -> Node | None:
+    """Return a tangent or adjoint in the type of its value, or None if that is not floating."""
     if not is_float(like.dtype):
         return None
-    node = cast(as_node(given, like, where), like.dtype)
+    node = cast(as_node(value, like, where), like.dtype)
     if node.shape != like.shape:
         raise GradientError(
             f"{where}: expected {like.type}, the type of the value to which it belongs; got "
@@ -158,21 +162,22 @@ def value_and_grad(
     Parameters
     ----------
     f : function
-        Takes arrays of any shape, and returns a floating scalar. With has_aux it returns a pair of
-        the scalar and any structure.
+        A function of arrays of any shape that returns a floating scalar. With has_aux it returns a
+        pair of the scalar and any structure.
     argnums : int or tuple of ints, default 0
         The positional arguments to differentiate by. Each is a structure of floats.
     has_aux : bool, default False
         If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
     unused : {"error", "zero"}
-        "error": raise GradientError if the value does not depend on an argument. "zero": its
-        gradient is zeros.
+        The treatment of an argument on which the value does not depend. "error" raises
+        GradientError. "zero" returns a gradient of zeros.
 
     Returns
     -------
     Function
-        Takes the arguments of `f` and returns (value, gradient). The gradient has the structure of
-        the argument, or is a tuple for several. On several ranks it is that of `ngd.grad`.
+        A function of the arguments of `f` that returns (value, gradient). The gradient has the
+        structure of the argument, or is a tuple for several arguments. On several ranks it is the
+        gradient of `ngd.grad`.
 
     Raises
     ------
@@ -204,7 +209,7 @@ def gradient_of(
     *,
     unused: str = "error",
 ) -> Function:
-    """Return the function that computes the gradient of `f`. See grad."""
+    """Return the function that computes the gradient of `f`, for `grad`."""
     expect_unused("grad", unused)
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -216,13 +221,13 @@ def gradient_of(
 
 
 def expect_unused(where: str, unused: str) -> None:
-    """Check the option `unused`."""
+    """Raise ValueError for an unknown value of the option `unused`."""
     if unused not in UNUSED:
         raise ValueError(f'{where}: expected unused "error" or "zero"; got {unused!r}')
 
 
 class Differentiation(NamedTuple):
-    """The value and the gradient of a function, on nodes."""
+    """The computation of the value and the gradient of a function on nodes."""
 
     where: str
     f: Callable[..., Any]
@@ -231,7 +236,7 @@ class Differentiation(NamedTuple):
     unused: str
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any, Any]:
-        """Return value, aux and gradient."""
+        """Return the value, aux and the gradient for some arguments."""
         where = self.where
         primals = Primals(where, args, self.argnums)
         returned, aux = with_aux(where, self.f(*primals.args, **kwargs), self.has_aux)
@@ -282,8 +287,8 @@ def grad(
     Parameters
     ----------
     loss : Node or callable
-        A floating scalar: the loss of this rank. Or a function that returns one; with has_aux, a
-        pair of the scalar and any structure.
+        A floating scalar: the loss of this rank. Or a function that returns such a scalar, or with
+        has_aux a pair of the scalar and any structure.
     wrt : Node or structure of Node
         The nodes to differentiate by, if `loss` is a node.
     argnums : int or tuple of int, default 0
@@ -292,26 +297,27 @@ def grad(
     has_aux : bool, default False
         If the function returns (scalar, aux), the gradient function returns (gradient, aux).
     unused : {"error", "zero"}
-        "error": raise GradientError if the loss does not depend on a node or an argument. "zero":
-        its gradient is zeros.
+        The treatment of a node or an argument on which the loss does not depend. "error" raises
+        GradientError. "zero" returns a gradient of zeros.
 
     Returns
     -------
     structure of Node, or Function
-        The gradients in the structure of `wrt`. For a function, a function of the same arguments
-        that returns the gradient in the structure of the argument, or a tuple for several.
+        The gradients in the structure of `wrt`. If `loss` is a function, a function of the same
+        arguments that returns the gradient in the structure of the argument, or a tuple for several
+        arguments.
 
     Raises
     ------
     GradientError
-        The loss is not a floating scalar, a target is not floating, or an op on the way has no
-        gradient. The message has the op's file and line.
+        The loss is not a floating scalar, a target is not floating, or an op between target and
+        loss has no gradient. The message has the op's file and line.
 
     Notes
     -----
-    On several ranks the gradient is that of the sum of all ranks' losses by this rank's own value.
-    If the loss reaches no collective, that is the gradient of this rank's loss, to average with
-    `ops.all_reduce`. Integers, bools and stop_gradient end a path.
+    On several ranks, the result is the gradient of the sum of all ranks' losses with respect to
+    this rank's value. If the loss depends on no collective, it is the gradient of this rank's loss;
+    average it with `ops.all_reduce`. No gradient flows through integers, bools and stop_gradient.
 
     Examples
     --------
@@ -336,14 +342,17 @@ def grad(
     return gradient_of(loss, 0 if argnums is None else argnums, has_aux, unused=unused)
 
 
-def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Function:
-    """A function of the arguments of `f`; what `f` takes by position comes by position."""
+def like(f: Callable[..., Any], call: Callable[..., Any], where: str) -> Function:
+    """Return a Function with the signature of `f` that calls `call`.
+
+    It passes arguments by position if `f` can take them by position, and adds default values.
+    """
     signature = signature_of(f)
 
     def python(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return made(*bound.args, **bound.kwargs)
+        return call(*bound.args, **bound.kwargs)
 
     functools.update_wrapper(python, f, ("__doc__",), ())
     python.__qualname__ = f"{where}({getattr(f, '__qualname__', repr(f))})"
@@ -352,7 +361,7 @@ def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Functio
 
 
 def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
-    """A function that is made of `f`: where that is compiled itself, as that is."""
+    """Return a Function for `python`, which calls `f`. It has the options of a compiled `f`."""
     if isinstance(f, Function):
         return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)
     return Function(python, of=f)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All derivatives of a function: `jacobian`, and `hessian` for the second ones."""
+"""All first and all second derivatives of a function: `jacobian` and `hessian`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
     Parameters
     ----------
     f : function
-        Takes and returns floats, in any structure and of any shape.
+        A function of floats that returns floats, in any structure and of any shape.
     argnums : int or tuple of ints, default 0
         The positional arguments to differentiate by. Each is a structure of floats.
 
     Returns
     -------
     Function
-        Takes the arguments of `f`. It returns arrays of the result's shape followed by the
-        argument's shape, in the structure of the result and within it that of the argument.
+        A function of the arguments of `f`. It returns arrays whose shape is the shape of the result
+        followed by the shape of the argument. They are in the structure of the result, and each
+        leaf of it has the structure of the argument.
 
     Notes
     -----
-    A loop (`ops.scan`) computes the rows, one reverse pass per element of the result. The size of
-    the program does not depend on their number.
+    A row has the derivatives of one element of the result. A loop (`ops.scan`) computes the rows,
+    with one backward pass per row. The size of the program does not depend on the number of rows.
 
-    On several ranks these are the derivatives of the sum over ranks, as in `ngd.grad`. A collective
-    in the reverse pass runs in each iteration, so all ranks need the same number of rows.
+    On several ranks the function that is differentiated is the sum over the ranks, as in
+    `ngd.grad`. A collective in the backward pass runs in each iteration, so all ranks need the same
+    number of rows.
 
     Examples
     --------
@@ -63,21 +65,25 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
 
 
 def rows(primals: Primals, y: Node) -> Any:
-    """The derivatives of all elements of a node, in the structure of the arguments."""
-    count, depends, around = y.type.count, [False for _ in primals.nodes], loops()
+    """Return the derivatives of all elements of a node, in the structure of the arguments."""
+    count, depends, outer_loops = y.type.count, [False for _ in primals.nodes], loops()
 
-    def row(carry: Any, place: Node) -> tuple[Any, list[Node]]:
-        seed = reshape(one_hot(place, count, y.dtype), y.shape)
-        with tracing(around):  # a rule that draws again draws what it drew: no loop of the user's
+    def row(carry: Any, index: Node) -> tuple[Any, list[Node]]:
+        seed = reshape(one_hot(index, count, y.dtype), y.shape)
+        # A gradient rule that recomputes random draws must draw the numbers of the forward pass,
+        # which is outside of this loop.
+        with tracing(outer_loops):
             parts = primals.pull([y], [seed])
         depends[:] = [part is not None for part in parts]
         return carry, [part for part in parts if part is not None]
 
     _, stacked = scan(row, (), arange(count))
-    found = iter(stacked)
+    jacobians = iter(stacked)
     return primals.structure.rebuild(
-        reshape(next(found), (*y.shape, *x.shape)) if of else zeros((*y.shape, *x.shape), x.dtype)
-        for x, of in zip(primals.nodes, depends, strict=True)
+        reshape(next(jacobians), (*y.shape, *x.shape))
+        if used
+        else zeros((*y.shape, *x.shape), x.dtype)
+        for x, used in zip(primals.nodes, depends, strict=True)
     )
 
 
@@ -85,21 +91,21 @@ def rows(primals: Primals, y: Node) -> Any:
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
     """Make a function that returns the second derivatives of a scalar function.
 
-    It is the `jacobian` of the gradient. One loop computes all rows, and each row is a reverse
-    pass.
+    It is the `jacobian` of the gradient. One loop computes the rows, one backward pass per row.
 
     Parameters
     ----------
     f : function
-        Takes floats of any shape and returns a floating scalar.
+        A function of floats of any shape that returns a floating scalar.
     argnums : int or tuple of ints, default 0
         The positional arguments to differentiate by twice. Each is a structure of floats.
 
     Returns
     -------
     Function
-        Takes the arguments of `f`. It returns arrays of one argument's shape followed by the
-        other's, in the structure of the argument and within it the same structure again.
+        A function of the arguments of `f`. It returns arrays whose shape is the shape of one
+        argument followed by the shape of the other. They are in the structure of the argument, and
+        each leaf of it has the same structure again.
 
     Examples
     --------

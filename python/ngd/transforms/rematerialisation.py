@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose values the backward pass computes again: `remat`."""
+"""Rematerialisation: functions whose values the backward pass recomputes (`remat`).
+
+The operands of such a function are its arguments and the other nodes that it reads. The graph has
+the computation of its results as usual, and a node with a gradient rule follows the results. The
+rule copies the computation from operands to results, and differentiates the copy. The copied
+operands are `after` nodes that wait for the adjoints of the results, so that the copy runs in the
+backward pass and is not merged with the first computation.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +26,20 @@ from .gradient import like, pulled
 def remat(f: Callable[..., Any]) -> Function:
     """Recompute the values of `f` in the backward pass instead of storing them; a decorator.
 
-    PyTorch and JAX also call this checkpointing; `ngd.checkpoint` saves variables. Results and
+    PyTorch and JAX also call this checkpointing, but `ngd.checkpoint` saves variables. Results and
     gradients are equal up to rounding. Between the forward and the backward pass, memory holds only
     the inputs and results of `f`. The backward pass runs the forward pass of `f` once more.
 
     Parameters
     ----------
     f : function
-        Takes and returns any structure of arrays of any shape. It may read nodes and variables from
-        outside. Its collectives run again too.
+        A function of any structures of arrays of any shape. It may also read nodes and variables
+        that are not arguments. Its collectives run again, too.
 
     Returns
     -------
     Function
-        Takes the arguments of `f` and returns its result.
+        A function of the arguments of `f` that returns its result.
 
     Examples
     --------
@@ -50,14 +57,18 @@ def remat(f: Callable[..., Any]) -> Function:
         if not results:
             return returned
         operands = read_from_outside(results, since)
-        made = iter(with_gradient(results, operands, ComputedAgain(name)).results)
-        return structure.rebuild(next(made) if isinstance(x, Node) else x for x in leaves)
+        outputs = iter(with_gradient(results, operands, Recomputation(name)).results)
+        return structure.rebuild(next(outputs) if isinstance(x, Node) else x for x in leaves)
 
     return like(f, call, "remat")
 
 
 def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
-    """What was there before some function ran, or comes from outside the graph, and is read."""
+    """Return the nodes that a function reads: nodes from before its call, and leaves.
+
+    `since` separates the nodes: nodes with a smaller id existed before the call. A node is left out
+    if the function reads it only through other nodes of the list.
+    """
     read: dict[Node, None] = {}
     for node in chain(results, chain.from_iterable(n.inputs for n in topological(results))):
         if node.op is not CONSTANT and (node.id < since or isinstance(node.op, Leaf)):
@@ -67,31 +78,34 @@ def read_from_outside(results: Sequence[Node], since: int) -> list[Node]:
     return list(dict.fromkeys(node for node in used if node in read))
 
 
-def go_on_last(operands: Sequence[Node], parts: Sequence[Node | None]) -> list[Node | None]:
-    """The same adjoints; those with which the backward pass goes on wait for the others.
+def wait_for_all(operands: Sequence[Node], adjoints: Sequence[Node | None]) -> list[Node | None]:
+    """Return the adjoints of the operands; those of non-leaves wait for all other adjoints.
 
-    So what was computed again is done with before the layers below compute theirs: the gradients of
-    weights, which nobody else waits for, would else keep it until the end.
+    The backward pass continues with the adjoints of operands that are not leaves. It does not need
+    the gradients of weights, which could be computed at the end of the step. Until then they would
+    keep the recomputed values in memory. With this order, the recomputed values of one function are
+    free before the function in front of it recomputes its values.
     """
-    there = [part for part in parts if part is not None]
-    made = []
-    for x, part in zip(operands, parts, strict=True):
-        others = [other for other in there if other is not part]
+    known = [adjoint for adjoint in adjoints if adjoint is not None]
+    ordered = []
+    for x, adjoint in zip(operands, adjoints, strict=True):
+        others = [other for other in known if other is not adjoint]
         while x.op is after:
             x = x.inputs[0]
-        if part is None or not others or isinstance(x.op, Leaf):
-            made.append(part)
+        if adjoint is None or not others or isinstance(x.op, Leaf):
+            ordered.append(adjoint)
         else:
-            made.append(after(part, *others))
-    return made
+            ordered.append(after(adjoint, *others))
+    return ordered
 
 
-class ComputedAgain:
-    """The rule of `remat`: compute the results again, then differentiate this computation.
+class Recomputation:
+    """The gradient rule of `remat`: recompute the results, and differentiate the recomputation.
 
-    What is between operands and results is found in the graph, which may be a copy by now: that of
-    a loop's body. There, what the loop computes once comes from outside, so that a result may be
-    reached from no operand. Then nothing is computed again.
+    The rule finds the computation between operands and results in the graph, which may be a copy of
+    the original graph: the body of a loop. In a body, values that the loop computes only once are
+    inputs, so a result may depend on an input that is not among the operands. Then nothing is
+    recomputed: the rule passes the adjoints on to the results themselves.
     """
 
     follows_graph = True
@@ -107,19 +121,22 @@ class ComputedAgain:
         inner = topological(results, stop=operands)
         if any(isinstance(node.op, Leaf) and node.op is not CONSTANT for node in inner):
             return [*dy, *(None for _ in operands)]
-        known = [part for part in dy if part is not None]
-        again = {x: after(x, *known) for x in operands}
-        first = list(dict.fromkeys(x.results[0] for x in operands))
+        known_adjoints = [part for part in dy if part is not None]
+        copies = {x: after(x, *known_adjoints) for x in operands}
+        operand_nodes = list(dict.fromkeys(x.results[0] for x in operands))
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-            if not any(result in again for result in node.results):
+            if not any(result in copies for result in node.results):
                 return node.with_inputs(inputs)
-            replaced = tuple(again.get(result, result) for result in node.results)
+            replaced = tuple(copies.get(result, result) for result in node.results)
             return replaced if node.several else replaced[0]
 
-        graph = Graph((), tuple(results)).rewrite(change, [*first, *inner])
-        found = dict(zip(again, pulled(graph.outputs, dy, [*again.values()]), strict=True))
-        return [*(None for _ in results), *go_on_last(operands, [found[x] for x in operands])]
+        graph = Graph((), tuple(results)).rewrite(change, [*operand_nodes, *inner])
+        adjoints = dict(zip(copies, pulled(graph.outputs, dy, [*copies.values()]), strict=True))
+        return [
+            *(None for _ in results),
+            *wait_for_all(operands, [adjoints[x] for x in operands]),
+        ]
 
     def __repr__(self) -> str:
         return f"remat({self.name})"

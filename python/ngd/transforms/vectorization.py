@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that are mapped over an axis of their arguments: ngd.vmap.
+"""Functions that are mapped over an axis of their arguments (ngd.vmap).
 
-The function is traced once, on nodes without the mapped axis. `ngd.ops.batching.rewrite` then
-rewrites the traced graph to nodes that have it.
+The function is traced once, on placeholders without the mapped axis. `ngd.ops.batching.rewrite`
+then rewrites the traced graph: nodes that depend on mapped arguments get the mapped axis as axis 0.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     Parameters
     ----------
     f : callable
-        Takes and returns nodes in any structure (`ngd.trees`). It is called once, with nodes that
-        lack the mapped axis.
+        A function of nodes that returns nodes, in any structures (`ngd.trees`). It is called once,
+        with nodes that lack the mapped axis.
     in_axes : int, None or tuple, default 0
-        The axis of each argument to map over; None: each call of `f` gets the whole argument. An
-        int holds for all arguments. A tuple has one entry per argument: an int, None, or a tree of
-        these that fits the argument, or its outer levels. A negative axis counts from the end.
+        The axis of each argument to map over. None means that all examples get the whole argument.
+        An int is the axis of all arguments. A tuple has one entry per argument: an int, None, or a
+        tree of these in the structure of the argument or of its outer levels. A negative axis
+        counts from the end.
     out_axes : int, None or tree, default 0
         The position of the mapped axis in each result. A tree has the structure of the result, or
-        of its outer levels. None: the result is equal for all examples, and gets no axis.
+        of its outer levels. None means that the result is equal for all examples and gets no axis.
 
     Returns
     -------
     Function
-        Takes the arguments of `f`, and returns its results with the mapped axis. It adds nodes if a
-        graph is being built. Called with arrays, it is compiled and kept, as by `ngd.function`.
+        A function of the arguments of `f` that returns its results with the mapped axis. While a
+        graph is built, a call adds nodes. A call with arrays compiles a step and caches it, as
+        `ngd.function` does.
 
     Raises
     ------
@@ -71,18 +73,20 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
 
     Notes
     -----
-    Python numbers, strings and other values that are not arrays are the same for all examples. So
-    is what `f` reads from outside. Keyword-only arguments are mapped over axis 0.
+    An example is one index of the mapped axis. Python numbers, strings and other values that are
+    not arrays are the same for all examples. So are the nodes and variables that `f` reads without
+    taking them as arguments. Keyword-only arguments are mapped over axis 0.
 
-    A random draw whose seed is made in `f` gives other numbers to each example. A collective of
-    mapped values has no batching rule; `ops.scan` runs `f` for one example after the other.
+    A random draw whose seed is made in `f` gives different numbers to each example. A collective of
+    mapped values has no batching rule. Use `ops.scan`, which runs `f` for one example after the
+    other.
 
     Examples
     --------
     >>> distance = ngd.vmap(lambda x, y: ops.sum((x - y) ** 2), in_axes=(0, None))
     >>> distance(np.array([[0.0, 1.0], [2.0, 3.0]]), np.array([0.0, 1.0]))
     array([0., 8.])
-    """
+    """  # long because each argument is described
     if not callable(f):
         raise TypeError(f"vmap: expected a function; got {f!r}. Give a function of one example.")
     of_arguments = axes_tree("vmap: in_axes", in_axes)
@@ -90,7 +94,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
 
 
 def axes_tree(where: str, axes: Axes) -> tuple[tuple[int | None, ...], Structure]:
-    """Return the leaves of a tree of axes, checked, and its structure."""
+    """Check a tree of axes, and return its leaves and its structure."""
     leaves, structure = flatten(axes)
     for leaf, path in zip(leaves, structure.paths(), strict=True):
         is_axis = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)
@@ -107,7 +111,7 @@ def vectorize(
     out_leaves: Sequence[int | None],
     out_structure: Structure,
 ) -> Function:
-    """Return the mapped function for axes as `axes_tree` returns them."""
+    """Return the mapped function. The axes are in the form that `axes_tree` returns."""
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
 
@@ -162,48 +166,48 @@ class Vectorization:
         for argument in self.arguments:
             value = argument.value
             if argument.axis is not None:
-                whole = moveaxis(value, argument.axis, 0)
-                attrs = {"name": argument.path, "uniform": whole.uniform}
-                value = Node(PLACEHOLDER, (), attrs, Type(whole.dtype, whole.shape[1:]))
-                batching.new[value] = Batched(whole)
+                mapped = moveaxis(value, argument.axis, 0)
+                attrs = {"name": argument.path, "uniform": mapped.uniform}
+                value = Node(PLACEHOLDER, (), attrs, Type(mapped.dtype, mapped.shape[1:]))
+                batching.new[value] = Batched(mapped)
             values.append(value)
-        given = inspect.BoundArguments(self.signature, self.structure.rebuild(values))
-        returned = self.f(*given.args, **given.kwargs)
+        bound = inspect.BoundArguments(self.signature, self.structure.rebuild(values))
+        returned = self.f(*bound.args, **bound.kwargs)
         expect_no_updates(returned)
         leaves, structure = flatten(returned)
         results = [read_result(leaf) for leaf in leaves]
-        made = iter(batching.rewrite([x for x in results if isinstance(x, Node)]))
+        outputs = iter(batching.rewrite([x for x in results if isinstance(x, Node)]))
         paths, axes = structure.paths("the result"), leaf_axes("vmap: out_axes", out_axes, returned)
         return structure.rebuild(
-            put_axis(batching, next(made), axis, path) if isinstance(x, Node) else x
+            put_axis(batching, next(outputs), axis, path) if isinstance(x, Node) else x
             for path, x, axis in zip(paths, results, axes, strict=True)
         )
 
 
 def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | None]:
     """Return the axis of each leaf of the arguments."""
-    where, (kind, found) = "vmap: in_axes", split(in_axes)
+    where, (kind, entries) = "vmap: in_axes", split(in_axes)
     if kind not in (None, tuple, list):
         raise TypeError(
             f"{where}: expected an int, None, or a tuple with one entry per argument; got "
             f"{in_axes!r}. For one argument write in_axes=(tree,)."
         )
     arguments = list(each_argument(bound))
-    wanted = 1 + max((number for *_, number in arguments if number is not None), default=-1)
-    if kind is not None and not wanted <= len(found) <= max(wanted, most_positional(bound)):
+    needed = 1 + max((number for *_, number in arguments if number is not None), default=-1)
+    if kind is not None and not needed <= len(entries) <= max(needed, most_positional(bound)):
         raise TypeError(
-            f"{where}: expected one entry per argument, {wanted}; got {in_axes!r}. Give an axis or "
+            f"{where}: expected one entry per argument, {needed}; got {in_axes!r}. Give an axis or "
             "None for each."
         )
     axes: list[int | None] = []
     for path, value, number in arguments:
-        entry = 0 if number is None else in_axes if kind is None else found[number]
+        entry = 0 if number is None else in_axes if kind is None else entries[number]
         axes += leaf_axes(f"{where}: {path}", entry, value)
     return axes
 
 
 def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int | None]]:
-    """Give the path, value and position of each argument; None for one by keyword only."""
+    """Yield the path, value and position of each argument. Keyword-only ones have no position."""
     numbers = {name: number for number, name in enumerate(bound.signature.parameters)}
     for name, value in bound.arguments.items():
         kind, number = bound.signature.parameters[name].kind, numbers[name]
@@ -214,30 +218,30 @@ def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int
 
 
 def most_positional(bound: inspect.BoundArguments) -> int:
-    """Return the number of parameters that take an argument by position."""
+    """Return the number of parameters that can take an argument by position."""
     return sum(p.kind in BY_POSITION for p in bound.signature.parameters.values())
 
 
 def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
-    """Return the axis of each leaf of a tree; an entry of `axes` holds for all leaves below it."""
+    """Return the axis of each leaf of a tree. An entry of `axes` applies to all leaves below it."""
     kind, entries = split(axes)
     if kind is None:
         return [axes] * flatten(tree)[1].count
-    own, parts = split(tree)
-    fits = own is kind or (own in (list, tuple) and kind in (list, tuple))
+    tree_kind, parts = split(tree)
+    fits = tree_kind is kind or (tree_kind in (list, tuple) and kind in (list, tuple))
     if not fits or parts.keys() != entries.keys():
         raise TypeError(
             f"{where}: expected axes in the structure of {flatten(tree)[1]}; got {axes!r}. Give "
             "one axis for the whole argument, or this structure."
         )
-    found = []
+    of_leaves = []
     for key, part in parts.items():
-        found += leaf_axes(f"{where}[{key!r}]", entries[key], part)
-    return found
+        of_leaves += leaf_axes(f"{where}[{key!r}]", entries[key], part)
+    return of_leaves
 
 
 def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
-    """Make a node of an array, and the axis non-negative; other leaves are not mapped."""
+    """Return a leaf with a node for an array and a non-negative axis. Others have no axis."""
     is_number = isinstance(leaf, Node) and leaf.op is PLACEHOLDER and leaf.attrs.get("weak")
     if is_number or not (isinstance(leaf, Node) or is_array(leaf)):
         return Argument(path, leaf, None)
@@ -253,7 +257,7 @@ def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
 
 
 def common_size(arguments: Sequence[Argument]) -> int:
-    """Return the size of the mapped axes."""
+    """Return the size that all mapped axes have; raise ShapeError if they differ."""
     if not arguments:
         raise ShapeError(
             "vmap: expected an array to map over; got none. Give in_axes an axis of an array."
@@ -269,26 +273,26 @@ def common_size(arguments: Sequence[Argument]) -> int:
 
 
 def expect_no_updates(tree: Any) -> None:
-    """Refuse next values of variables among the results of a mapped function."""
-    _, found = split(tree)
-    if any(isinstance(key, Variable) for key in found):
+    """Raise TypeError if the results of a mapped function have next values of variables."""
+    _, parts = split(tree)
+    if any(isinstance(key, Variable) for key in parts):
         raise TypeError(
             "vmap: expected a function that returns arrays; got next values of variables, which "
             "would differ between examples. Return the values, and update the variables outside."
         )
-    for part in found.values():
+    for part in parts.values():
         expect_no_updates(part)
 
 
 def read_result(leaf: Any) -> Any:
-    """Make a node of an array or a number; other leaves are returned as they are."""
+    """Return a node for an array or a number, and other leaves unchanged."""
     if isinstance(leaf, (bool, int, float)) or is_array(leaf):
         return as_node(leaf, where="vmap: the result")
     return leaf
 
 
 def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
-    """Move the mapped axis of a result from the front to its position."""
+    """Move the mapped axis of a result from axis 0 to its position in `out_axes`."""
     if axis is None:
         if result.is_mapped:
             raise ShapeError(
@@ -296,13 +300,13 @@ def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -
                 "got None. Reduce the mapped axis after the call, for example by ops.mean."
             )
         return result.node
-    whole = batching.with_batch_axis(result)
-    if not -whole.ndim <= axis < whole.ndim:
+    batched = batching.with_batch_axis(result)
+    if not -batched.ndim <= axis < batched.ndim:
         raise ShapeError(
-            f"vmap: out_axes: expected an axis in [{-whole.ndim}, {whole.ndim}) for {path}; "
+            f"vmap: out_axes: expected an axis in [{-batched.ndim}, {batched.ndim}) for {path}; "
             f"got {axis}"
         )
-    return moveaxis(whole, 0, axis)
+    return moveaxis(batched, 0, axis)
 
 
 __all__ = ["vmap"]
