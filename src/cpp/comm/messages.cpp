@@ -45,18 +45,18 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// What is no UTF-8 at all may have many bytes that look like the inside of a character: cut it
-// then.
-std::string_view head_of(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  std::size_t end = most;
-  while (end > 0 && most - end < 3 && is_inside_character(text[end])) --end;
+// A text that is not UTF-8 may have many bytes that look like the inside of a character, so these
+// functions look at no more than three.
+std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  std::size_t end = max_bytes;
+  while (end > 0 && max_bytes - end < 3 && is_inside_character(text[end])) --end;
   return text.substr(0, end);
 }
 
-std::string_view tail_of(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  const std::size_t cut = text.size() - most;
+std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  const std::size_t cut = text.size() - max_bytes;
   std::size_t begin = cut;
   while (begin < text.size() && begin - cut < 3 && is_inside_character(text[begin])) ++begin;
   return text.substr(begin);
@@ -73,12 +73,12 @@ void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
     to[length] = '\0';
     return;
   }
-  const std::string_view whole(site, length);
-  const std::string_view call = public_call(whole).substr(0, kSiteBytes / 2);
-  const std::string_view path = whole.substr(call.size());
-  const std::string_view kept = tail_of(path, kSiteBytes - 1 - call.size() - kCut.size());
+  const std::string_view full_site(site, length);
+  const std::string_view call = public_call(full_site).substr(0, kSiteBytes / 2);
+  const std::string_view path = full_site.substr(call.size());
+  const std::string_view tail = tail_of(path, kSiteBytes - 1 - call.size() - kCut.size());
   char* end = to;
-  for (const std::string_view part : {call, kCut, kept})
+  for (const std::string_view part : {call, kCut, tail})
     end = std::copy(part.begin(), part.end(), end);
   *end = '\0';
 }

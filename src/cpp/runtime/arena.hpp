@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that several programs use in turn, for example those of one step for several shapes. One of
-// them runs at a time, so together they need as much as the largest.
+// Memory that several programs use in turn, for example those of one step for several shapes. One
+// of them runs at a time, so together they need as much as the largest.
 //
 // Kernels hold pointers into the memory, so it must stay where it is when a larger program comes.
 // The arena therefore reserves addresses for all memory of the machine, and makes those usable that

@@ -19,7 +19,7 @@ struct Run {
   std::size_t begin, end;
 };
 
-class Bytes {
+class ByteSet {
  public:
   void add(Run added) {
     auto first = std::lower_bound(runs_.begin(), runs_.end(), added.begin,
@@ -38,7 +38,7 @@ class Bytes {
   }
 
   // The lowest offset, not below this one, from which on `bytes` bytes are not in the set.
-  std::size_t lowest(std::size_t offset, std::size_t bytes) const {
+  std::size_t lowest_free(std::size_t offset, std::size_t bytes) const {
     auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
                                 [](std::size_t at, const Run& run) { return at < run.end; });
     for (; run != runs_.end() && run->begin < offset + bytes; ++run) offset = run->end;
@@ -49,14 +49,14 @@ class Bytes {
   std::vector<Run> runs_;
 };
 
-class Arena {
+class LifeTree {
  public:
-  explicit Arena(std::size_t instructions)
+  explicit LifeTree(std::size_t instructions)
       : leaves_(std::bit_ceil(instructions)), throughout_(2 * leaves_), during_(2 * leaves_) {}
 
-  std::size_t take(const Life& life) {
+  std::size_t place(const Life& life) {
     find_nodes(life);
-    const std::size_t offset = lowest(life.bytes);
+    const std::size_t offset = lowest_free(life.bytes);
     const Run run{offset, offset + life.bytes};
     for (const std::size_t node : spans_) {
       throughout_[node].add(run);
@@ -83,18 +83,18 @@ class Arena {
   }
 
   // The lowest offset on which all sets agree.
-  std::size_t lowest(std::size_t bytes) const {
+  std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {
       before = offset;
-      for (const std::size_t node : spans_) offset = during_[node].lowest(offset, bytes);
-      for (const std::size_t node : above_) offset = throughout_[node].lowest(offset, bytes);
+      for (const std::size_t node : spans_) offset = during_[node].lowest_free(offset, bytes);
+      for (const std::size_t node : above_) offset = throughout_[node].lowest_free(offset, bytes);
     } while (offset != before);
     return offset;
   }
 
   std::size_t leaves_;
-  std::vector<Bytes> throughout_, during_;  // of node n the children are 2n and 2n + 1; 1 is all
+  std::vector<ByteSet> throughout_, during_;  // of node n the children are 2n and 2n + 1; 1 is all
   std::vector<std::size_t> spans_, above_;
 };
 
@@ -103,10 +103,10 @@ class Arena {
 std::vector<std::size_t> first_fit(const std::vector<Life>& lives) {
   std::size_t instructions = 1;
   for (const Life& life : lives) instructions = std::max(instructions, life.last + 1);
-  Arena arena(instructions);
+  LifeTree tree(instructions);
   std::vector<std::size_t> offsets;
   offsets.reserve(lives.size());
-  for (const Life& life : lives) offsets.push_back(arena.take(life));
+  for (const Life& life : lives) offsets.push_back(tree.place(life));
   return offsets;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ends a run if a Python signal handler has raised an exception (Ctrl-C).
 //
-// A run checks between two instructions. A check reads a coarse clock, and calls Python at most every
-// 100 ms: Python needs its lock to handle a signal, and another thread may hold the lock.
+// A run checks between two instructions. A check reads a coarse clock, and calls Python at most
+// every 100 ms: Python needs its lock to handle a signal, and another thread may hold the lock.
 #pragma once
 
 #include <cstdint>

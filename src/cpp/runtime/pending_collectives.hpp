@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pending collectives of a run, of all programs that it runs.
 //
-// Communicators do not know queues, so a collective is submitted when its operand is computed. If the
-// operand is not ready yet, the host enqueues the next instructions, and submits at the next
+// Communicators do not know queues, so a collective is submitted when its operand is computed. If
+// the operand is not ready yet, the host enqueues the next instructions, and submits at the next
 // collective that is started or waited for. The first collective of a run is submitted at once,
 // because it may be refused, and a refused run must have no effect. Copies of operands to the host
 // have a queue of their own, because the main queue is full of later instructions.
@@ -45,8 +45,8 @@ class PendingCollectives {
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);
 
-  // Prepare the collective of a Start with these types of operand and result. Throws Internal if they
-  // do not fit the collective.
+  // Prepare the collective of a Start with these types of operand and result. Throws Internal if
+  // they do not fit the collective.
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
@@ -90,8 +90,8 @@ class PendingCollectives {
   std::vector<comm::ProgramIdentity> identities_;  // of each group
   std::vector<comm::HeldComputation> held_computations_;
   std::deque<PendingCollective> collectives_;
-  // If the queue is asynchronous: the collectives in the order of the program; the first `submitted_`
-  // of them were submitted.
+  // If the queue is asynchronous: the collectives in the order of the program; the first
+  // `submitted_` of them were submitted.
   std::vector<PendingCollective*> started_;
   std::size_t submitted_ = 0;
   bool has_submitted_ = false;

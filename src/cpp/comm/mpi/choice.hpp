@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of how a collective over MPI moves: with its headers, over the hosts of the group, or
-// as a transfer over MPI only.
+// Chooses how the data of a collective over MPI travel: with its headers, by a transfer of the host
+// layer, or by a transfer over MPI only.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace ngd::comm::mpi {
 
 class HostLayer;
 
-// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller chose none.
-// Returns Auto for the other kinds.
+// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller chose
+// none. Returns Auto for the other kinds.
 Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 
-// Return true if every rank's contribution is so small that it travels with its header. The result is
-// the same on all ranks.
+// Return true if every rank's contribution is so small that it travels with its header. The result
+// is the same on all ranks.
 bool travels_with_header(const Collective& collective, int size);
 
 // Return the transfer of a collective that does not travel with its headers: of the host layer, if

@@ -12,6 +12,10 @@ namespace {
 constexpr int kBroadcastWindows = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
+// The chain broadcast: the ranks form a chain from the root, in the order of their numbers modulo
+// the number of ranks. Each rank receives a slice from the previous rank of the chain and sends it
+// to the next one. Several slices are under transfer at once, one per window, so all links of the
+// chain are busy.
 class ChainBroadcast final : public WindowedTransfer {
  public:
   ChainBroadcast(const RankSet& group, int tag, const Collective& collective)
@@ -35,9 +39,12 @@ class ChainBroadcast final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  const int hop_;  // of this rank, from the root
+  const int hop_;  // the number of ranks from the root to this one
 };
 
+// The block exchange: each block is one message from the rank that has it to the rank that receives
+// it. At distance d, a rank sends to the rank d after it and receives from the rank d before it, so
+// the messages are spread over all ranks.
 class BlockExchange final : public Transfer {
  public:
   BlockExchange(const RankSet& group, int tag, const Collective& collective)

@@ -2,8 +2,8 @@
 // Making groups over MPI: of all ranks of an MPI communicator, by a split, and by their own ranks
 // only.
 //
-// The groups of a family have the same MPI communicator, and differ in their tags: group `number` has
-// kTagsPerGroup of them. Groups that share a rank have different numbers.
+// The groups of a family have the same MPI communicator, and differ in their tags: group `number`
+// has kTagsPerGroup of them. Groups that share a rank have different numbers.
 #pragma once
 
 #include <functional>

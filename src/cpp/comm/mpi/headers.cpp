@@ -38,7 +38,7 @@ bool Headers::collect(PendingCollective& work) {
   return true;
 }
 
-// In an uneven all_to_all every two ranks have their own count.
+// In an all_to_all with counts, each pair of ranks has its own counts.
 void Headers::check_counts(const PendingCollective& work, int peer) const {
   if (work.receive_counts.empty()) return;
   const Message& message = work.received[static_cast<std::size_t>(peer)];
@@ -66,8 +66,8 @@ std::string Headers::describe_mismatch(const PendingCollective& mine, int peer,
                     their_details.of(group_.world(peer)));
 }
 
-// Both ranks of a mismatch call this, and each sends its details to all. Returns nothing if those of
-// the peer do not arrive in time.
+// Both ranks of a mismatch call this, and each sends its details to all. Returns nothing if those
+// of the peer do not arrive in time.
 std::optional<std::string> Headers::exchange_details(const PendingCollective& mine, int peer) {
   Header header = mine.header;
   header.topic = Topic::Details;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers of a group's collectives. Every rank sends the header of each collective to all ranks,
-// and compares the headers of its peers with its own before any data move.
+// The headers of a group's collectives. Every rank sends the header of each collective to all
+// ranks, and compares the headers of its peers with its own before any data move.
 #pragma once
 
 #include <optional>
@@ -25,8 +25,8 @@ class Headers {
   void post(const PendingCollective& work) {
     mailbox_.post(work.header, work.payload.data(), work.payload.size());
   }
-  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch as
-  // soon as one that has arrived differs.
+  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch
+  // as soon as one that has arrived differs.
   bool collect(PendingCollective& work);
 
   // The ranks of the world whose header of the next collective has not arrived.

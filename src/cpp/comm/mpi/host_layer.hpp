@@ -23,7 +23,7 @@ class HostLayer {
 
   // The name of a group that has this layer.
   virtual std::string_view name() const noexcept = 0;
-  // The host group: the ranks of my host.
+  // The host group: the group of the ranks of this host.
   virtual Communicator& local() noexcept = 0;
   // Return a transfer that uses the host group; null if a transfer over MPI is to be used.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;

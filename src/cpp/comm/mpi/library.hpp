@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI of this process, as a table of the calls that ngd makes. It is chosen when the first group
-// over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each MPI, as
-// a module that is loaded after the MPI itself.
+// The MPI of this process, as a table of the calls that ngd makes. It is chosen when the first
+// group over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each
+// MPI, as a module that is loaded after the MPI itself.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mailbox of a group: short messages from every rank to every other, in order and ahead of the
-// data.
+// The mailbox of a group: short messages between all pairs of ranks. The messages of a pair arrive
+// in order, and before the data that they announce.
 //
-// One receive per peer is always posted, so any progress sees the failure of a peer. A message that
-// has arrived stays in the queue of its sender until it is taken.
+// For each peer, a receive is always posted, so any progress sees the failure of a peer. A message
+// that has arrived stays in the queue of its sender until it is taken.
 #pragma once
 
 #include <chrono>
@@ -42,10 +42,10 @@ class Mailbox {
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
   // True once a peer has sent Left, in order or after Failed.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
-  bool everything_sent() { return reap(); }
+  bool everything_sent() { return release_sent(); }
 
-  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent. Memory
-  // that MPI does not give up is kept until the process ends. Allocates no memory.
+  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent.
+  // Memory that MPI does not give up is kept until the process ends. Allocates no memory.
   bool close() noexcept;
 
  private:
@@ -68,12 +68,12 @@ class Mailbox {
   std::string name(int peer) const { return concat("rank ", group_.world(peer)); }
   Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
   void listen(int peer);
-  void sort_in(int peer, std::size_t bytes);
-  bool reap();
+  void deliver(int peer, std::size_t bytes);
+  bool release_sent();
 
   const RankSet& group_;
   std::vector<Peer> peers_;
-  std::vector<Request> receives_;  // by rank; null where nothing more will come
+  std::vector<Request> receives_;  // by rank; no_request if the peer sends no more
   std::vector<Completed> completed_;
   std::unique_ptr<std::deque<Outgoing>> outgoing_ = std::make_unique<std::deque<Outgoing>>();
 };

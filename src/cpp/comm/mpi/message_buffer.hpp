@@ -2,7 +2,8 @@
 // Memory that MPI messages are sent from or received into.
 //
 // Rule: a buffer is declared before the requests that use it, so the requests end first. A request
-// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any more.
+// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any
+// more.
 #pragma once
 
 #include <cstddef>

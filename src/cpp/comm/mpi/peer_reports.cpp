@@ -9,8 +9,8 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// In this time a header that a failed rank has sent arrives. If all headers arrive, a collective may
-// complete although a rank has failed.
+// In this time a header that a failed rank has sent arrives. If all headers arrive, a collective
+// may complete although a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 // In this time the report of a peer arrives.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
@@ -51,8 +51,8 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 }
 
 // The data of a peer that has left in order may still arrive. A peer may be silent because it has
-// died, and another rank has failed because of that. So any failure in the group ends a work that has
-// no match yet.
+// died, and another rank has failed because of that. So any failure in the group ends a work that
+// has no match yet.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of nonblocking messages that is polled as one.
+// A set of nonblocking messages. One call tests all of them.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Requests {
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
-  // True when every message posted has completed. Throws Unreachable.
+  // Return true when all posted messages have completed. Throws Unreachable.
   bool test();
   // The ranks of the world whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;

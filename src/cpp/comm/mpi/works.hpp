@@ -25,7 +25,7 @@ class Works {
   Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
 
   Work submit(const Collective& collective);
-  // Do what can be done now. Throws what ends the group.
+  // Advance all works as far as possible. Throws the error that ends the group.
   void advance();
   // End all works; their messages are given up.
   void drop() noexcept;
@@ -46,7 +46,7 @@ class Works {
   // These are about a work that is not complete. A wait for a collective waits for the first one.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   const CallRecord& call_of(Work work) const;
-  bool has_begun(Work work) const;                  // its data move
+  bool has_begun(Work work) const;                  // its data are being transferred
   std::vector<int> awaited_ranks(Work work) const;  // of the world
   Statistics::Entry stats_of(Work work) const;
 
@@ -69,7 +69,7 @@ class Works {
   Pairs pairs_;
   std::deque<PendingCollective> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1
-  std::uint64_t completed_ = 0;  // all up to here
+  std::uint64_t completed_ = 0;  // all collectives up to this one
   std::uint64_t moves_ = 0;
 };
 

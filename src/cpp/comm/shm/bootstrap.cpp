@@ -119,8 +119,8 @@ class Rendezvous {
       if (r != rank_ && !has_come(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void fail_late(const std::vector<int>& who, const std::string& why = {}) const {
-    const std::vector<int> ranks = job_ranks_.of(who);
+  [[noreturn]] void fail_late(const std::vector<int>& late_ranks, const std::string& why = {}) const {
+    const std::vector<int> ranks = job_ranks_.of(late_ranks);
     fail_of(ranks, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(ranks),
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
             kLateStart);
@@ -204,8 +204,8 @@ class Rendezvous {
     // A quota below the mask of this rank counts; otherwise the ranks may be bound to different
     // cores.
     const int available = device::available_cores();
-    const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
-    assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
+    const bool has_quota = available < CPU_COUNT(&parcel(rank_).message.cores);
+    assembly.cores = has_quota ? available : std::max(available, CPU_COUNT(&all));
     assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(segments));
     assembly.liveness = make_process_liveness(std::move(peers));
     initialise_segment(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
@@ -309,8 +309,8 @@ class Host final : public Rendezvous {
   }
 
   void receive_from(int rank) {
-    Parcel got;
-    switch (channel(rank).receive(got)) {
+    Parcel received;
+    switch (channel(rank).receive(received)) {
       case Channel::Got::Nothing:
         return;
       case Channel::Got::End:
@@ -319,11 +319,11 @@ class Host final : public Rendezvous {
       case Channel::Got::Parcel:
         break;
     }
-    if (got.message.topic == Topic::Failure) {
+    if (received.message.topic == Topic::Failure) {
       channel(rank).close();  // it has failed itself
-      fail_relayed(got.message);
+      fail_relayed(received.message);
     }
-    if (got.message.topic == Topic::Ready) ++ready_;
+    if (received.message.topic == Topic::Ready) ++ready_;
   }
 
   // Return a channel that is not open if no connection waits.
@@ -347,29 +347,29 @@ class Host final : public Rendezvous {
   }
 
   void greet(std::size_t index) {
-    Parcel got;
-    const Channel::Got what = strangers_[index].receive(got);
-    if (what == Channel::Got::Nothing) return;
+    Parcel received;
+    const Channel::Got result = strangers_[index].receive(received);
+    if (result == Channel::Got::Nothing) return;
     Channel stranger = std::move(strangers_[index]);
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
-    if (what == Channel::Got::End) return;
-    const bool of_mine = got.message.magic == kMagic && got.message.size == size_;
-    if (of_mine && got.message.topic == Topic::Failure) fail_relayed(got.message);
-    if (of_mine && got.cut) {
+    if (result == Channel::Got::End) return;
+    const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
+    if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
+    if (is_of_this_job && received.cut) {
       strangers_.push_back(std::move(stranger));  // it gets the failure too
       fail_no_descriptors();
     }
-    if (const std::string refusal = refuse(got); !refusal.empty()) {
+    if (const std::string refusal = refuse(received); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
       // If the other job has another size, the missing ranks never come.
-      if (got.message.magic == kMagic && got.message.size != size_) fail(ErrorKind::Init, refusal);
+      if (received.message.magic == kMagic && received.message.size != size_) fail(ErrorKind::Init, refusal);
       return;
     }
-    const int rank = got.message.rank;
+    const int rank = received.message.rank;
     channel(rank) = std::move(stranger);
-    parcel(rank) = std::move(got);
+    parcel(rank) = std::move(received);
     Message waiting = make_message(Topic::Waiting, rank_, size_);
     waiting.ranks = set_of(missing());
     for (int r = 1; r < size_; ++r)
@@ -413,12 +413,12 @@ class Guest final : public Rendezvous {
     send_to_host(mine.message, mine.segment.get(), mine.pidfd.get());
     std::vector<int> waited_for{0};
     while (!missing().empty()) {
-      Parcel got = next(waited_for);
-      if (got.message.topic == Topic::Waiting) waited_for = ranks_of(got.message.ranks);
-      if (got.cut) fail_no_descriptors();
-      if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
-          got.segment.valid())
-        parcel(got.message.rank) = std::move(got);
+      Parcel received = next(waited_for);
+      if (received.message.topic == Topic::Waiting) waited_for = ranks_of(received.message.ranks);
+      if (received.cut) fail_no_descriptors();
+      if (received.message.topic == Topic::Peer && received.message.rank >= 0 && received.message.rank < size_ &&
+          received.segment.valid())
+        parcel(received.message.rank) = std::move(received);
     }
   }
 
@@ -432,13 +432,13 @@ class Guest final : public Rendezvous {
   }
 
   void connect() {
-    std::uint64_t looked = now_ns();
+    std::uint64_t last_look_ns = now_ns();
     for (;;) {
       for (const Address& each : addresses_)
         if (connect_to(each)) return;
       const bool too_late = clock_.expired();
-      if (too_late || now_ns() - looked > kLookAroundNs) {
-        looked = now_ns();
+      if (too_late || now_ns() - last_look_ns > kLookAroundNs) {
+        last_look_ns = now_ns();
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
@@ -455,9 +455,9 @@ class Guest final : public Rendezvous {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
     // connect() may wait if it has a timeout: a stranger may hold the name and never accept.
-    const bool ends = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
+    const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                    sizeof kConnectWait) == 0;
-    if (ends) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
+    if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
     if (::connect(socket.get(), address.get(), address.length) != 0) return false;
     if (peer_user(socket.get()) != ::geteuid()) return false;
     protocol_step();
@@ -473,8 +473,8 @@ class Guest final : public Rendezvous {
     const int error = errno;
     if (sent == Channel::Sent::TooManyDescriptors) fail_queue_full();
     for (;;) {
-      Parcel got;
-      if (!receive(got))
+      Parcel received;
+      if (!receive(received))
         fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[0],
              " cannot be told anything: ", error_text(error));
     }
@@ -482,8 +482,8 @@ class Guest final : public Rendezvous {
 
   Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
-      Parcel got;
-      if (receive(got)) return got;
+      Parcel received;
+      if (receive(received)) return received;
       if (clock_.expired()) fail_late(waited_for.empty() ? std::vector{0} : waited_for);
       pollfd readable{host_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
@@ -491,8 +491,8 @@ class Guest final : public Rendezvous {
   }
 
   // Return false if there is no message.
-  bool receive(Parcel& got) {
-    switch (host_.receive(got)) {
+  bool receive(Parcel& received) {
+    switch (host_.receive(received)) {
       case Channel::Got::Nothing:
         return false;
       case Channel::Got::End:
@@ -501,11 +501,11 @@ class Guest final : public Rendezvous {
       case Channel::Got::Parcel:
         break;
     }
-    if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
+    if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
-    if (got.message.topic == Topic::Failure) {
+    if (received.message.topic == Topic::Failure) {
       host_.close();  // it has failed itself
-      fail_relayed(got.message);
+      fail_relayed(received.message);
     }
     return true;
   }

@@ -30,7 +30,7 @@ class Exchange {
   Exchange(const Group& group, const TaskHead& task, const Collective& collective, Pieces& pieces);
 
   // Return true if I take nothing from other ranks.
-  bool takes_nothing() const noexcept { return !takes_; }
+  bool takes_nothing() const noexcept { return !takes_any_; }
   // The bytes of a producer's source, where all blocks are equal.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
@@ -50,13 +50,13 @@ class Exchange {
   class Pass;  // one call of advance()
 
   Pieces* pieces_;
-  bool in_place_ = false;            // what I take is stored where what I give was
+  bool is_in_place_ = false;            // what I take is stored where what I give was
   bool may_be_cooperative_ = false;  // as far as my own call says
-  bool takes_ = false;               // I take something from other ranks
-  bool shares_ = false;              // the peers read my source in place
+  bool takes_any_ = false;               // I take something from other ranks
+  bool shares_source_ = false;              // the peers read my source in place
   bool must_report_taken_ = false;   // some peers wait until I have read their source
-  bool own_done_ = false;            // my own block is in its place
-  bool any_staged_ = false;          // some of what I take is staged
+  bool has_placed_own_ = false;            // my own block is in its place
+  bool has_staged_input_ = false;          // some of what I take is staged
   bool awaits_reports_ = false;      // all my work is done; peers still read my source
   std::uint64_t source_bytes_ = 0;
   std::uint64_t out_chunks_ = 0;  // that pass through my staging buffers

@@ -24,8 +24,8 @@ class JobRanks {
   // Return the rank on this host of a rank of the job, or -1.
   int local(int job_rank) const noexcept {
     if (by_rank_.empty()) return job_rank;
-    const auto found = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
-    return found == by_rank_.end() ? -1 : static_cast<int>(found - by_rank_.begin());
+    const auto position = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
+    return position == by_rank_.end() ? -1 : static_cast<int>(position - by_rank_.begin());
   }
   std::vector<int> of(std::vector<int> ranks) const {
     for (int& rank : ranks) rank = (*this)[rank];

@@ -15,21 +15,21 @@ namespace {
 class Nap {
  public:
   void take() noexcept {
-    if (taken_ < kSpins) {
+    if (num_taken_ < kSpins) {
       pause_cpu();
-    } else if (taken_ < kSpins + kYields) {
+    } else if (num_taken_ < kSpins + kYields) {
       ::sched_yield();
     } else {
-      const timespec nap{0, std::min(kShortestNs << (taken_ - kSpins - kYields), kLongestNs)};
+      const timespec nap{0, std::min(kShortestNs << (num_taken_ - kSpins - kYields), kLongestNs)};
       ::nanosleep(&nap, nullptr);
     }
-    taken_ = std::min(taken_ + 1, kSpins + kYields + kDoublings);
+    num_taken_ = std::min(num_taken_ + 1, kSpins + kYields + kDoublings);
   }
 
  private:
   static constexpr int kSpins = 100, kYields = 10, kDoublings = 5;
   static constexpr long kShortestNs = 10'000, kLongestNs = 200'000;
-  int taken_ = 0;
+  int num_taken_ = 0;
 };
 
 }  // namespace

@@ -47,8 +47,8 @@ class Chunk {
         nodes_(group_.nodes()),
         node_(group_.rank() / nodes_.ranks),
         index_(group_.rank() % nodes_.ranks),
-        whole_(is_staged_ ? StagedChunks(group_, task_)[number] : Slice{0, task_.count}),
-        slice_(lines_of({0, whole_.count}, index_, nodes_.ranks, element_)) {}
+        range_(is_staged_ ? StagedChunks(group_, task_)[number] : Slice{0, task_.count}),
+        slice_(lines_of({0, range_.count}, index_, nodes_.ranks, element_)) {}
 
   void carry_out(Act act) const {
     switch (act) {
@@ -67,7 +67,7 @@ class Chunk {
 
  private:
   void copy_in() const {
-    copy_around(buffer(group_.rank()), task_.source + whole_.begin * element_, bytes(whole_),
+    copy_around(buffer(group_.rank()), task_.source + range_.begin * element_, bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
   }
 
@@ -96,7 +96,7 @@ class Chunk {
   }
 
   void copy_out() const {
-    copy_around(task_.destination + whole_.begin * element_, buffer(group_.rank()), bytes(whole_),
+    copy_around(task_.destination + range_.begin * element_, buffer(group_.rank()), bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
   }
 
@@ -106,7 +106,7 @@ class Chunk {
 
   const std::byte* source(int rank) const {
     if (!is_staged_) return group_.segment(rank).at(slot(rank).source_offset);
-    return rank == group_.rank() ? task_.source + whole_.begin * element_ : buffer(rank);
+    return rank == group_.rank() ? task_.source + range_.begin * element_ : buffer(rank);
   }
   // Return where a rank stores its partial sums, and then the results.
   std::byte* partials(int rank) const {
@@ -126,7 +126,7 @@ class Chunk {
     for (int index = 0; index < nodes_.ranks; ++index)
       if (index != index_ || !is_staged_ || for_counterparts)
         add(partials(rank_at(node_, index)) + range.begin * element_);
-    if (is_staged_) add(task_.destination + (whole_.begin + range.begin) * element_);
+    if (is_staged_) add(task_.destination + (range_.begin + range.begin) * element_);
     reduce_to_many(combine_of(task_.op), task_.dtype, group_.sources(), sources,
                    group_.destinations(), results, range.count, divisor);
   }
@@ -138,7 +138,7 @@ class Chunk {
   std::size_t element_;
   Nodes nodes_;
   int node_, index_;  // mine
-  Slice whole_;       // of the task
+  Slice range_;       // of the task
   Slice slice_;       // mine
 };
 

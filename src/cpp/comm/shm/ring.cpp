@@ -108,22 +108,22 @@ class Ring::Pass {
 
   void reduce_step() {
     const Slice range = part(group_.rank() - state_.round_ - 1);
-    const bool last = state_.round_ == ranks_ - 2;
+    const bool is_last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
-    const bool untouched =
+    const bool is_in_source =
         !is_staged_ && state_.round_ == 0;  // the left neighbour's part is in its source
-    const Segment& left = group_.segment(left_);
+    const Segment& left_segment = group_.segment(left_);
     const std::byte* theirs =
-        untouched ? left.at(left.slot(task_.sequence).source_offset) + range.begin * element_
+        is_in_source ? left_segment.at(left_segment.slot(task_.sequence).source_offset) + range.begin * element_
                   : sums(left_, range);
     if (is_half(task_.dtype)) load(range);
     const void* operands[] = {theirs, is_half(task_.dtype) ? mine : source(range)};
     reduce(combine_of(task_.op), sum_dtype_, operands, 2, mine, range.count,
-           last ? divisor_of(task_.op, ranks_) : 1.0);
-    if (last) store(range);
+           is_last ? divisor_of(task_.op, ranks_) : 1.0);
+    if (is_last) store(range);
     ++state_.round_;
     finish_step();
-    if (last) {
+    if (is_last) {
       state_.phase_ = Phase::Gather;
       state_.round_ = 0;
     }

@@ -160,10 +160,10 @@ void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
 
 void ShmCommunicator::report_failure(std::string_view why) noexcept {
   char text[kErrorBytes];
-  const std::string_view kept = tail_of(without_end(why), sizeof text - 64);
+  const std::string_view excerpt = tail_of(without_end(why), sizeof text - 64);
   const int length =
       std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->job_rank(family_->rank()),
-                    static_cast<int>(kept.size()), kept.data());
+                    static_cast<int>(excerpt.size()), excerpt.data());
   family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
 

@@ -31,7 +31,7 @@ class Staging {
   }
   // Return true if the buffer of a ticket may be filled.
   bool is_free(Group& group, std::uint64_t ticket) {
-    return !held_[ticket % kBuffers] && group.met(guard(ticket));
+    return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
   // Return the first buffer that is not free, or kBuffers.
   std::uint64_t first_busy(Group& group) {
@@ -39,8 +39,8 @@ class Staging {
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
     return buffer;
   }
-  void hold(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = true; }
-  void give_back(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = false; }
+  void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
+  void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
   // Guard a buffer until all ranks have taken `chunks` chunks of the collective `sequence`.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
@@ -51,7 +51,7 @@ class Staging {
  private:
   std::uint64_t next_ = 0;
   Need guards_[kBuffers];
-  bool held_[kBuffers] = {};
+  bool is_held_[kBuffers] = {};
 };
 
 }  // namespace ngd::comm::shm

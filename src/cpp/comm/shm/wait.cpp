@@ -35,14 +35,14 @@ void wake(RankRecord& sleeper) noexcept {
 }
 
 bool Ladder::spin_or_yield() noexcept {
-  if (!crowded_ && !disturbed_) {
+  if (!is_crowded_ && !is_disturbed_) {
     if (spin()) return true;
   } else if (count_ < yields_) {
     ++count_;
     ::sched_yield();
     return true;
   }
-  if (!crowded_) update_disturbed();
+  if (!is_crowded_) update_disturbed();
   return false;
 }
 
@@ -51,13 +51,13 @@ bool Ladder::spin_or_yield() noexcept {
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;
-  const std::uint64_t now = now_ns(), passed = now - std::exchange(looked_ns_, now);
+  const std::uint64_t now = now_ns(), elapsed_ns = now - std::exchange(last_look_ns_, now);
   if (count_ == kSpinsPerLook) {
     spin_until_ns_ = now + patience_ns_;
     spin_at_most_until_ns_ = spin_until_ns_ + kMostPatienceNs;
-  } else if (passed > kPushedOffNs) {
-    spin_until_ns_ = std::min(spin_until_ns_ + passed, spin_at_most_until_ns_);
-    pushed_off_ns_ += passed;
+  } else if (elapsed_ns > kPushedOffNs) {
+    spin_until_ns_ = std::min(spin_until_ns_ + elapsed_ns, spin_at_most_until_ns_);
+    pushed_off_ns_ += elapsed_ns;
   }
   return now < spin_until_ns_;
 }
@@ -71,9 +71,9 @@ void Ladder::woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept {
 }
 
 void Ladder::update_disturbed() noexcept {
-  const std::uint64_t now = now_ns(), passed = now - updated_ns_;
-  if (passed < (disturbed_ ? kDisturbedNs : kWindowNs)) return;
-  disturbed_ = !disturbed_ && pushed_off_ns_ * kParts >= passed;
+  const std::uint64_t now = now_ns(), elapsed_ns = now - updated_ns_;
+  if (elapsed_ns < (is_disturbed_ ? kDisturbedNs : kWindowNs)) return;
+  is_disturbed_ = !is_disturbed_ && pushed_off_ns_ * kParts >= elapsed_ns;
   updated_ns_ = now;
   pushed_off_ns_ = 0;
 }

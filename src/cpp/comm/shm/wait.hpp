@@ -48,7 +48,7 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 // bell rang soon after a rank had gone to sleep, otherwise fewer.
 class Ladder {
  public:
-  explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
+  explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep.
   bool spin_or_yield() noexcept;
@@ -59,13 +59,13 @@ class Ladder {
   bool spin() noexcept;
   void update_disturbed() noexcept;
 
-  bool crowded_;
-  bool disturbed_ = false;  // other programs often push this rank off its core
+  bool is_crowded_;
+  bool is_disturbed_ = false;  // other programs often push this rank off its core
   int count_ = 0;           // of spins or yields since the restart
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
-  std::uint64_t looked_ns_ = 0;      // the last look at the clock
+  std::uint64_t last_look_ns_ = 0;      // the last look at the clock
   std::uint64_t updated_ns_ = 0;     // the last update of disturbed_
   std::uint64_t pushed_off_ns_ = 0;  // the time off the core since then, while spinning
 
@@ -78,16 +78,16 @@ void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noex
 
 // Sleep until a peer rings or `limit_ns` have passed. After `sleeping` is set, moved() looks once
 // more: if it returns true, do not sleep. `until` is a value of RankRecord::sleeping.
-template <class Moved>
+template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
-                  Moved&& moved) {
+                  HasChanged&& has_changed) {
   const std::uint32_t bell = mine.doorbell.load();
   mine.sleeping.store(until);
   struct Awake {
     RankRecord& mine;
     ~Awake() { mine.sleeping.store(kAwake); }
   } awake{mine};
-  if (moved()) return;
+  if (has_changed()) return;
   const std::uint64_t asleep_ns = now_ns();
   sleep_on(mine, bell, limit_ns);
   if (mine.doorbell.load() != bell)

@@ -62,7 +62,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
   const std::uint64_t& moves = family_.moves();
   ladder.restart();
   for (;;) {
-    const std::uint64_t before = moves;
+    const std::uint64_t moves_before = moves;
     family_.progress();
     if (works_.is_complete(work)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) {
@@ -73,7 +73,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
       monitor.give_way();
       check_still_open(work);
     }
-    if (before != moves) {
+    if (moves_before != moves) {
       ladder.restart();
     } else if (!ladder.spin_or_yield()) {
       inspect(work, deadline);
@@ -86,8 +86,8 @@ bool Waiter::block(Work work, Deadline& deadline) {
 void Waiter::sleep(Work work, const Deadline& deadline) {
   const std::uint64_t now = now_ns();
   const bool is_bounded = deadline.seconds > 0 && deadline.at_ns > now;
-  const std::uint64_t left = is_bounded ? deadline.at_ns - now : kSleepNs;
-  sleep_unless(family_.record(), family_.ladder(), bell_of(work), std::min(left, kSleepNs), [&] {
+  const std::uint64_t ns_left = is_bounded ? deadline.at_ns - now : kSleepNs;
+  sleep_unless(family_.record(), family_.ladder(), bell_of(work), std::min(ns_left, kSleepNs), [&] {
     const std::uint64_t last = family_.moves();
     family_.progress();
     return works_.is_complete(work) || last != family_.moves() ||
@@ -153,7 +153,7 @@ void Waiter::look_at_peers(Work work) {
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
     const int rank = group_.job_rank(r);
-    const bool has_left = group_.control(r).left.load() != 0;
+    const bool has_left = group_.control(r).ns_left.load() != 0;
     if (!has_left && (!may_watch || family_.liveness().alive(group_.world(r)))) continue;
     const std::uint64_t moves = family_.moves();
     family_.progress();
