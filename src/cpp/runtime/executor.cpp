@@ -17,7 +17,7 @@
 namespace ngd::runtime {
 
 namespace {
-// A kernel with fewer bytes of operands and results takes ten microseconds or so. Reading the clock
+// A kernel with fewer bytes of operands and results takes about ten microseconds. Reading the clock
 // takes 9 ns, a seventh of the time of an iteration of a scan over few elements.
 constexpr std::size_t kShortBytes = 16 << 10;
 
@@ -449,7 +449,7 @@ void Executor::execute_checked(BoundInstruction& bound) {
   }
 }
 
-// Throw if this operand is an argument or a variable.
+// Throw NotFinite if this operand, which has a NaN, is an argument or a variable.
 void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const {
   const Instruction& instruction = *bound.instruction;
   const Value& value = program_.values[instruction.inputs[input]];

@@ -97,7 +97,7 @@ class Executor {
 
   Program program_;
   device::Device& device_;
-  const bool stages_arguments_;  // the arrays of the caller are copied to the device and back
+  const bool stages_arguments_;  // the caller's arrays are copied to the device and back
   const bool check_finite_;
   const kernels::KernelTable table_;
   std::vector<void*> variables_;
@@ -122,7 +122,8 @@ class Executor {
   PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
-  // Last, because its destructor waits for the enqueued work, which uses the members above.
+  // This is the last member, because its destructor waits for the enqueued work, which uses the
+  // members above.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
   const bool is_asynchronous_;

@@ -17,7 +17,7 @@ using kernels::fused::Statement;
 
 Faults operator|(Faults a, Faults b) { return {a.nan || b.nan, a.infinite || b.infinite}; }
 
-// The text of the first `count` statements.
+// Return the text of the first `count` statements.
 std::string prefix_of(std::string_view program, std::size_t count) {
   std::size_t end = 0;
   for (std::size_t i = 0; i < count && end != std::string_view::npos; ++i)
@@ -25,8 +25,9 @@ std::string prefix_of(std::string_view program, std::size_t count) {
   return std::string(program.substr(0, end));
 }
 
-// A kernel that stores the result of one statement, and nothing else.
-kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement, DType dtype) {
+// Return the query of a kernel that stores only the result of one statement.
+kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement,
+                                        DType dtype) {
   const Attrs& attrs = original.attrs;
   kernels::KernelQuery query{"elementwise", original.inputs, {}, {}};
   query.outputs.push_back(
@@ -45,10 +46,12 @@ bool are_of_one_op(const Member& a, const Member& b) {
   return a.application >= 0 && a.application == b.application;
 }
 
-// What an op reads: the operands of its statements that none of them makes.
+// Return the faults of the operands of an op: the operands of its statements that none of its
+// statements computes. `last` is the last statement of the op.
 Faults operand_faults(std::size_t last, const std::vector<Member>& members,
-                   const std::vector<Statement>& program, const std::vector<Faults>& input_faults,
-                   const std::vector<Faults>& result_faults) {
+                      const std::vector<Statement>& program,
+                      const std::vector<Faults>& input_faults,
+                      const std::vector<Faults>& result_faults) {
   Faults faults;
   for (std::size_t i = 0; i <= last; ++i) {
     if (i != last && !are_of_one_op(members[i], members[last])) continue;
@@ -97,7 +100,9 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
     result_faults.push_back(look(one.outputs[0], result.data()));
   }
   for (std::size_t i = 0; i < program.size(); ++i) {
-    const auto is_of_this_op = [&](const Member& later) { return are_of_one_op(later, members[i]); };
+    const auto is_of_this_op = [&](const Member& later) {
+      return are_of_one_op(later, members[i]);
+    };
     const auto begin = members.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     const auto end = members.begin() + static_cast<std::ptrdiff_t>(program.size());
     if (std::any_of(begin, end, is_of_this_op)) continue;

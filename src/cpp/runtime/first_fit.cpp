@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions are the leaves of a binary tree. A life is the union of at most two spans a
-// level of it, spans that are whole nodes. Each node keeps two sets of bytes: those of the blocks
-// that have it as such a span (throughout), and those of all blocks that are alive anywhere in it
-// (during). What is in use in the course of a life is then `during` of its spans, and `throughout`
-// of the nodes above them: a number of sets that grows with the logarithm of the number of
-// instructions. A set is a list of runs of bytes, and runs that touch are one: where blocks are
-// packed without gaps, thousands of them are one run.
+// First fit with a segment tree: a binary tree whose leaves are the instructions. A node stands for
+// the span of the instructions below it. A life is the union of at most two spans per level of the
+// tree; these nodes are the spans of the life. Each node keeps two sets of bytes:
+//   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
+//                bytes throughout it
+//   during       the bytes of all blocks that are alive at any instruction of the node
+// The bytes that are in use at some time of a life are those of `during` of its spans, and of
+// `throughout` of the nodes above its spans. The number of these sets grows with the logarithm of
+// the number of instructions. A set is a list of runs of bytes. Runs that touch are merged: if
+// blocks are packed without gaps, thousands of them are one run.
 #include "runtime/first_fit.hpp"
 
 #include <algorithm>
@@ -15,10 +18,12 @@ namespace ngd::runtime {
 
 namespace {
 
+// Bytes [begin, end).
 struct Run {
   std::size_t begin, end;
 };
 
+// A set of bytes, as a sorted list of runs.
 class ByteSet {
  public:
   void add(Run added) {
@@ -37,7 +42,7 @@ class ByteSet {
     }
   }
 
-  // The lowest offset, not below this one, from which on `bytes` bytes are not in the set.
+  // Return the lowest offset, not below `offset`, from which on `bytes` bytes are not in the set.
   std::size_t lowest_free(std::size_t offset, std::size_t bytes) const {
     auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
                                 [](std::size_t at, const Run& run) { return at < run.end; });
@@ -67,7 +72,7 @@ class LifeTree {
   }
 
  private:
-  // The spans of a life, and all nodes above one of them.
+  // Set spans_ to the spans of a life, and above_ to all nodes above them.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();
@@ -82,7 +87,7 @@ class LifeTree {
     above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
   }
 
-  // The lowest offset on which all sets agree.
+  // Return the lowest offset at which `bytes` bytes are free in all sets.
   std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {
@@ -94,7 +99,8 @@ class LifeTree {
   }
 
   std::size_t leaves_;
-  std::vector<ByteSet> throughout_, during_;  // of node n the children are 2n and 2n + 1; 1 is all
+  std::vector<ByteSet> throughout_,
+      during_;  // the children of node n are 2n and 2n + 1; 1 is the root
   std::vector<std::size_t> spans_, above_;
 };
 

@@ -19,7 +19,7 @@ class Interrupts {
  public:
   explicit Interrupts(Interrupt interrupt) noexcept : interrupt_(interrupt) {}
 
-  // A run begins.
+  // Call this when a run begins.
   void begin() noexcept { next_ms_ = now_ms() + kPeriodMs; }
 
   // Throws Interrupted.

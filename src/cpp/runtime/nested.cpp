@@ -16,7 +16,8 @@ namespace {
 // Divides memory into consecutive blocks.
 class SpareMemory {
  public:
-  SpareMemory(void* data, std::size_t bytes) : next_(static_cast<std::byte*>(data)), bytes_left_(bytes) {}
+  SpareMemory(void* data, std::size_t bytes)
+      : next_(static_cast<std::byte*>(data)), bytes_left_(bytes) {}
   void* take(std::size_t bytes) {
     const std::size_t rounded = round_up(bytes, device::kAlignment);
     check(rounded <= bytes_left_, "nested: expected ", rounded, " spare bytes; got ", bytes_left_);
@@ -42,8 +43,8 @@ class Scan : public Nested {
         interrupts_(context.interrupts),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
         reverse_(instruction.attrs.integer("reverse") != 0),
-        body_(instruction.bodies.at(0), context,
-              spare.take(instruction.bodies.at(0).private_bytes), shared),
+        body_(instruction.bodies.at(0), context, spare.take(instruction.bodies.at(0).private_bytes),
+              shared),
         inputs_(body_.program().inputs),
         outputs_(body_.program().outputs) {
     const auto carries = static_cast<std::size_t>(instruction.attrs.integer("carries"));
@@ -94,7 +95,7 @@ class Scan : public Nested {
     void* buffers[2];  // used alternately if the history is not read
   };
   struct Result {
-    std::size_t bytes;  // of a slice
+    std::size_t bytes;  // of one slice
     void* unread;       // the memory of a result that is not read
   };
 
@@ -111,7 +112,8 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Return the address to which an iteration writes a carried value. It never reads it from there.
+  // Return the address to which an iteration writes a carried value. The iteration reads the value
+  // from another address.
   void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
     if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];
@@ -129,7 +131,7 @@ class Scan : public Nested {
   std::vector<const void*> inputs_;  // of the current iteration
   std::vector<void*> outputs_;
   std::vector<Carry> carries_;
-  std::vector<std::size_t> slices_;  // the bytes of each
+  std::vector<std::size_t> slices_;  // the bytes of one slice of each tensor
   std::vector<Result> results_;
 };
 
@@ -167,7 +169,7 @@ class Cond : public Nested {
 
  private:
   device::Queue& queue_;
-  std::vector<std::unique_ptr<Executor>> bodies_;  // of false, of true
+  std::vector<std::unique_ptr<Executor>> bodies_;  // the branch for false, and the one for true
   std::vector<void*> unread_, outputs_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pending collectives of a run, of all programs that it runs.
+// The pending collectives of a run: those that it has started and not yet waited for, in the
+// program and in its nested programs.
 //
 // Communicators do not know queues, so a collective is submitted when its operand is computed. If
 // the operand is not ready yet, the host enqueues the next instructions, and submits at the next
@@ -50,7 +51,7 @@ class PendingCollectives {
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
-  // The duration of a run. No collective of an earlier run is pending.
+  // The duration of a run. When it begins, no collective of an earlier run is pending.
   class Run {
    public:
     explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
@@ -66,7 +67,8 @@ class PendingCollectives {
   // Return true if the first collective of this run was refused, because another thread uses its
   // group. Then the run has had no effect on other ranks.
   bool was_refused() const noexcept { return was_refused_; }
-  // Device pointers. Throws what the communicator throws.
+  // Start and wait for a collective. The pointers are device pointers. Throws what the communicator
+  // throws.
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
 

@@ -26,7 +26,7 @@ std::string position_of(const Value& value) {
 
 void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
 void print_one(std::ostream& out, double number) {
-  std::array<char, 32> text;  // the shortest that reads back as this number
+  std::array<char, 32> text;  // the shortest text that reads back as this number
   out.write(text.data(), std::to_chars(text.begin(), text.end(), number).ptr - text.data());
 }
 void print_one(std::ostream& out, const std::string& text) { out << '"' << text << '"'; }

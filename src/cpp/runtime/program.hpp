@@ -60,9 +60,9 @@ struct Instruction {
 
 // The collectives of a program in one group, which the ranks of the group compare.
 struct GroupSequence {
-  std::string text;        // one line per collective, in order, with its call site; and the step
+  std::string text;        // one line per collective with its call site, in order; and the step
   std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
-  std::uint64_t computation = 0;  // of what the step computes (comm/computations.hpp)
+  std::uint64_t computation = 0;  // a hash, see comm/computations.hpp
 };
 
 struct Program {

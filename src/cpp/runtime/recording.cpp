@@ -44,7 +44,8 @@ void Recording::add(std::uint64_t number, const Program& program,
         labels.push_back({each.action, each.op, each.site, each.start});
       labels_.emplace(number, std::move(labels));
     }
-    const std::size_t num_added = std::min(events.size(), max_events_ - std::min(num_before, max_events_));
+    const std::size_t num_added =
+        std::min(events.size(), max_events_ - std::min(num_before, max_events_));
     events_.insert(events_.end(), events.begin(),
                    events.begin() + static_cast<std::ptrdiff_t>(num_added));
   } catch (const std::exception&) {  // out of memory
@@ -68,7 +69,8 @@ std::uint64_t Recording::dropped() const noexcept {
 }
 
 namespace {
-// Made with the library, and never ended: a thread may run until the process is gone.
+// Constructed when the library is loaded, and never destroyed, because threads may run until the
+// process ends.
 Recording& the_recording = *new Recording;
 }  // namespace
 

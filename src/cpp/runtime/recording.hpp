@@ -60,7 +60,7 @@ struct Label {
   int start = -1;  // of a Wait: its Start
 };
 
-// The process's recording.
+// The recording of this process.
 class Recording {
  public:
   // Begin a recording, and drop the last one. Throws Busy if one is on. Events after the first

@@ -36,11 +36,11 @@ constexpr const char* kLateStart =
     "slow, "
     "set NGD_TIMEOUT to more seconds.";
 
-// If the queue of connections is full, a rank waits until rank 0 reads it. So it gets in, however
-// many strangers connect without waiting.
+// If the queue of connections is full, a rank waits until rank 0 accepts one. So a rank connects in
+// the end, even if many other processes connect without waiting.
 constexpr timeval kConnectWait{0, 20'000};
 constexpr std::uint64_t kLookAroundNs =
-    1'000'000'000;                    // between two looks at the holders of the names
+    1'000'000'000;                    // between two checks of the holders of the names
 constexpr int kAcceptedAtOnce = 256;  // then messages of ranks are read
 
 int open_descriptors() {
@@ -119,7 +119,8 @@ class Rendezvous {
       if (r != rank_ && !has_come(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void fail_late(const std::vector<int>& late_ranks, const std::string& why = {}) const {
+  [[noreturn]] void fail_late(const std::vector<int>& late_ranks,
+                              const std::string& why = {}) const {
     const std::vector<int> ranks = job_ranks_.of(late_ranks);
     fail_of(ranks, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(ranks),
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
@@ -128,8 +129,8 @@ class Rendezvous {
   [[noreturn]] void fail_no_descriptors() const {
     fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[rank_], ": ", error_text(EMFILE));
   }
-  // The limit of open descriptors of one process is also that of the descriptors that all processes
-  // of the user have sent and not yet received.
+  // RLIMIT_NOFILE of a process limits two numbers: its open descriptors, and the descriptors that
+  // all processes of the user have sent and that are not received yet.
   [[noreturn]] void fail_queue_full() const {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -213,7 +214,8 @@ class Rendezvous {
   }
 };
 
-class Host final : public Rendezvous {
+// Rank 0: accepts the other ranks, distributes their segments, relays failures.
+class Server final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
 
@@ -266,10 +268,10 @@ class Host final : public Rendezvous {
       if (!channel(r).send(go)) fail_lost(r);
   }
 
-  // Send to the ranks that have connected and have sent nothing yet too: otherwise they would
-  // report that rank 0 is lost. After the shutdown no rank connects any more.
+  // Also send to ranks that have connected and have sent nothing yet: otherwise they would report
+  // that rank 0 is lost. After the shutdown no rank connects any more.
   void notify(const Message& failure) noexcept override {
-    parcel(rank_).pidfd = Descriptor();  // room for a connection
+    parcel(rank_).pidfd = Descriptor();  // frees a descriptor for a connection
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
       for (Channel last = accept(); last.open(); last = accept())
         if (is_mine(last)) last.send(failure);
@@ -301,9 +303,9 @@ class Host final : public Rendezvous {
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
       if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
-    // Backwards: greet() may remove the one at the index.
+    // Backwards: admit() may remove the entry at the index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
-      if (fds[1 + channels_.size() + i].revents != 0) greet(i);
+      if (fds[1 + channels_.size() + i].revents != 0) admit(i);
     if (fds[0].revents != 0)
       for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
@@ -346,7 +348,7 @@ class Host final : public Rendezvous {
     return true;
   }
 
-  void greet(std::size_t index) {
+  void admit(std::size_t index) {
     Parcel received;
     const Channel::Got result = strangers_[index].receive(received);
     if (result == Channel::Got::Nothing) return;
@@ -364,7 +366,8 @@ class Host final : public Rendezvous {
       failure.set_text(refusal);
       stranger.send(failure);
       // If the other job has another size, the missing ranks never come.
-      if (received.message.magic == kMagic && received.message.size != size_) fail(ErrorKind::Init, refusal);
+      if (received.message.magic == kMagic && received.message.size != size_)
+        fail(ErrorKind::Init, refusal);
       return;
     }
     const int rank = received.message.rank;
@@ -397,11 +400,12 @@ class Host final : public Rendezvous {
 
   Descriptor listener_;
   std::vector<Channel> channels_;   // by rank
-  std::vector<Channel> strangers_;  // connected, without a Hello yet
+  std::vector<Channel> strangers_;  // connections that have not sent Hello yet
   int ready_ = 0;
 };
 
-class Guest final : public Rendezvous {
+// Any other rank: connects to rank 0.
+class Client final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
 
@@ -410,25 +414,25 @@ class Guest final : public Rendezvous {
     connect();
     make_segment();
     Parcel& mine = parcel(rank_);
-    send_to_host(mine.message, mine.segment.get(), mine.pidfd.get());
+    send_to_server(mine.message, mine.segment.get(), mine.pidfd.get());
     std::vector<int> waited_for{0};
     while (!missing().empty()) {
       Parcel received = next(waited_for);
       if (received.message.topic == Topic::Waiting) waited_for = ranks_of(received.message.ranks);
       if (received.cut) fail_no_descriptors();
-      if (received.message.topic == Topic::Peer && received.message.rank >= 0 && received.message.rank < size_ &&
-          received.segment.valid())
+      if (received.message.topic == Topic::Peer && received.message.rank >= 0 &&
+          received.message.rank < size_ && received.segment.valid())
         parcel(received.message.rank) = std::move(received);
     }
   }
 
   void synchronise() override {
-    send_to_host(make_message(Topic::Ready, rank_, size_));
+    send_to_server(make_message(Topic::Ready, rank_, size_));
     while (next({0}).message.topic != Topic::Go) continue;
   }
 
   void notify(const Message& failure) noexcept override {
-    if (host_.open()) host_.send(failure);
+    if (server_.open()) server_.send(failure);
   }
 
   void connect() {
@@ -456,19 +460,19 @@ class Guest final : public Rendezvous {
     const int flags = ::fcntl(socket.get(), F_GETFL);
     // connect() may wait if it has a timeout: a stranger may hold the name and never accept.
     const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
-                                   sizeof kConnectWait) == 0;
+                                          sizeof kConnectWait) == 0;
     if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
     if (::connect(socket.get(), address.get(), address.length) != 0) return false;
     if (peer_user(socket.get()) != ::geteuid()) return false;
     protocol_step();
     ::fcntl(socket.get(), F_SETFL, flags);
-    host_ = Channel(std::move(socket));
+    server_ = Channel(std::move(socket));
     return true;
   }
 
   // If rank 0 does not read any more, its last message has the reason and has arrived.
-  void send_to_host(const Message& message, int segment_fd = -1, int pidfd = -1) {
-    const Channel::Sent sent = host_.send(message, segment_fd, pidfd, clock_);
+  void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
+    const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;
     const int error = errno;
     if (sent == Channel::Sent::TooManyDescriptors) fail_queue_full();
@@ -485,18 +489,18 @@ class Guest final : public Rendezvous {
       Parcel received;
       if (receive(received)) return received;
       if (clock_.expired()) fail_late(waited_for.empty() ? std::vector{0} : waited_for);
-      pollfd readable{host_.fd(), POLLIN, 0};
+      pollfd readable{server_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
     }
   }
 
   // Return false if there is no message.
   bool receive(Parcel& received) {
-    switch (host_.receive(received)) {
+    switch (server_.receive(received)) {
       case Channel::Got::Nothing:
         return false;
       case Channel::Got::End:
-        host_.close();
+        server_.close();
         fail_lost(0);
       case Channel::Got::Parcel:
         break;
@@ -504,13 +508,13 @@ class Guest final : public Rendezvous {
     if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
     if (received.message.topic == Topic::Failure) {
-      host_.close();  // it has failed itself
+      server_.close();  // it has failed itself
       fail_relayed(received.message);
     }
     return true;
   }
 
-  Channel host_;
+  Channel server_;
 };
 
 }  // namespace
@@ -519,8 +523,8 @@ std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int siz
                                    double timeout_seconds, const std::function<bool()>& interrupt,
                                    bool checked, const JobRanks& job_ranks) {
   const Clock clock(timeout_seconds, interrupt);
-  if (rank == 0) return Host(job_key, rank, size, clock, job_ranks).run(checked);
-  return Guest(job_key, rank, size, clock, job_ranks).run(checked);
+  if (rank == 0) return Server(job_key, rank, size, clock, job_ranks).run(checked);
+  return Client(job_key, rank, size, clock, job_ranks).run(checked);
 }
 
 }  // namespace ngd::comm::shm

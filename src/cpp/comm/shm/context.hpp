@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of a collective in flight that all algorithms share, and the context of an algorithm.
+// The part of a pending collective that all algorithms share, and the context of an algorithm.
 //
 // An algorithm is a state machine (task.hpp lists them). Its state is a class with
 //   bool advance(Context&)        do what can be done now. Return true if the collective is
@@ -40,7 +40,7 @@ struct TaskHead {
   const std::byte* source = nullptr;
   std::byte* destination = nullptr;
 
-  Need need;  // what the next step waits for
+  Need need;  // the condition of the next step
   StagingClaim staging;
 
   Statistics::Entry stats = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all groups of one rank share: the segments, the heap, the wait ladder, and the failure of
-// the rank. A rank that fails in one of its groups has failed in all. A caller holds the monitor's
-// lock, except for what never changes.
+// A family: the state that all groups of one rank share. It has the segments, the heap, the wait
+// ladder, and the failure of the rank. A rank that fails in one of its groups has failed in all. A
+// caller holds the monitor's lock, except for values that never change.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ namespace ngd::comm::shm {
 class Member {
  public:
   virtual ~Member() = default;
-  // Advance what is in flight, without waiting.
+  // Advance all pending works of the group, without waiting.
   virtual void progress() = 0;
   // The number of works that are not complete.
   virtual std::uint64_t in_flight() const noexcept = 0;
@@ -39,6 +39,7 @@ class Member {
   virtual void check_peers() const = 0;
 };
 
+// The rank of this process among the ranks of the host, and the settings of its family.
 struct Place {
   int rank = 0;
   int size = 1;
@@ -69,7 +70,7 @@ class Family {
   void join(Member& member) { members_.push_back(&member); }
   void leave(Member& member) noexcept { std::erase(members_, &member); }
   const std::vector<Member*>& members() const noexcept { return members_; }
-  // Advance what is in flight in all groups.
+  // Advance the pending works of all groups.
   void progress() {
     for (Member* member : members_) member->progress();
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of this host have numbers from 0 in shared memory. In a job on several hosts they have
-// other numbers in the job, and errors name these: a message is written once, where the failure is
-// found, and is never edited.
+// The numbers of this host's ranks in the job. In shared memory, the ranks of a host are numbered
+// from 0. In a job on several hosts they have other numbers, and errors use those: so a message is
+// written once, where the failure is found, and is never edited.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ class JobRanks {
   JobRanks() = default;  // the job has no other ranks
   explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
 
-  // Return the rank in the job of a rank of this host. Another number, which a stranger may send,
-  // is returned as it is.
+  // Return the rank in the job of a rank of this host. A number that is not a rank of this host,
+  // which another program may have sent, is returned as it is.
   int operator[](int rank) const noexcept {
     const bool is_known = rank >= 0 && rank < static_cast<int>(by_rank_.size());
     return is_known ? by_rank_[static_cast<std::size_t>(rank)] : rank;

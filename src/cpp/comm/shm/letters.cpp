@@ -53,8 +53,8 @@ Work Letters::submit(const Collective& collective) {
   if (pending.kind == Kind::Send) {
     if (outgoing_[peer].box == nullptr) open(pending.peer);
     pending.offset = pending.bytes() <= kLetterBytes
-                       ? kInline
-                       : group_.mine().offset_of(pending.source, pending.bytes());
+                         ? kInline
+                         : group_.mine().offset_of(pending.source, pending.bytes());
     outgoing_[peer].sends.push_back(pending);
   } else {
     incoming_[peer].receives.push_back(pending);

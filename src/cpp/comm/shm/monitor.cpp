@@ -10,8 +10,9 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// Between two looks at a word that another thread will change soon: spin, yield, then nap. A system
-// call inside an engine call takes microseconds, a large copy milliseconds.
+// The pauses between two reads of a word that another thread will change soon: spin, then yield,
+// then sleep for a short time. A system call inside an engine call takes microseconds, a large copy
+// milliseconds.
 class Nap {
  public:
   void take() noexcept {
@@ -72,7 +73,7 @@ void Monitor::lock(RankRecord& sleeper) noexcept {
   wanted_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Nobody else changes the word while it is locked.
+// No other thread changes the word while it is locked.
 void Monitor::unlock() noexcept {
   word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
 }

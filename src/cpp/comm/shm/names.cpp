@@ -35,7 +35,7 @@ std::optional<uid_t> listener_at(const Address& address) {
   return peer_user(probe.get());
 }
 
-// Return one socket of the kernel's list.
+// Record the user of a socket in the kernel's list, if the socket has one of the names.
 void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
   std::string_view name;
   std::optional<uid_t> user;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// There are n nodes of m ranks. The data are cut into m slices, and a slice into n pieces. The
-// counterparts of a rank are the ranks with the same index on the other nodes. The rank with index
-// i of node h goes through three acts:
-//   Sum       slice i of my node's sources, to my partial sum
-//   Combine   piece h of slice i: the counterparts' partial sums, to all ranks of my node
-//   Spread    the other pieces of slice i: from the counterparts that have combined them, to all
-//             ranks of my node
-// An act begins when all ranks have done the one before. The collective is complete when all ranks
-// have done the last act.
+// The hierarchical all_reduce for NUMA nodes. There are n nodes of m ranks each. The data are cut
+// into m near-equal slices, and each slice into n near-equal pieces. The counterparts of a rank are
+// the ranks with the same index on the other nodes. The rank with index i of node h goes through
+// three acts:
+//   Sum       reduce slice i of the node's sources to the rank's partial sum
+//   Combine   reduce piece h of slice i: the counterparts' partial sums, to all ranks of the node
+//   Spread    copy the other pieces of slice i, from the counterparts that have combined them, to
+//             all ranks of the node
+// An act begins when all ranks have done the act before it. The collective is complete when all
+// ranks have done the last act.
 //
 // Ranks read from other nodes in two acts, and never write there. A node reads (n-1)/n of the data
 // as partial sums and as much as results. This is the least for an all_reduce between n nodes
@@ -15,18 +16,19 @@
 // 2009, section 2). The flat algorithm, where each rank reads from all and writes to all, moves m
 // times as much.
 //
-// m is a power of two, so the tree over a node's ranks is a subtree of the canonical one, and the
-// tree over the nodes is the rest of it. The result has the same bits as flat's. A mean is the mean
-// of the nodes' means, which do not overflow; a division by m is exact except for the smallest
-// floats. 16-bit floats use the flat algorithm: their partial sums are float32, which would double
-// the data between nodes and need other memory.
+// m is a power of two, so the tree over a node's ranks is a subtree of the canonical one
+// (base/reduce.hpp), and the tree over the nodes is the rest of it. The result has the same bits as
+// that of the flat algorithm. A mean is the mean of the nodes' means, which do not overflow; a
+// division by m is exact except for the smallest floats. 16-bit floats use the flat algorithm:
+// their partial sums are float32, which would double the data between nodes and need other memory.
 //
 // If every operand is in the shared arena, partial sums and results are stored in the destinations.
 // This also works in place: only one rank reads a slice of a source, before it writes there.
 // Otherwise the data pass through the staging buffers in chunks, with two more acts (schedule.hpp):
-//   CopyIn    the elements that my node needs of my source, to my buffer, before Sum
-//   CopyOut   my node's parts of the results, from my buffer, in the end
-// My buffer holds my partial sum, and the results for my counterparts, in place of my own slice.
+//   CopyIn    before Sum: copy the elements that the node needs from the source to the own buffer
+//   CopyOut   in the end: copy the node's results from the own buffer to the destination
+// In place of its own slice, a rank's buffer holds the partial sum, and the results for its
+// counterparts.
 #include "comm/shm/nodes.hpp"
 
 #include "comm/shm/copy.hpp"
@@ -91,7 +93,7 @@ class Chunk {
       const int node = (node_ + distance) % nodes_.count;
       const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, index_)) + theirs.begin * element_;
-      reduce_to_node(theirs, 1, 1.0, false);  // of one source: a copy
+      reduce_to_node(theirs, 1, 1.0, false);  // with one source this is a copy
     }
   }
 
@@ -138,7 +140,7 @@ class Chunk {
   std::size_t element_;
   Nodes nodes_;
   int node_, index_;  // mine
-  Slice range_;       // of the task
+  Slice range_;       // of the operand
   Slice slice_;       // mine
 };
 

@@ -21,10 +21,10 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: a message has no text then
+    } catch (const Error&) {  // no memory: messages have no text
     }
     stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
-                .first;
+                 .first;
     blocks_.reserve(texts_.size());
   }
   stored->second.used = sequence;

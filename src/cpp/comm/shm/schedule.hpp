@@ -18,13 +18,13 @@
 namespace ngd::comm::shm {
 
 enum class Act : std::uint8_t {
-  CopyIn,   // from my source to my staging buffer. Waits until the buffer is free
+  CopyIn,   // from the source to the staging buffer. Waits until the buffer is free
   Move,     // cooperative.cpp
   Reduce,   // flat.cpp
   Sum,      // nodes.cpp
   Combine,  // nodes.cpp
   Spread,   // nodes.cpp
-  CopyOut   // from my staging buffer to my destination. Raises no flag: no rank waits for it
+  CopyOut   // from the staging buffer to the destination. Raises no flag: no rank waits for it
 };
 
 // The acts of each algorithm, in order.

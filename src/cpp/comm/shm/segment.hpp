@@ -8,9 +8,9 @@
 //
 // A control block holds the data of a rank for one group:
 //
-//   control  | Control: flags of the rank; Slot x kSlots: the collectives in flight, by
+//   control  | Control: flags of the rank; Slot x kSlots: the pending collectives, by
 //            | sequence % kSlots
-//   inline   | kInlineBytes x kSlots: payloads that are published beside the flag
+//   inline   | kInlineBytes x kSlots: payloads that are published next to the flag
 //   layouts  | kLayoutBytes x kSlots: of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
@@ -41,7 +41,7 @@ namespace ngd::comm::shm {
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
 inline constexpr std::uint32_t kLayoutVersion = 9;
 inline constexpr int kMaxRanks = 256;        // of a host
-inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
+inline constexpr std::uint64_t kSlots = 64;  // pending collectives
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kWaitWords = 31;         // of 8 characters
@@ -49,7 +49,7 @@ inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the meas
 inline constexpr std::size_t kLayoutNumbers = 64;     // the most that are kept of a layout
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// Offsets of operands outside the heap: beside the flag; in private memory.
+// Offsets of operands outside of the heap: published next to the flag; in private memory.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
 // A value of Slot::taken: this rank does not read its peers' sources (any more).

@@ -44,7 +44,8 @@ void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
   submitted_ = sequence;
 }
 
-// A rank that has not finished sequence - kSlots may still read the slot of the next sequence.
+// The slot of the next sequence is free when all ranks have finished sequence - kSlots: until then
+// they may still read it.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;
@@ -150,7 +151,7 @@ void SlotQueue::publish_layout(Slot& slot, std::uint64_t sequence, const Layout&
               group_.mine().layout_numbers(sequence));
 }
 
-// Publish my counts, and my payload or where my operands are.
+// Publish the counts of this rank, and its payload or the offsets of its operands.
 void SlotQueue::publish_operands(Task& task, Slot& slot, const Collective& collective) {
   const Segment& mine = group_.mine();
   const std::size_t counts_bytes = task.counts_bytes(group_.size());

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The staging buffers of this rank, as the only rank that fills them sees them.
+// The staging buffers of this rank. A staging buffer is shared memory for one chunk of an operand
+// that is in private memory. Only this rank fills its buffers.
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
 // ticket t uses buffer t % kBuffers. Two rules say when a buffer may be filled again:
 //   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer's
-//     guard is the need for these reports, so a rank can complete a collective earlier.
+//     guard is the need for these reports, so a rank can complete a collective before they arrive.
 //   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
 //     it has copied the results out.
 #pragma once

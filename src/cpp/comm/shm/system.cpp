@@ -29,8 +29,8 @@ KeptDescriptor::~KeptDescriptor() {
 
 int KeptDescriptor::get() const noexcept {
   struct stat status{};
-  const bool is_same_file = fd_.valid() && ::fstat(fd_.get(), &status) == 0 && status.st_dev == device_ &&
-                    status.st_ino == inode_;
+  const bool is_same_file = fd_.valid() && ::fstat(fd_.get(), &status) == 0 &&
+                            status.st_dev == device_ && status.st_ino == inode_;
   return is_same_file ? fd_.get() : -1;
 }
 

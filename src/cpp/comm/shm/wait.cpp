@@ -14,14 +14,15 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// To read the clock costs as much as one or two pauses.
+// Reading the clock costs as much as one or two pauses.
 constexpr int kSpinsPerLook = 64;
-// A sleep was short if the bell rang within this time: to sleep and to be woken takes as long.
+// A sleep was short if the doorbell rang within this time, which is about the time to fall asleep
+// and wake up.
 constexpr std::uint64_t kShortNs = 50'000;
 // A rank that keeps its core reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank is disturbed for a second if it was off its core for a quarter of the last 50 ms or more.
-// A program of low priority takes four slices of 4 ms per second.
+// A rank is disturbed for a second if it had no core for a quarter of the last 50 ms or more. A
+// program of low priority takes four slices of 4 ms per second.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
@@ -46,8 +47,8 @@ bool Ladder::spin_or_yield() noexcept {
   return false;
 }
 
-// Time off the core does not count as spinning, up to a limit: work of the caller between two spins
-// looks the same, and the caller must look at its peers and its deadline now and then.
+// Time without a core does not count as spinning, up to a limit: work of the caller between two
+// spins looks the same, and the caller must check its peers and its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;

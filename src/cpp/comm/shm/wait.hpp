@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wait ladder: spin, then yield, then sleep on this rank's own doorbell.
+// The wait ladder: a waiting rank spins, then yields, then sleeps on its own doorbell. The doorbell
+// is a futex in the rank's record. A peer that raises a flag rings the doorbell if the rank sleeps,
+// which wakes it.
 //
 // No rank may miss a flag that is raised while it falls asleep. The rank that raises it stores the
-// flag (sequentially consistent), then looks whether a peer sleeps. The rank that goes to sleep
-// stores that it sleeps (sequentially consistent), then looks at the flags once more. In the single
-// order of these four accesses, at least one of the two ranks sees the other.
+// flag (sequentially consistent), then checks if a peer sleeps. The rank that goes to sleep stores
+// that it sleeps (sequentially consistent), then checks the flags once more. In the single order of
+// these four accesses, at least one of the two ranks sees the store of the other.
 #pragma once
 
 #include <cstdint>
@@ -35,17 +37,18 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
     wake(peer);
 }
 
-// Which rung of the ladder a waiting rank has reached.
+// The state of the wait ladder of a rank: it decides between a spin, a yield and a sleep.
 //
 // A rank that has its core to itself spins for longer than a wake-up takes. Otherwise two ranks
 // could always sleep by turns: one wakes the other, spins for less than that wake-up takes, and
 // must be woken itself. Sleepers measure how long a wake-up takes. It is a whole tick of the
 // scheduler if a program of low priority has taken the core by then.
 //
-// If there are more ranks than cores, or if a rank is often pushed off its core, a rank yields a
-// few times and sleeps. To spin would use up its share of the core, and then it would wait for a
-// whole time slice of another program. The number of yields follows from the sleeps: more if the
-// bell rang soon after a rank had gone to sleep, otherwise fewer.
+// If there are more ranks than cores, or if the rank is disturbed, it yields a few times and then
+// sleeps. A rank is disturbed if other programs often preempt it. If it spun, it would use up its
+// share of the core, and then wait for a whole time slice of another program. The number of yields
+// adapts to the sleeps: it grows if the doorbell rang soon after the rank had gone to sleep, and
+// shrinks otherwise.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
@@ -60,14 +63,14 @@ class Ladder {
   void update_disturbed() noexcept;
 
   bool is_crowded_;
-  bool is_disturbed_ = false;  // other programs often push this rank off its core
-  int count_ = 0;           // of spins or yields since the restart
+  bool is_disturbed_ = false;  // other programs often preempt this rank
+  int count_ = 0;              // of spins or yields since the restart
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
-  std::uint64_t last_look_ns_ = 0;      // the last look at the clock
+  std::uint64_t last_look_ns_ = 0;   // the last reading of the clock
   std::uint64_t updated_ns_ = 0;     // the last update of disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time off the core since then, while spinning
+  std::uint64_t pushed_off_ns_ = 0;  // the time without a core since then, while spinning
 
   // The least is a common wake-up, the most two ticks of a scheduler with 250 of them a second.
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;

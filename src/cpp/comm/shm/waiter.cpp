@@ -11,8 +11,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two looks at the peers
-constexpr std::uint64_t kLongNs = 100'000'000;  // a wait that has taken so long is published
+constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two checks of the peers
+constexpr std::uint64_t kLongNs = 100'000'000;  // a longer wait is published to the peers
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -117,7 +117,8 @@ void Waiter::inspect(Work work, Deadline& deadline) {
     throw_if_late(works_.need_of(work), deadline.seconds);
 }
 
-// The errors of ranks that wait for this one then name the call in which this one waits.
+// Publish the call in which this rank waits. Errors of ranks that wait for this one then name the
+// call.
 void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
   if (deadline.is_published || now - deadline.slow_since_ns <= kLongNs) return;

@@ -43,7 +43,7 @@ class Waiter {
     bool is_error = true;             // otherwise the wait just returns false
     std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
     std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
-    bool is_published = false;        // what I wait for, in my record (note_wait)
+    bool is_published = false;        // note_wait() has published the call of this wait
   };
   static Deadline deadline_of(const WaitLimits& limits);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about a work of a group: a collective of the common sequence, or a send or a receive.
+// The state of the works of a group. A work is a collective of the common sequence, or a send or a
+// receive.
 #pragma once
 
 #include <string>
@@ -24,10 +25,11 @@ class Works {
   // Throws Internal if the work was never submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // When a complete work ended. The thread that waits for it may have lost its core since.
+  // Return the time at which a complete work ended. The thread that waits for it may have lost its
+  // core since then.
   std::uint64_t end_of(Work work) const noexcept;
 
-  // What an unfinished work waits for.
+  // Return the need of a pending work.
   Need need_of(Work work) const noexcept;
   // Return the only rank of the world that can wake a thread that waits for this work and nothing
   // else, or -1.
