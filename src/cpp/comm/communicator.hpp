@@ -132,9 +132,10 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 // of the MPI communicator with this Fortran handle (MPI_Fint; -1: MPI_COMM_WORLD). Throws Init,
 // CollectiveTimeout, and Unsupported if this was not built.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
-// The same, but the ranks of a host share memory. If there are several hosts with the same number
-// of ranks each, large collectives use shared memory inside a host and MPI between hosts. If there
-// is one host, the group uses only shared memory. `interrupt` as above. Throws the errors of both.
+// Return a group over MPI whose ranks share memory inside each host. If there are several hosts
+// with an equal number of ranks, large collectives use shared memory inside a host and MPI between
+// hosts. If there is one host, the group uses only shared memory. Arguments and errors are those of
+// the two functions above.
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 // Return a group of some ranks of `world`, which is a group over MPI. Only these ranks, the

@@ -2,8 +2,9 @@
 // The parts of the interface of a group of ranks (communicator.hpp): collectives, memory that the
 // ranks of a host share, and the state of the peers.
 //
-// Busy is a value here, not an exception: a call that is refused because another thread is in a
-// call of the same group has had no effect, and its caller decides whether to retry it (retry.hpp).
+// Busy is a return value here, not an exception. A call is refused as Busy if another thread is in
+// a call of the same group. A refused call has had no effect, and its caller decides whether to
+// retry it (retry.hpp).
 #pragma once
 
 #include <cstddef>

@@ -58,7 +58,7 @@ std::string mismatch_of_counts(std::string_view where, const RankCall& sender, s
 
 // Return the text of a mismatch between two compiled steps, from their program texts
 // (collective.hpp). mismatch_of_collectives(): their sequences of collectives differ.
-// mismatch_of_computations(): the sequences are equal, but the steps compute different values; `a`
+// mismatch_of_computations(): the sequences are equal and the steps compute different values; `a`
 // and `b` are the collectives in which the ranks have found that.
 std::string mismatch_of_collectives(std::string_view where, int rank_a, std::string_view text_a,
                                     int rank_b, std::string_view text_b);

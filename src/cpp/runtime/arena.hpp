@@ -3,8 +3,8 @@
 // shapes. Only one of them runs at a time, so together they need as much memory as the largest one.
 //
 // Kernels have pointers to the memory, so it must keep its address when a larger program is added.
-// The arena therefore reserves addresses for all memory of the machine, and makes as many bytes
-// usable as the largest program needs.
+// The arena therefore reserves addresses for all memory of the machine, and makes only the first
+// bytes usable, those that the largest program needs.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@
 
 namespace ngd::runtime {
 
-// What a nested program uses of the executor that runs it.
+// The objects that a nested program shares with the executor that runs it.
 struct RunContext {
   device::Device& device;
   device::Queue& queue;

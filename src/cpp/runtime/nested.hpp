@@ -28,8 +28,9 @@ class Nested {
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
 //   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values
 //            that all iterations read
-//   outputs: the carried values after the last iteration; tensors whose slice t iteration t writes;
-//            for each carried value a tensor (its history) whose slice t is the input of iteration t
+//   outputs: the carried values after the last iteration; tensors of which iteration t writes slice
+//            t; for each carried value its history, a tensor whose slice t is the input of iteration
+//            t
 // The body reads carried values, a slice of each tensor, and the other values. It writes carried
 // values and slices.
 //

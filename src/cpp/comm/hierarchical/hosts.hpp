@@ -23,8 +23,8 @@
 
 namespace ngd::comm::hierarchical {
 
-// The ranks of a family by host. host_of: for each world rank, the number of its host. here: the
-// world ranks on this host, by their ranks in its shared memory.
+// The hosts of the ranks of a family. host_of: for each world rank, the number of its host. here:
+// the world ranks on this host, in the order of their ranks in its shared memory.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
@@ -38,7 +38,7 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// After a failure, keep shared memory mapped for good if MPI still uses it.
+// After a failure, keep shared memory mapped until the process ends, if MPI still uses it.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {

@@ -79,8 +79,9 @@ bool LocalGroup::should_end_wait() {
   return false;
 }
 
-// In a forked child, the lock may be held for ever: by a thread that exists only in the parent. So
-// the calls below do not take it in a child. There the inner group throws the error.
+// In a forked child, the lock may be held by a thread that exists only in the parent, so no thread
+// of the child can ever get it. The calls below do not take the lock in a child; there the inner
+// group throws the error.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
@@ -125,7 +126,7 @@ bool LocalGroup::move_works() {
   return true;
 }
 
-// Wait for a work, and advance the works of the whole family meanwhile. Return NotYet after
+// Wait for a work; while waiting, advance the works of the whole family. Return NotYet after
 // `seconds`, or when no other group of the family has pending works: then a wait of the inner group
 // is better, because it can sleep until a peer wakes it.
 Progress LocalGroup::await(Work work, double seconds) {

@@ -71,7 +71,7 @@ class HostWindows : public WindowedTransfer {
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
     return divide_up(elements, window_elements);
   }
-  // At most `most` windows in flight.
+  // At most `most` windows are active at once.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
     const std::size_t slices = num_slices(elements, window_elements);
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
@@ -120,7 +120,7 @@ class HostWindows : public WindowedTransfer {
   std::size_t slices_left_;  // with submissions to come
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
-  std::vector<std::optional<Work>> works_;  // in flight, by window
+  std::vector<std::optional<Work>> works_;  // the pending local step of each window
 };
 
 // The all_reduce of transfers.hpp, by windows. Steps of a slice: 0 submits the reduce-scatter

@@ -14,7 +14,7 @@ constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
 // The chain broadcast: the ranks form a chain from the root, in the order of their numbers modulo
 // the number of ranks. Each rank receives a slice from the previous rank of the chain and sends it
-// to the next one. Several slices are under transfer at once, one per window, so all links of the
+// to the next one. Several slices are transferred at once, one per window, so all links of the
 // chain are busy.
 class ChainBroadcast final : public WindowedTransfer {
  public:

@@ -16,7 +16,7 @@ namespace ngd::comm::mpi {
 
 class Headers {
  public:
-  // `held`: the computations that this rank has compiled.
+  // `held`: the computations of this rank's compiled steps.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -29,9 +29,9 @@ class Headers {
   // as soon as one that has arrived differs.
   bool collect(PendingCollective& work);
 
-  // The ranks of the world whose header of the next collective has not arrived.
+  // Return the ranks of the world whose header of the next collective has not arrived.
   std::vector<int> missing() const;
-  // A line for each of these ranks of the world whose messages show the call that it is in.
+  // Return a line for each of these ranks of the world whose messages show the call that it is in.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

@@ -23,9 +23,10 @@ void LongWait::publish() {
   }
 }
 
-// A missing rank may itself wait for another rank, which the ranks of my host publish. Replace it
-// by that rank, and return a line per replacement. A missing rank of my host that waits for no
-// other rank has stopped for certain.
+// Find the ranks that are the cause of a late collective. A missing rank may itself wait for
+// another rank, which the ranks of this host publish. Replace it by that rank, and return a line
+// per replacement. A missing rank of this host that waits for no other rank has stopped for
+// certain.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();

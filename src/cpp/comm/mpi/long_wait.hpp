@@ -21,8 +21,8 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // Publish the awaited rank to the ranks of my host, for as long as this object lives. Call it
-  // with the lock held.
+  // Publish the awaited rank to the ranks of this host, while this object exists. Call this with
+  // the lock held.
   void publish();
   // Fail the family, and throw the error of a missed deadline.
   [[noreturn]] void throw_timeout(double timeout_seconds);

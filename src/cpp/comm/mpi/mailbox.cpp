@@ -124,7 +124,7 @@ bool Mailbox::close() noexcept {
     if (!give_up(receives_[peer])) keep_for_good(peers_[peer].buffer.release());
     receives_[peer] = library().no_request;
   }
-  // MPI cannot cancel a message that it has begun to send: those stay for good.
+  // MPI cannot cancel a message that it has begun to send: those buffers are never freed.
   if (!outgoing_->empty()) keep_for_good(outgoing_.release());
   return all_left;
 }

@@ -27,12 +27,13 @@ class Mailbox {
 
   void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
-  // Move what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
+  // Move the messages that have arrived into the queues. Throws Unreachable, Init (a peer runs
+  // another ngd).
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
   Message take(int peer);
-  // The headers of the sends of a peer to this rank, in their order.
+  // Return the headers of a peer's sends to this rank, in their order.
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
   // Set once a peer has sent Failed or Left. It sends no Submitted afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
@@ -40,7 +41,7 @@ class Mailbox {
     return peers_[index(peer)].ended_at;
   }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
-  // True once a peer has sent Left, in order or after Failed.
+  // Return true if a peer has sent Left, in order or after Failed.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return release_sent(); }
 

@@ -33,7 +33,7 @@ class MpiCommunicator final : public Communicator, private Member {
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }
 
-  // Use a host layer from here on. All ranks call it between the same two works.
+  // Use a host layer from now on. All ranks call this between the same two works.
   void use(std::unique_ptr<HostLayer> hosts);
 
   // For groups.hpp.

@@ -54,7 +54,8 @@ class OwnersExchange {
                 divisor);
   }
 
-  // Receive the result of every other owner into result_of(rank), and send mine to all ranks.
+  // Receive the result of every other owner into result_of(rank), and send `mine`, the result of
+  // this rank, to all ranks.
   template <class ResultOf>
   void exchange_results(Window& window, std::span<const std::byte> mine,
                         ResultOf&& result_of) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides when the progress thread runs: while works are in flight and no caller waits.
+// Decides when the progress thread runs: while works are pending and no caller waits.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class ProgressGate {
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
-    // The thread may have looked at `waiting_` and not sleep yet: it holds the mutex in between.
+    // The thread may have read `waiting_` and not sleep yet. It holds the mutex between the two.
     {
       const std::lock_guard lock(mutex_);
     }

@@ -18,16 +18,17 @@ class Requests {
   Requests(Requests&&) = default;
   ~Requests() { cancel(); }
 
-  // At most kMaxMessageBytes; nothing is posted for 0 bytes. A peer is a rank of the group.
+  // Post a message of at most kMaxMessageBytes; 0 bytes: post nothing. A peer is a rank of the
+  // group.
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
   // Return true when all posted messages have completed. Throws Unreachable.
   bool test();
-  // The ranks of the world whose messages have not completed, ascending, each once.
+  // Return the ranks of the world whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
-  // Give up what has not completed. Returns false if MPI still holds a buffer, which must then be
-  // kept.
+  // Give up the messages that have not completed. Returns false if MPI still holds a buffer, which
+  // must then be kept.
   bool cancel() noexcept;
 
  private:

@@ -23,7 +23,7 @@ class Transfer {
   // Advance the transfer as far as possible without waiting. Return true when the destination holds
   // the result and MPI holds no buffer.
   virtual bool advance() = 0;
-  // The ranks of the world that this rank waits for.
+  // Return the ranks of the world that this rank waits for.
   virtual std::vector<int> pending_peers() const = 0;
   std::uint64_t steps() const { return steps_; }  // grows with every step
 

@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
-  Sent,       // this rank sends the receiver what the header describes
+  Sent,       // this rank has called the send that the header describes
   Details,    // the payload is the text of the program or the layout, because two ranks differ
   Failed,     // this rank has failed: `error` and the payload are its Failure
   Left        // this rank has closed the group, in order or after it sent Failed

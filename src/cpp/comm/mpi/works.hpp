@@ -32,7 +32,7 @@ class Works {
 
   bool is_complete(Work work) const;
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
-  // Return true if a transfer, a send or a receive is in flight.
+  // Return true if a transfer, a send or a receive is pending.
   bool moves_data() const noexcept;
   // Grows whenever a work completes and whenever a transfer takes a step.
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }

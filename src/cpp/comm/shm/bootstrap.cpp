@@ -295,7 +295,7 @@ class Server final : public Rendezvous {
       }
   }
 
-  // Wait for a new connection, for a Hello, or for any message of a rank that has come.
+  // Wait for a new connection, for a Hello, or for any message of a rank that has sent Hello.
   void poll_once() {
     std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative ones
     for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});

@@ -130,7 +130,7 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
     // If the other end left without reading everything, the first call returns ECONNRESET, and the
-    // next ones return its last packets. A first end of file may be premature: Linux looks for a
+    // next ones return its last packets. A first end of file may be premature: Linux checks for a
     // packet, and then for the end, and between the two the other side may send a packet and leave.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;

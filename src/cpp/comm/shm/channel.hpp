@@ -43,7 +43,7 @@ struct Parcel {
 
 Message make_message(Topic topic, int rank, int size);
 
-// A deadline and an interrupt callback, for all calls that block here.
+// A deadline and an interrupt callback, for all blocking calls of the rendezvous.
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);

@@ -2,9 +2,9 @@
 // The part of a pending collective that all algorithms share, and the context of an algorithm.
 //
 // An algorithm is a state machine (task.hpp lists them). Its state is a class with
-//   bool advance(Context&)        do what can be done now. Return true if the collective is
+//   bool advance(Context&)        continue as far as possible. Return true if the collective is
 //                                 complete on this rank. Otherwise it waits for task.need.
-//   void start_early(Context&)    only some: do what needs no peer, before all ranks have arrived
+//   void start_early(Context&)    only some: do the work that needs no peer before all have arrived
 // No algorithm ever blocks. A collective is complete on a rank if its destination holds the result
 // and no peer reads or writes its operands any more.
 #pragma once

@@ -240,7 +240,8 @@ const std::byte* direct_of(const Group& group, const TaskHead& task, std::uint64
          piece.source;
 }
 
-// Compare the counts of an all_to_all: a producer must give as many elements as this rank expects.
+// Compare the counts of an all_to_all: a producer must give the number of elements that this rank
+// expects.
 void add_counts(const Group& group, const TaskHead& task, int producer, Piece& piece) {
   const int me = group.rank();
   const auto* counts =

@@ -44,7 +44,7 @@ struct Place {
   int rank = 0;
   int size = 1;
   bool crowded = false;  // more ranks than cores
-  bool checked = true;   // false: no fingerprints and no watch, to measure what they cost
+  bool checked = true;   // false: no fingerprints and no watch, to measure their costs
   JobRanks job_ranks;
 };
 

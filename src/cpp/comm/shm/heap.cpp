@@ -48,7 +48,7 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   return offset;
 }
 
-// Asks for no memory: the node of `used_` moves to `free_`.
+// Allocates no memory: the node of `used_` moves to `free_`.
 void Heap::release(std::uint64_t offset) noexcept {
   auto block = used_.extract(offset);
   if (block.empty()) return;

@@ -119,8 +119,9 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the sources, and store the result at my node's ranks. If the task is staged, my own
-  // result goes to my destination, and to my buffer only if my counterparts read it there.
+  // Reduce the sources, and store the result at all ranks of this node. If the task is staged, this
+  // rank stores its own result in its destination, and also in its buffer if the counterparts read
+  // it there.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool for_counterparts) const {
     int results = 0;
@@ -139,9 +140,9 @@ class Chunk {
   bool is_staged_;
   std::size_t element_;
   Nodes nodes_;
-  int node_, index_;  // mine
+  int node_, index_;  // of this rank
   Slice range_;       // of the operand
-  Slice slice_;       // mine
+  Slice slice_;       // of this rank
 };
 
 Schedule schedule_of(Context& context) {

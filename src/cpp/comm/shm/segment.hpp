@@ -84,8 +84,8 @@ struct RankRecord {
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke this rank, CLOCK_MONOTONIC
 
-  // The rank that this rank waits for outside of shared memory, and when it wrote that. It counts
-  // for one second.
+  // The rank that this rank waits for outside of shared memory, and the time at which it wrote
+  // that. The record is valid for one second.
   std::atomic<std::int32_t> awaited;
   std::atomic<std::uint64_t> awaited_ns;
 
@@ -109,7 +109,7 @@ struct Slot {
   // The progress of this rank in the collective.
   alignas(kLine) std::atomic<std::uint64_t> step;  // its meaning depends on the algorithm
   std::atomic<std::uint64_t> taken;                // chunks read from every peer, or kAll
-  std::uint64_t first_ticket;                      // of my staging buffers (staging.hpp)
+  std::uint64_t first_ticket;                      // of its staging buffers (staging.hpp)
 
   // The call, for messages.
   alignas(kLine) CallRecord call;  // its counts, if any, precede the payload
@@ -130,7 +130,7 @@ struct Control {
   std::atomic<std::uint64_t> sequence;             // the last one that was published
   // The number of ranks that do not use this block any more. They increment it.
   alignas(kLine) std::atomic<std::uint32_t> departed;
-  // By rank: the offset in my heap of the letters that I send it (letters.hpp), or 0.
+  // By rank: the offset in this rank's heap of its letter box for that rank (letters.hpp), or 0.
   alignas(kLine) std::atomic<std::uint64_t> letter_boxes[kMaxRanks];
   Slot slots[kSlots];
 };

@@ -219,7 +219,7 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // To give the memory back must ask for none.
+  // Allocated now, because giving the memory back must not allocate any.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

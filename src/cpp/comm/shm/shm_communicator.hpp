@@ -77,7 +77,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
                                                  std::size_t bytes) override;
 
   std::unique_ptr<Communicator> split_inside(int color, int key);
-  // What a rank sends its peers in a split().
+  // The data that a rank sends to its peers in a split().
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
@@ -99,7 +99,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // close() fills this in: it must not ask for memory.
+  // close() fills in this entry, because it must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 

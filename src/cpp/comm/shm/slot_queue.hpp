@@ -62,7 +62,7 @@ class SlotQueue {
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
-  // A collective in the backlog, with copies of what its caller may free.
+  // A collective in the backlog, with copies of the arrays that its caller may free.
   struct Backlogged {
     Collective collective;
     std::vector<std::uint64_t> counts, receive_counts, layout_numbers;
@@ -94,7 +94,7 @@ class SlotQueue {
   std::uint64_t submitted_ = 0;  // the sequences of the backlog follow
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // sequences up to this one may be published
-  Need next_slots_;                       // what frees more slots
+  Need next_slots_;                       // the condition for more free slots
   std::deque<Backlogged> backlog_;
 };
 

@@ -79,8 +79,9 @@ class Ladder {
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
-// Sleep until a peer rings or `limit_ns` have passed. After `sleeping` is set, moved() looks once
-// more: if it returns true, do not sleep. `until` is a value of RankRecord::sleeping.
+// Sleep until a peer rings the doorbell or `limit_ns` have passed. After `sleeping` is set,
+// has_changed() checks the flags once more; if it returns true, do not sleep. `until` is a value of
+// RankRecord::sleeping.
 template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
                   HasChanged&& has_changed) {

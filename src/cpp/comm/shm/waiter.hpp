@@ -2,7 +2,7 @@
 // Waits for works of a group, and finds out why a wait does not end.
 //
 // A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
-// sleep, it looks at its peers. Each of these ends a wait with an error, which closes the family:
+// sleep, it checks its peers. Each of these ends a wait with an error, which closes the family:
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;
@@ -33,7 +33,7 @@ class Waiter {
 
   // Wait until a work is complete. Return false if the patience of the caller ends before that.
   bool wait(Work work, const WaitLimits& limits);
-  // Return true if a work is complete. Throws what wait() would throw.
+  // Return true if a work is complete, without waiting. Throws the errors of wait().
   bool poll(Work work);
 
  private:

@@ -29,8 +29,8 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task whose need holds a work up: its own, or an earlier one that has its slot or the
-// staging buffers. Null if the work waits for a slot that only peers still use.
+// Return the task whose need blocks a work: the work's own task, or an earlier one that has its
+// slot or the staging buffers. Null if the work waits for a slot that only peers still use.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
@@ -46,7 +46,7 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // A peer that reports what it has taken lets this rank fill its staging buffers.
+  // A peer that reports the chunks it has taken lets this rank fill its staging buffers.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;
