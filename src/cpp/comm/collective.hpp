@@ -109,7 +109,7 @@ std::string_view name_of(ReduceOp op) noexcept;    // "mean"
 Kind kind_named(std::string_view name);            // throws InvalidArgument
 ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument
 Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument
-Algorithm preferred_algorithm();                   // NGD_ALLREDUCE's; throws the same
+Algorithm preferred_algorithm();                   // of NGD_ALLREDUCE; throws InvalidArgument
 
 constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
 constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }
@@ -121,9 +121,9 @@ constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept;
 
-// Throws InvalidArgument or DType for a collective that no communicator can run: a mean of
-// integers, a sum of bools, a root outside of [0, size), a reduction without an op, a send to the
-// rank itself, counts for a kind without blocks.
+// Throw InvalidArgument or DType for a collective that no communicator can run: a mean of integers,
+// a sum of bools, a root outside of [0, size), a reduction without an op, a send to the rank
+// itself, counts for a kind without blocks.
 void validate(const Collective& collective, int rank, int size);
 
 // Return the text for messages: "all_reduce(mean) of 512 float32", and " at train.py:42" if the

@@ -72,7 +72,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // The computations of the compiled steps that use this group. The steps may outlive the group.
+  // Return the computations of the compiled steps that use this group. The steps may outlive the
+  // group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws

@@ -37,7 +37,7 @@ class Grouped {
 
   void wait(double timeout_seconds);           // throws Busy
   void wait_retrying(double timeout_seconds);  // repeats the wait while it is refused as Busy
-  bool wait_for(double seconds);  // return false if not all is done by then; throws Busy
+  bool wait_for(double seconds);               // false if not done by then; throws Busy
 
  private:
   struct Pack {

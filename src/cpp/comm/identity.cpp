@@ -15,7 +15,7 @@ std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   return hash | 1;
 }
 
-// The properties that describe() leaves out.
+// Return the properties that describe() leaves out.
 std::string options_of(const CallDetails& call, int size) {
   const Identity& identity = call.record.identity;
   std::string text = concat(

@@ -32,6 +32,7 @@ struct Work {
   std::uint64_t sequence = 0;
 };
 
+// The result of a wait. NotYet: the patience of the caller has ended. Busy: the call was refused.
 enum class [[nodiscard]] Progress { Done, NotYet, Busy };
 
 // The limits of one wait.
@@ -58,6 +59,7 @@ struct CallStats {
   std::vector<std::uint64_t> last;  // by rank: how often it was the last to arrive
 };
 
+// Starts collectives and waits for them.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -79,7 +81,7 @@ class Collectives {
     static_cast<void>(work);
     return {};
   }
-  // One entry per kind, reduction and call site. Empty if nothing is counted.
+  // Return one entry per kind, reduction and call site. Empty if nothing is counted.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 
@@ -105,6 +107,7 @@ class CommonMemory {
                                                          std::size_t bytes) = 0;
 };
 
+// Memory of the group, and the devices whose memory collectives can use.
 class HostMemory {
  public:
   virtual ~HostMemory() = default;
@@ -113,7 +116,8 @@ class HostMemory {
   // Throws OutOfMemory.
   virtual SharedBlock allocate(std::size_t bytes) = 0;
   virtual void release(SharedBlock block) noexcept = 0;
-  // Null if the ranks do not map each other's memory.
+  // Return the interface to memory that the ranks share; null if they do not map each other's
+  // memory.
   virtual CommonMemory* common_memory() noexcept { return nullptr; }
 
   // Return true if collectives accept pointers of the device. Otherwise their caller copies the
@@ -128,6 +132,7 @@ class HostMemory {
   }
 };
 
+// The state of the peers, and the failure and the end of this rank's part of the group.
 class Peers {
  public:
   virtual ~Peers() = default;
@@ -137,8 +142,8 @@ class Peers {
   // Otherwise the wait would end at its deadline, if the awaited rank itself waits for the failed
   // rank.
   virtual void watch(bool is_on) noexcept = 0;
-  // Throws the failure that a rank of this group has reported, if no message has to be received for
-  // that.
+  // Throw the failure that a rank of this group has reported, if that is known without receiving a
+  // message.
   virtual void check_peers() const {}
 
   // Publish the rank that this rank waits for outside of this group, by the caller's numbering; -1:
@@ -155,7 +160,7 @@ class Peers {
   // text names; none means this one. The text is cut to what fits.
   virtual void give_up(ErrorKind kind, std::string_view why,
                        std::span<const int> ranks) noexcept = 0;
-  // Give up with the traceback of an exception of this rank.
+  // Call give_up() with the traceback of an exception of this rank.
   void abort(std::string_view traceback) noexcept;
   // Leave in good order: peers that still wait for this rank are notified that it left. Idempotent.
   virtual void close() noexcept = 0;

@@ -11,8 +11,7 @@ namespace {
 // too short for a user to notice.
 constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
 constexpr int kDoublings = 5;
-constexpr std::chrono::milliseconds kCheckInterval{
-    50};  // between two calls of the interrupt callback
+constexpr std::chrono::milliseconds kCheckInterval{50};  // between two checks for interrupts
 }  // namespace
 
 void Retries::wait() {

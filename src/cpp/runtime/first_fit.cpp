@@ -99,8 +99,7 @@ class LifeTree {
   }
 
   std::size_t leaves_;
-  std::vector<ByteSet> throughout_,
-      during_;  // the children of node n are 2n and 2n + 1; 1 is the root
+  std::vector<ByteSet> throughout_, during_;  // by node; node n has the children 2n and 2n + 1
   std::vector<std::size_t> spans_, above_;
 };
 

@@ -22,7 +22,7 @@ class Interrupts {
   // Call this when a run begins.
   void begin() noexcept { next_ms_ = now_ms() + kPeriodMs; }
 
-  // Throws Interrupted.
+  // Throw Interrupted if a handler has raised. Most calls only read the clock.
   void check() {
     if (now_ms() >= next_ms_) [[unlikely]]
       ask();
@@ -31,7 +31,8 @@ class Interrupts {
  private:
   static constexpr std::int64_t kPeriodMs = 100;
 
-  // A clock with a resolution of some milliseconds. A call takes a few nanoseconds.
+  // Return the time of a clock with a resolution of some milliseconds. A call takes a few
+  // nanoseconds.
   static std::int64_t now_ms() noexcept {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

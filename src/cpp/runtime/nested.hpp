@@ -29,8 +29,8 @@ class Nested {
 //   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values
 //            that all iterations read
 //   outputs: the carried values after the last iteration; tensors of which iteration t writes slice
-//            t; for each carried value its history, a tensor whose slice t is the input of iteration
-//            t
+//            t; for each carried value its history, a tensor whose slice t is the value before
+//            iteration t
 // The body reads carried values, a slice of each tensor, and the other values. It writes carried
 // values and slices.
 //

@@ -105,7 +105,7 @@ class Hosts final : public mpi::HostLayer {
   std::vector<int> neighbours_;  // world ranks
   mpi::RankSet counterparts_;
   bool is_regular_ = false;
-  bool has_consecutive_ranks_ = false;  // the ranks of each host
+  bool has_consecutive_ranks_ = false;  // on each host
   std::uint64_t tickets_ = 0;
   std::uint64_t serving_ = 0;
 };

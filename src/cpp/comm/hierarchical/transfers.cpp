@@ -86,8 +86,8 @@ class HostWindows : public WindowedTransfer {
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // Call after the last submission of a slice. After that of all slices the next transfer may
-  // submit.
+  // Call this after the last submission of a slice. After the last submission of all slices, the
+  // next transfer may submit.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }

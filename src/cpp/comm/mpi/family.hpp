@@ -32,17 +32,17 @@ class Member {
   // Advance what can be advanced now. An error fails the family. Return true while works are
   // pending.
   virtual bool progress() noexcept = 0;
-  // A number that grows with every advance of a work.
+  // Return a number that grows with every advance of a work.
   virtual std::uint64_t moves() const noexcept = 0;
-  // The family has failed: send the failure to the peers of this group. Does not wait.
+  // Called when the family has failed: send the failure to the peers of this group. Does not wait.
   virtual void send_failure(const Failure& failure) noexcept = 0;
   // Make progress with the messages of send_failure(). Return true when all are sent.
   virtual bool has_sent_failure() { return true; }
   // Return true if long messages are being transferred. The message of send_failure() leaves after
   // them.
   virtual bool moves_data() const noexcept { return false; }
-  // After a failure: end all works. If MPI does not give up one of their messages, left_to_mpi() is
-  // true afterwards.
+  // Called after a failure: end all works. If MPI does not give up one of their messages,
+  // left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
   // If the group is watched, throw the failure that one of its ranks has reported; `mine` is the
   // collective of another group in which this rank waits.
@@ -60,12 +60,12 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  // The lock of all groups of the family, and of every call of MPI on its communicator.
+  // Return the lock of all groups of the family, and of every call of MPI on its communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
   // With the lock held:
   void add(Member& member) {
-    busy_.reserve(members_.size() + 1);  // progress() must not ask for memory
+    busy_.reserve(members_.size() + 1);  // progress() must not allocate memory
     members_.push_back(&member);
   }
   void remove(Member& member) noexcept { std::erase(members_, &member); }
@@ -89,15 +89,16 @@ class Family {
   void mark_thrown() noexcept { has_thrown_ = true; }
   // Throw the failure, once, and then GroupClosed with its text.
   [[noreturn]] void throw_failure(std::string_view call);
-  // The seconds that a group may still spend to leave after a failure; all groups share them.
+  // Return the seconds that a group may still spend to leave after a failure; all groups share
+  // them.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // A work was submitted that needs progress.
+  // Called when a work was submitted that needs progress.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
   }
-  void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
+  void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: keep the communicator
   int next_group = 1;                             // the first number that no group of this rank has
   int tag_limit() const noexcept { return tag_limit_; }
 

@@ -21,9 +21,9 @@ class HostLayer {
  public:
   virtual ~HostLayer() = default;
 
-  // The name of a group that has this layer.
+  // Return the name of a group that has this layer.
   virtual std::string_view name() const noexcept = 0;
-  // The host group: the group of the ranks of this host.
+  // Return the host group: the group of the ranks of this host.
   virtual Communicator& local() noexcept = 0;
   // Return a transfer that uses the host group; null if a transfer over MPI is to be used.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A wait of this rank that takes long: it publishes the rank that it waits for, and finds out which
-// ranks are late when it ends at its deadline.
+// A long wait of this rank. It publishes the rank that it waits for. If it ends at its deadline, it
+// finds out which ranks are late.
 #pragma once
 
 #include <string>

@@ -20,7 +20,7 @@ namespace ngd::comm::mpi {
 
 class Mailbox {
  public:
-  explicit Mailbox(const RankSet& group);  // which must outlive it
+  explicit Mailbox(const RankSet& group);  // the group must outlive the mailbox
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -35,7 +35,8 @@ class Mailbox {
   Message take(int peer);
   // Return the headers of a peer's sends to this rank, in their order.
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
-  // Set once a peer has sent Failed or Left. It sends no Submitted afterwards.
+  // Return the message Failed or Left of a peer, if it has arrived. The peer sends no Submitted
+  // afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
   std::chrono::steady_clock::time_point ended_at(int peer) const {
     return peers_[index(peer)].ended_at;

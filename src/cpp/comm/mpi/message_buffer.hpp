@@ -18,7 +18,7 @@ class MessageBuffer {
  public:
   MessageBuffer() = default;
   explicit MessageBuffer(std::size_t bytes) { reserve(bytes); }
-  // Memory that the ranks of this host share; `local` outlives the buffer.
+  // Allocate memory that the ranks of this host share. `local` must outlive the buffer.
   MessageBuffer(Communicator& local, std::size_t bytes)
       : local_(&local), shared_(local.allocate(bytes)) {}
   ~MessageBuffer() {

@@ -28,7 +28,7 @@ namespace ngd::comm::mpi {
 
 class MpiCommunicator final : public Communicator, private Member {
  public:
-  // A group of all ranks of the family's endpoint, or of some of them.
+  // Make a group of all ranks of the family's endpoint, or of some of them.
   explicit MpiCommunicator(std::shared_ptr<Family> family);
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }

@@ -39,7 +39,7 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // These are about a work that is not complete.
+  // The next three functions take a work that is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }

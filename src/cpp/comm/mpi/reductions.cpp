@@ -100,8 +100,8 @@ class RingAllReduce final : public WindowedTransfer {
  private:
   Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k. After n -
-  // 1 steps rank r holds part r. Step k of the all-gather sends part rank - k.
+  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k. After the
+  // last step, rank r has the whole sum of part r. Step k of the all-gather sends part rank - k.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;
@@ -118,8 +118,8 @@ class RingAllReduce final : public WindowedTransfer {
     return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Scratch holds two partial sums, sent and received alternately, and the widened data of this
-  // rank.
+  // Scratch memory has two partial sums, sent and received alternately, and the widened data of
+  // this rank.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

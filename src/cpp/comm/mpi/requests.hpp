@@ -46,7 +46,8 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 // Cancel a message, and wait at most 50 ms until MPI has done so. Returns false if it has not.
 bool give_up(Request& request) noexcept;
 
-// MPI has given up messages to or from some ranks. Without ranks, MPI did not report which.
+// The error that MPI has given up messages to or from some ranks. Without ranks, MPI did not report
+// which.
 class Unreachable final : public Error {
  public:
   Unreachable(const std::vector<int>& who, int code);

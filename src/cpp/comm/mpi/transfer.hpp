@@ -138,12 +138,12 @@ std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
 std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// A pipeline from the root through the ranks after it.
+// The chain broadcast (exchange.cpp): a pipeline from the root through the ranks after it.
 std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// all_gather, gather, scatter and all_to_all: each block goes directly from its owner to the rank
-// that receives it.
+// The block exchange (exchange.cpp): all_gather, gather, scatter and all_to_all. Each block goes
+// directly from its owner to the rank that receives it.
 std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 

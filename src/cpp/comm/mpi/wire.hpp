@@ -37,7 +37,7 @@ struct Header {
   std::uint8_t has_program_text = 0;
   std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
   std::uint32_t payload_bytes = 0;
-  // Of Failed and Left: the first collective that this rank will not complete.
+  // Failed, Left: the first collective that this rank will not complete.
   std::uint64_t sequence = 0;
   CallRecord call;
 };
@@ -48,7 +48,7 @@ struct Message {
   std::vector<std::byte> payload;
 };
 
-// Why a rank has failed: the error, the ranks of the world that it names, and its text.
+// The failure of a rank: the kind of error, the ranks of the world that it names, and its text.
 struct Failure {
   ErrorKind kind = ErrorKind::Internal;
   std::vector<int> ranks;
@@ -87,7 +87,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
   return header;
 }
 
-// The send or the receive of a header, for messages.
+// Return the send or the receive of a header, for messages.
 inline Collective pair_of(const Header& header) {
   Collective collective = collective_of(header.call);
   collective.tag = static_cast<int>(header.number);

@@ -168,7 +168,7 @@ class Rendezvous {
     int cores = 1;  // of all ranks
   };
 
-  // Asks for no memory.
+  // Allocates no memory.
   void notify_all(ShmCommunicator* world, const FailureView& why) noexcept {
     // Ranks that have finished the rendezvous read it in the segment.
     if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);

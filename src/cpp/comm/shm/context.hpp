@@ -49,7 +49,7 @@ struct TaskHead {
   std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  // The bytes of the counts that precede an inline payload.
+  // Return the bytes of the counts that precede an inline payload.
   std::size_t counts_bytes(int ranks) const noexcept {
     return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
   }

@@ -31,7 +31,7 @@ class Exchange {
 
   // Return true if this rank takes nothing from other ranks.
   bool takes_nothing() const noexcept { return !takes_any_; }
-  // The bytes of a producer's source, if all blocks are equal.
+  // Return the bytes of a producer's source, if all blocks are equal.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 

@@ -11,12 +11,12 @@
 //
 // If every operand is in the shared arena, this happens in place. Otherwise the data pass through
 // the staging buffers (staging.hpp) in chunks. Each chunk goes through three acts (schedule.hpp):
-//   CopyIn    copy the elements that the peers need from the source to the own staging buffer
-//   Reduce    when all ranks have copied the chunk in: reduce the own part, from the own source and
-//             the peers' buffers, to the own destination and to the buffers of the ranks that get
-//             the result, over the elements that were read there
-//   CopyOut   when all ranks have reduced the chunk: copy the peers' parts from the own buffer to
-//             the destination
+//   CopyIn    copy the elements that the peers need, from the source to this rank's buffer
+//   Reduce    when all ranks have copied the chunk in: reduce this rank's part, from its source and
+//             the peers' buffers, to its destination and to the buffers of the ranks that get the
+//             result, over the elements that were read there
+//   CopyOut   when all ranks have reduced the chunk: copy the peers' parts from this rank's buffer
+//             to its destination
 // After CopyOut a rank may fill its buffer again without a further flag: a peer that has reduced
 // the chunk has read and written the buffer for the last time. It took 20 % longer to let the peers
 // fetch the results from the buffer of the reducing rank. All-reduce of float32 in place from

@@ -99,14 +99,14 @@ class Group {
   // Return the ranks of the world whose flags a need still waits for.
   std::vector<int> missing(const Need& need) const;
 
-  // Throws CollectiveMismatch if `rank` has published another collective than this rank.
+  // Throw CollectiveMismatch if `rank` has published another collective than this rank.
   void compare(std::uint64_t sequence, int rank) const;
-  // The collective that a rank has published.
+  // Return the collective that a rank has published.
   const CallRecord& call(std::uint64_t sequence, int rank) const noexcept {
     return segment(rank).slot(sequence).call;
   }
 
-  // This rank has left the group: it only refuses further calls.
+  // Called when this rank has left the group: the object only refuses further calls.
   void close() noexcept { closed_ = true; }
   bool is_closed() const noexcept { return closed_; }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hierarchical all_reduce for NUMA nodes. There are n nodes of m ranks each. The data are cut
-// into m near-equal slices, and each slice into n near-equal pieces. The counterparts of a rank are
-// the ranks with the same index on the other nodes. The rank with index i of node h goes through
-// three acts:
+// The all_reduce for ranks on several NUMA nodes. There are n nodes of m ranks each. The data are
+// cut into m near-equal slices, and each slice into n near-equal pieces. The counterparts of a rank
+// are the ranks with the same index on the other nodes. The rank with index i of node h goes
+// through three acts:
 //   Sum       reduce slice i of the node's sources to the rank's partial sum
 //   Combine   reduce piece h of slice i: the counterparts' partial sums, to all ranks of the node
 //   Spread    copy the other pieces of slice i, from the counterparts that have combined them, to
@@ -25,8 +25,8 @@
 // If every operand is in the shared arena, partial sums and results are stored in the destinations.
 // This also works in place: only one rank reads a slice of a source, before it writes there.
 // Otherwise the data pass through the staging buffers in chunks, with two more acts (schedule.hpp):
-//   CopyIn    before Sum: copy the elements that the node needs from the source to the own buffer
-//   CopyOut   in the end: copy the node's results from the own buffer to the destination
+//   CopyIn    before Sum: copy the elements that the node needs, from the source to the buffer
+//   CopyOut   in the end: copy the results of the node's ranks, from the buffer to the destination
 // In place of its own slice, a rank's buffer holds the partial sum, and the results for its
 // counterparts.
 #include "comm/shm/nodes.hpp"
@@ -120,7 +120,7 @@ class Chunk {
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
   // Reduce the sources, and store the result at all ranks of this node. If the task is staged, this
-  // rank stores its own result in its destination, and also in its buffer if the counterparts read
+  // rank stores its own result in its destination, and in its buffer too if the counterparts read
   // it there.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool for_counterparts) const {

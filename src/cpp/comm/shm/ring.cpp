@@ -3,7 +3,7 @@
 // workstations", 2009, section 3). Rank r reads only from its left neighbour, r - 1. The data are
 // cut into n near-equal parts, one per rank. All indices are modulo n, the number of ranks. There
 // are two phases:
-//   Reduce, round s = 0..n-2:  add part r-s-1 of the own source to the left neighbour's sum of it.
+//   Reduce, round s = 0..n-2:  add part r-s-1 of its source to the left neighbour's sum of it.
 //                              After the last round, rank r has the whole sum of part r+1
 //   Gather, round t = 0..n-2:  copy the whole sum of part r-t from the left neighbour
 // So a part is summed in ring order, beginning with its own rank. This is not the canonical order,

@@ -47,7 +47,7 @@ class Schedule {
       : acts_(acts), num_acts_(n), chunks_(chunks), num_ahead_(acts[0] == Act::CopyIn ? 1 : 0) {}
 
   constexpr std::uint64_t chunks() const noexcept { return chunks_; }
-  // The number of the last step.
+  // Return the number of the last step.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
   constexpr Step at(std::uint64_t number) const noexcept {

@@ -189,8 +189,8 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Segment segment(int rank) const noexcept = 0;  // as a rank of the world
-  // The memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if this
-  // program has closed the descriptor.
+  // Return the memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if
+  // this program has closed the descriptor.
   virtual int descriptor(int) const noexcept { return -1; }
   // Back a range of this rank's own segment with pages. Throws OutOfMemory if the kernel has
   // no more. Without this, the first access would raise SIGBUS.

@@ -30,7 +30,7 @@ class SlotQueue {
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }
-  // All sequences up to this one are complete on this rank.
+  // Return the last sequence up to which all collectives are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
   // Count the complete collectives, and report the number to the peers now and then.
   void finish() {
@@ -57,7 +57,7 @@ class SlotQueue {
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // The need of the oldest collective in the backlog: its slot.
+  // Return the need of the oldest collective in the backlog: a free slot.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 

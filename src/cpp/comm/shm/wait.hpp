@@ -30,7 +30,7 @@ inline constexpr std::uint32_t until_rank(int rank) { return static_cast<std::ui
 
 void wake(RankRecord& sleeper) noexcept;
 
-// `rank` has raised a flag: wake `peer` if it sleeps until then.
+// Called when `rank` has raised a flag: wake `peer` if it sleeps until then.
 inline void ring_bell(RankRecord& peer, int rank) noexcept {
   const std::uint32_t sleeping = peer.sleeping.load();
   if (sleeping != kAwake && (sleeping == kUntilAny || sleeping == until_rank(rank))) [[unlikely]]
@@ -55,7 +55,8 @@ class Ladder {
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep.
   bool spin_or_yield() noexcept;
-  // This rank went to sleep at the first time, a peer rang at the second, and this rank has woken.
+  // Adapt to a sleep: this rank fell asleep at `asleep_ns`, a peer rang the doorbell at `rung_ns`,
+  // and this rank has woken.
   void woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept;
 
  private:
@@ -69,7 +70,7 @@ class Ladder {
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
   std::uint64_t last_look_ns_ = 0;   // the last reading of the clock
-  std::uint64_t updated_ns_ = 0;     // the last update of disturbed_
+  std::uint64_t updated_ns_ = 0;     // the last update of is_disturbed_
   std::uint64_t pushed_off_ns_ = 0;  // the time without a core since then, while spinning
 
   // The least is a common wake-up, the most two ticks of a scheduler with 250 of them a second.

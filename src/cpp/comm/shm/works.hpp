@@ -22,7 +22,7 @@ class Works {
                            : queue_.is_complete(work.sequence);
   }
   std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
-  // Throws Internal if the work was never submitted.
+  // Throw Internal if the work was never submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
   // Return the time at which a complete work ended. The thread that waits for it may have lost its
@@ -35,11 +35,11 @@ class Works {
   // else, or -1.
   int only_awaited_rank(Work work) const noexcept;
 
-  // For messages: the call of a work, of a need, and of a work of a group that was closed.
+  // Return, for messages, the call of a work, of a need, and of a work of a group that was closed.
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;
-  // Throws CollectiveMismatch if a rank has published another collective than this rank, although
+  // Throw CollectiveMismatch if a rank has published another collective than this rank, even if
   // other ranks have not arrived: the absence of a third rank must not hide a mismatch.
   void check_calls() const;
 
