@@ -128,10 +128,11 @@ void Grouped::start(Pack& pack) {
     pattern_.destination = pack.tensors.front().destination;
   } else {
     pattern_.source = pattern_.destination = pack.block.get();
-    const bool sends = pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
+    const bool is_sender =
+        pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
     std::byte* to = pack.block.get();
     for (const Tensor& tensor : pack.tensors) {
-      if (sends && tensor.count > 0) std::memcpy(to, tensor.source, bytes_of(tensor));
+      if (is_sender && tensor.count > 0) std::memcpy(to, tensor.source, bytes_of(tensor));
       to += bytes_of(tensor);
     }
   }

@@ -120,15 +120,15 @@ std::string mismatch_of_collectives(std::string_view where, int rank_a, std::str
   text_a = collectives_of(text_a);
   text_b = collectives_of(text_b);
   for (int number = 1; !text_a.empty() || !text_b.empty(); ++number) {
-    const bool a_ended = text_a.empty();
-    const bool b_ended = text_b.empty();
+    const bool has_a_ended = text_a.empty();
+    const bool has_b_ended = text_b.empty();
     const std::string_view line_a = take_line(text_a);
     const std::string_view line_b = take_line(text_b);
-    if (without_site(line_a) == without_site(line_b) && a_ended == b_ended) continue;
+    if (without_site(line_a) == without_site(line_b) && has_a_ended == has_b_ended) continue;
     return mismatch(concat("called compiled steps with different collectives", where,
                            "; the first difference is collective ", number),
-                    {rank_a, std::string(a_ended ? kNoMore : line_a)},
-                    {rank_b, std::string(b_ended ? kNoMore : line_b)}, kSameSteps);
+                    {rank_a, std::string(has_a_ended ? kNoMore : line_a)},
+                    {rank_b, std::string(has_b_ended ? kNoMore : line_b)}, kSameSteps);
   }
   return mismatch(concat("called different compiled steps", where), {rank_a, "a compiled step"},
                   {rank_b, "a compiled step"}, kSameSteps);

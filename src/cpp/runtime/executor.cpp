@@ -53,9 +53,9 @@ Error with_site(const Error& error, const Instruction& instruction) {
 // inputs and outputs are set at every call. The others stay.
 struct Executor::BoundInstruction {
   struct Patch {
-    bool output_operand;
+    bool is_output_operand;
     std::size_t operand;
-    bool from_outputs;
+    bool is_from_outputs;
     std::size_t number, offset;
   };
   const Instruction* instruction = nullptr;
@@ -214,8 +214,9 @@ void Executor::bind_instruction(const Instruction& instruction) {
       const Value& value = program_.values[operands[i]];
       void* pointer = static_pointer(value);
       output ? bound.outputs.push_back(pointer) : bound.inputs.push_back(pointer);
-      const bool moves = value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
-      if (moves && !stages_arguments_)
+      const bool is_argument =
+          value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
+      if (is_argument && !stages_arguments_)
         bound.patches.push_back(
             {output, i, value.memory == MemoryKind::Output, value.position, value.offset});
       bound.writes_variable |= output && value.memory == MemoryKind::Variable;
@@ -312,9 +313,9 @@ void Executor::perform(BoundInstruction& bound, const void* const* inputs, void*
   // variables.
   if (!bound.is_short && !variables_touched_) interrupts_.check();
   for (const BoundInstruction::Patch& patch : bound.patches) {
-    const void* base = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
+    const void* base = patch.is_from_outputs ? outputs[patch.number] : inputs[patch.number];
     const std::byte* part = static_cast<const std::byte*>(base) + patch.offset;
-    if (patch.output_operand)
+    if (patch.is_output_operand)
       bound.outputs[patch.operand] = const_cast<std::byte*>(part);
     else
       bound.inputs[patch.operand] = part;

@@ -42,7 +42,7 @@ class Scan : public Nested {
       : queue_(context.queue),
         interrupts_(context.interrupts),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
-        reverse_(instruction.attrs.integer("reverse") != 0),
+        is_reverse_(instruction.attrs.integer("reverse") != 0),
         body_(instruction.bodies.at(0), context, spare.take(instruction.bodies.at(0).private_bytes),
               shared),
         inputs_(body_.program().inputs),
@@ -100,7 +100,7 @@ class Scan : public Nested {
   };
 
   std::size_t slice_of(std::size_t iteration) const {
-    return reverse_ ? length_ - 1 - iteration : iteration;
+    return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
   // Set a carried value before the first iteration.
@@ -126,7 +126,7 @@ class Scan : public Nested {
   device::Queue& queue_;
   Interrupts& interrupts_;
   std::size_t length_;
-  bool reverse_;
+  bool is_reverse_;
   Executor body_;
   std::vector<const void*> inputs_;  // of the current iteration
   std::vector<void*> outputs_;

@@ -30,10 +30,11 @@ double divisor_between(const Hosts& hosts, const Collective& collective) {
 }
 
 Collective local_step(const Hosts& hosts, const Collective& collective, Kind kind) {
-  const bool sums = collective.op == ReduceOp::Mean && !averages_inside(hosts, collective);
+  const bool is_summed_inside =
+      collective.op == ReduceOp::Mean && !averages_inside(hosts, collective);
   Collective step;
   step.kind = kind;
-  step.op = reduces(kind) ? (sums ? ReduceOp::Sum : collective.op) : ReduceOp::None;
+  step.op = reduces(kind) ? (is_summed_inside ? ReduceOp::Sum : collective.op) : ReduceOp::None;
   step.dtype = collective.dtype;
   return step;
 }
@@ -420,15 +421,15 @@ class ReduceScatter final : public HostBlocks {
 
   bool advance() override {
     submit_steps();
-    bool complete = has_ended(hosts_.mine());
+    bool is_complete = has_ended(hosts_.mine());
     for (int distance = 1; distance < count(); ++distance) {
       const int h = after(distance);
       if (!is_sending(h) && has_ended(h)) send(h, sums(h), block(h).count);
-      complete = is_sending(h) && has_sent(h) && complete;
-      complete = has_received(h) && complete;
+      is_complete = is_sending(h) && has_sent(h) && is_complete;
+      is_complete = has_received(h) && is_complete;
     }
-    if (complete) sum_contributions();
-    return complete;
+    if (is_complete) sum_contributions();
+    return is_complete;
   }
 
  private:
@@ -482,14 +483,14 @@ class AllGather final : public HostBlocks {
   }
 
   bool advance() override {
-    bool complete = true;
+    bool is_complete = true;
     for (int distance = 1; distance < count(); ++distance) {
-      complete = has_sent(after(distance)) && complete;
-      complete = has_received(after(distance)) && complete;
+      is_complete = has_sent(after(distance)) && is_complete;
+      is_complete = has_received(after(distance)) && is_complete;
     }
     submit_steps();
-    for (int h = 0; h < count(); ++h) complete = has_ended(h) && complete;
-    return complete;
+    for (int h = 0; h < count(); ++h) is_complete = has_ended(h) && is_complete;
+    return is_complete;
   }
 
  private:

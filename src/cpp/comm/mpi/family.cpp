@@ -52,10 +52,11 @@ bool progress_thread_wanted(const Endpoint& endpoint) {
   const std::string wanted = config::progress();
   if (wanted != "auto" && wanted != "on" && wanted != "off")
     fail(ErrorKind::Init, "NGD_PROGRESS: expected one of auto, on, off; got '", wanted, "'");
-  const bool possible = endpoint.size > 1 && library().threads() == Threads::Any;
-  if (wanted == "on" && !possible && endpoint.size > 1)
+  const bool is_possible = endpoint.size > 1 && library().threads() == Threads::Any;
+  if (wanted == "on" && !is_possible && endpoint.size > 1)
     fail(ErrorKind::Init, "NGD_PROGRESS=on, but MPI was initialised without MPI_THREAD_MULTIPLE");
-  return possible && (wanted == "on" || (wanted == "auto" && endpoint.local_size < endpoint.size));
+  return is_possible &&
+         (wanted == "on" || (wanted == "auto" && endpoint.local_size < endpoint.size));
 }
 
 }  // namespace

@@ -16,11 +16,11 @@ namespace ngd::comm::mpi {
 // A mismatch is reported before the failure of another rank: it is more often the cause than the
 // consequence.
 bool Headers::collect(PendingCollective& work) {
-  bool complete = true;
+  bool is_complete = true;
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     if (mailbox_.from(peer).empty()) {
-      complete = false;
+      is_complete = false;
       work.last_missing = peer;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
                !agree(work.header.call, theirs.call, held_)) {
@@ -28,7 +28,7 @@ bool Headers::collect(PendingCollective& work) {
               describe_mismatch(work, peer, theirs));
     }
   }
-  if (!complete) return false;
+  if (!is_complete) return false;
   work.received.resize(static_cast<std::size_t>(group_.size()));
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;

@@ -192,8 +192,8 @@ class Implementation final : public Library {
       Completed& one = completed[count++];
       one = {static_cast<int>(begin) + indices[i], kSuccess, 0};
       MPI_Get_count(&status, MPI_BYTE, &one.bytes);
-      const bool failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
-      if (failed) one.error = status.MPI_ERROR;
+      const bool has_failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
+      if (has_failed) one.error = status.MPI_ERROR;
     }
     return kSuccess;
   }

@@ -118,15 +118,15 @@ bool Mailbox::release_sent() {
 
 bool Mailbox::close() noexcept {
   if (!outgoing_) return false;  // closed before
-  bool all_left = outgoing_->empty();
+  bool have_all_left = outgoing_->empty();
   for (std::size_t peer = 0; peer < receives_.size(); ++peer) {
-    all_left = all_left && receives_[peer] == library().no_request;
+    have_all_left = have_all_left && receives_[peer] == library().no_request;
     if (!give_up(receives_[peer])) keep_for_good(peers_[peer].buffer.release());
     receives_[peer] = library().no_request;
   }
   // MPI cannot cancel a message that it has begun to send: those buffers are never freed.
   if (!outgoing_->empty()) keep_for_good(outgoing_.release());
-  return all_left;
+  return have_all_left;
 }
 
 }  // namespace ngd::comm::mpi

@@ -49,7 +49,7 @@ void Pairs::count(const Pair& pair) {
 bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {
   const bool is_send = oldest.collective.kind == Kind::Send;
   const std::size_t bytes = oldest.collective.count * size_of(oldest.collective.dtype);
-  if (!is_send && !oldest.matched && !match(mailbox, peer, oldest)) return false;
+  if (!is_send && !oldest.is_matched && !match(mailbox, peer, oldest)) return false;
   if (bytes <= kInlineBytes) return true;
   if (!oldest.message)
     oldest.message.emplace(group_, peer, group_.first_tag + kPairTag,
@@ -67,7 +67,7 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
     fail_of({group_.world(peer), group_.world(group_.rank)}, ErrorKind::CollectiveMismatch,
             mismatch_of_pair("", group_.world(peer), theirs, group_.world(group_.rank), mine));
-  receive.matched = true;
+  receive.is_matched = true;
   ++moves_;
   if (!message.payload.empty())
     std::memcpy(receive.collective.destination, message.payload.data(), message.payload.size());

@@ -30,8 +30,8 @@ class Pairs {
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Advance all sends and receives. Throws CollectiveMismatch, Unreachable, and the errors of
-  // check(peer, call, matched, start), which is called for the oldest pending work of each pair and
-  // direction.
+  // check(peer, call, is_matched, start), which is called for the oldest pending work of each pair
+  // and direction.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
@@ -53,7 +53,7 @@ class Pairs {
     Header header;
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
-    bool matched = false;  // a receive has seen the header of its sender
+    bool is_matched = false;  // a receive has seen the header of its sender
     std::optional<LongMessage> message;
   };
   using Queue = std::deque<Pair>;  // of one peer and direction; the first one is transferred
@@ -87,7 +87,7 @@ void Pairs::progress(Mailbox& mailbox, Check&& check) {
       }
       if (queue.empty()) continue;
       const Pair& oldest = queue.front();
-      check(peer, oldest.header.call, oldest.matched, oldest.start);
+      check(peer, oldest.header.call, oldest.is_matched, oldest.start);
     }
 }
 

@@ -18,7 +18,7 @@ class FlatReduction final : public WindowedTransfer {
  public:
   FlatReduction(const RankSet& group, int tag, const Collective& collective, const Blocks& blocks)
       : WindowedTransfer(group, tag, collective, windowing(group, collective, blocks)),
-        scatters_(collective.kind == Kind::ReduceScatter),
+        is_scatter_(collective.kind == Kind::ReduceScatter),
         blocks_(blocks),
         owners_(group) {}
 
@@ -41,7 +41,7 @@ class FlatReduction final : public WindowedTransfer {
 
   // The part of an owner, in elements of the source.
   Slice owned(const Window& window, int owner) const {
-    if (!scatters_) return part_of(window.slice, owner, size_);
+    if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
     const std::size_t skipped = std::min(window.slice.begin, block.count);
     return {block.begin + skipped, std::min(window.slice.count, block.count - skipped)};
@@ -56,7 +56,7 @@ class FlatReduction final : public WindowedTransfer {
     std::byte* result = result_of_mine(window);
     owners_.reduce(window, mine, combine_of(collective_.op), collective_.dtype, result,
                    divisor_of(collective_.op, size_));
-    if (scatters_) return;
+    if (is_scatter_) return;
     const std::span<const std::byte> reduced(result, mine.size());
     const auto result_of = [&](int owner) {
       const Slice part = owned(window, owner);
@@ -71,12 +71,12 @@ class FlatReduction final : public WindowedTransfer {
   // A rank that does not keep its result has no destination: the result goes to scratch memory.
   std::byte* result_of_mine(const Window& window) const {
     const Slice mine = owned(window, rank_);
-    if (scatters_) return destination({window.slice.begin, mine.count});
-    const bool keeps = collective_.kind == Kind::AllReduce || rank_ == collective_.root;
-    return keeps ? destination(mine) : owners_.contribution(window, bytes(mine), rank_);
+    if (is_scatter_) return destination({window.slice.begin, mine.count});
+    const bool keeps_result = collective_.kind == Kind::AllReduce || rank_ == collective_.root;
+    return keeps_result ? destination(mine) : owners_.contribution(window, bytes(mine), rank_);
   }
 
-  const bool scatters_;
+  const bool is_scatter_;
   const Blocks blocks_;
   OwnersExchange owners_;
 };

@@ -36,7 +36,7 @@ WindowedTransfer::WindowedTransfer(const RankSet& group, int tag, const Collecti
 }
 
 bool WindowedTransfer::advance() {
-  bool complete = true;
+  bool is_complete = true;
   for (Window& window : windows_) {
     while (is_ready(window)) {
       if (!window.active) {
@@ -52,9 +52,9 @@ bool WindowedTransfer::advance() {
       ++window.step;
       ++steps_;
     }
-    complete = complete && !window.active && window.next >= elements();
+    is_complete = is_complete && !window.active && window.next >= elements();
   }
-  return complete;
+  return is_complete;
 }
 
 std::vector<int> WindowedTransfer::pending_peers() const {

@@ -440,14 +440,14 @@ class Client final : public Rendezvous {
     for (;;) {
       for (const Address& each : addresses_)
         if (connect_to(each)) return;
-      const bool too_late = clock_.expired();
-      if (too_late || now_ns() - last_look_ns > kLookAroundNs) {
+      const bool is_late = clock_.expired();
+      if (is_late || now_ns() - last_look_ns > kLookAroundNs) {
         last_look_ns = now_ns();
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
           fail(ErrorKind::Init, "ngd.init: no way to rank ", job_ranks_[0], ": ", others);
-        if (too_late) fail_late({0}, others);
+        if (is_late) fail_late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }

@@ -232,9 +232,9 @@ const std::byte* direct_of(const Group& group, const TaskHead& task, std::uint64
                            int producer, const Piece& piece) {
   const Segment& segment = group.segment(producer);
   const Slot& slot = segment.slot(task.sequence);
-  const bool in_place =
+  const bool is_in_place =
       task.kind == Kind::AllToAll && slot.source_offset == slot.destination_offset;
-  if (slot.source_offset == kPrivate || in_place) return nullptr;
+  if (slot.source_offset == kPrivate || is_in_place) return nullptr;
   if (slot.source_offset != kInline) return segment.at(slot.source_offset) + piece.source;
   return inline_payload(segment, task.sequence, source_bytes, task.counts_bytes(group.size())) +
          piece.source;
@@ -270,25 +270,25 @@ Exchange::Exchange(const Group& group, const TaskHead& task, const Collective& c
   const ByteBlocks destination_blocks(
       task.kind == Kind::AllToAll ? collective.receive_counts : collective.counts, task.count,
       element);
-  const bool from_all = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
-  const bool to_all = task.kind != Kind::Gather;
-  const bool one_block = gives_one_block(task.kind);
-  source_bytes_ = source_elements(collective, from_all ? me : task.root, ranks) * element;
+  const bool all_produce = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
+  const bool all_consume = task.kind != Kind::Gather;
+  const bool is_one_block = gives_one_block(task.kind);
+  source_bytes_ = source_elements(collective, all_produce ? me : task.root, ranks) * element;
   pieces.incoming.assign(static_cast<std::size_t>(ranks), Piece{});
   pieces.outgoing.assign(static_cast<std::size_t>(ranks), Piece{});
   for (int r = 0; r < ranks; ++r) {
     Piece& in = pieces.incoming[static_cast<std::size_t>(r)];
     Piece& out = pieces.outgoing[static_cast<std::size_t>(r)];
-    if ((from_all || me == task.root) && (to_all || r == task.root))
-      out = one_block ? Piece{0, source_blocks.bytes(me)}
-                      : Piece{source_blocks.begin(r), source_blocks.bytes(r)};
-    if ((to_all || me == task.root) && (from_all || r == task.root)) {
+    if ((all_produce || me == task.root) && (all_consume || r == task.root))
+      out = is_one_block ? Piece{0, source_blocks.bytes(me)}
+                         : Piece{source_blocks.begin(r), source_blocks.bytes(r)};
+    if ((all_consume || me == task.root) && (all_produce || r == task.root)) {
       if (task.kind == Kind::AllGather || task.kind == Kind::Gather)
         in = {0, destination_blocks.bytes(r), destination_blocks.begin(r)};
       else if (task.kind == Kind::AllToAll)
         in = {source_blocks.begin(me), destination_blocks.bytes(r), destination_blocks.begin(r)};
       else
-        in = {one_block ? 0 : source_blocks.begin(me), source_blocks.bytes(me)};
+        in = {is_one_block ? 0 : source_blocks.begin(me), source_blocks.bytes(me)};
     }
     if (r == me) continue;
     takes_any_ |= in.bytes > 0;

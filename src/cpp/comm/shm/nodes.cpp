@@ -123,11 +123,11 @@ class Chunk {
   // rank stores its own result in its destination, and in its buffer too if the counterparts read
   // it there.
   void reduce_to_node(const Slice& range, int sources, double divisor,
-                      bool for_counterparts) const {
+                      bool is_read_by_counterparts) const {
     int results = 0;
     const auto add = [&](std::byte* to) { group_.destinations()[results++] = to; };
     for (int index = 0; index < nodes_.ranks; ++index)
-      if (index != index_ || !is_staged_ || for_counterparts)
+      if (index != index_ || !is_staged_ || is_read_by_counterparts)
         add(partials(rank_at(node_, index)) + range.begin * element_);
     if (is_staged_) add(task_.destination + (range_.begin + range.begin) * element_);
     reduce_to_many(combine_of(task_.op), task_.dtype, group_.sources(), sources,
