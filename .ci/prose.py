@@ -6,8 +6,9 @@
     python .ci/prose.py --rewrite         store the present number of hits per file
     python .ci/prose.py --commits BASE    check the subjects of the commits since BASE
 
-Prose is the text of Markdown files, and the strings of Python, Cython and C++ files: docstrings,
-error messages, help texts. Code blocks, code spans, links and quoted identifiers are not prose.
+Prose is the text of Markdown files, and the comments and strings of programs: docstrings, error
+messages, help texts. Code blocks, code spans, links and quoted identifiers are not prose. Names of
+functions and classes are checked too: a past participle or a preposition alone says nothing.
 
 Files that are older than docs/style.md have many hits. The allow list .ci/prose.txt has a line
 `PATH COUNT` for each of them, and a file without a line may have no hits. The check fails if a file
@@ -23,7 +24,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from prose_patterns import PATTERNS
+from prose_patterns import NAMES, PATTERNS
 
 ROOT = Path(__file__).parents[1]
 ALLOW_LIST = ROOT / ".ci" / "prose.txt"
@@ -34,7 +35,10 @@ QUOTING = {
     "tests/project/test_prose.py",
 }
 """The files that quote the old style."""
-SOURCES = ("*.md", "*.py", "*.pyx", "*.pxi", "*.cpp", "*.hpp")
+PYTHON = (".py", ".pyi", ".pyx", ".pxi", ".pxd")
+CPP = (".cpp", ".hpp", ".inc")
+SCRIPTS = (".ci/run", ".ci/clusters")
+SOURCES = ("*.md", "*.sh", *(f"*{suffix}" for suffix in (*PYTHON, *CPP)), *SCRIPTS)
 
 CHECKS = [(name, re.compile(regex.replace(" ", r"\s"), re.I), fix) for name, regex, fix in PATTERNS]
 
@@ -51,6 +55,18 @@ QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 STRING = re.compile(  # a docstring, or adjacent strings, which are one
     rf'(?ms:^ *r?"""(?P<docstring>.*?)""")|(?:[fr]*{QUOTED.pattern}\s*)+'
 )
+BEFORE = r'(?:[^"\n]|"(?:[^"\\\n]|\\.)*")*?'
+COMMENT = {
+    mark: re.compile(rf"(?P<before>{BEFORE}(?<!\S)){mark} (?P<text>.*)") for mark in ("#", "//")
+}
+"""A comment, on a line of its own or after code."""
+DEFINED = re.compile(
+    r"^[ \t]*(?:(?:cp?)?def|class)\b.*?\b(?P<python>\w+)(?=[\[(:])"
+    r"|^[ \t]*(?!return\b|throw\b|co_|else\b)[\w:<>,*& ]+[ *&](?P<cpp>\w+)\([^;]*\)[^;]*\{",
+    re.MULTILINE,
+)
+"""The definition of a function or class in Python and Cython, or of a function in C++."""
+OLD_NAME = re.compile(rf"_*(?:{NAMES})_*")
 
 SUBJECT = re.compile(r"[\w./-]+(?:, [\w./-]+)*: (?P<verb>\S+) \S.*[^.]")
 NOT_IMPERATIVE = re.compile(  # articles, pronouns, "adds", "added", "adding"
@@ -83,11 +99,47 @@ def strings(source: str) -> Iterator[tuple[int, str, bool]]:
             yield source.count("\n", 0, literal.start()) + 1, text, bool(docstring)
 
 
+def comments(source: str, mark: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the line number and the text of each comment. Adjacent lines are one comment."""
+    first, rows = 0, []
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        found = COMMENT[mark].match(line)
+        is_own_line = found is not None and not found["before"].strip()
+        if rows and not is_own_line:
+            yield first, "\n".join(rows), False
+            rows = []
+        if is_own_line:
+            first = first if rows else number
+            rows.append(found["text"])
+        elif found is not None:
+            yield number, found["text"], False
+
+
+def texts(path: str, source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the line number and the text of each passage of prose, and if it is a docstring."""
+    if path.endswith(".md"):
+        yield 1, source, False
+        return
+    if path.endswith((*PYTHON, *CPP)):
+        yield from strings(source)
+    yield from comments(source, "//" if path.endswith(CPP) else "#")
+
+
+def names(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line number and a message for each name of a function or class in the old style."""
+    if not path.endswith((*PYTHON, *CPP)):
+        return
+    group = "cpp" if path.endswith(CPP) else "python"
+    for found in DEFINED.finditer(source):
+        if found[group] and OLD_NAME.fullmatch(found[group]):
+            line = source.count("\n", 0, found.start()) + 1
+            yield line, f"name: `{found[group]}`; write: a verb, or the name of what is returned"
+
+
 def hits(path: str, text: str) -> list[tuple[int, str]]:
     """Return the hits in a file: the line number of each, and a message."""
-    found = []
-    texts = [(1, text, False)] if path.endswith(".md") else strings(text)
-    for line, string, is_docstring in texts:
+    found = list(names(path, text))
+    for line, string, is_docstring in texts(path, text):
         for first, passage in passages(string, line):
             for name, regex, fix in CHECKS:
                 if name == "docstring-start" and not (is_docstring and first == line):

@@ -46,3 +46,11 @@ PATTERNS = [
     ("docstring-start", rf"^{FIRST}\b(?!-)", "an imperative verb, or an article and a noun"),
 ]
 """The name of each pattern, a regular expression, and the words to write instead."""
+
+NAMES = (
+    "told|here|there|apart|within|passed|planned|closed|moved|aligned|shown|replaced|fitted|wide|whole"
+    "|lengths|cuts|owned|remade|written|made|found|given|asked|meant|joined|taken|kept|held|seen|said"
+    "|agreed|refused|counted|numbered|renumbered|explained|interrupted|untraced|premultiplied|packed"
+    "|places|ahead|beside|behind|anyway|anew|late|missed"
+)
+"""Names that say nothing about a function or class, as alternatives of a regular expression."""

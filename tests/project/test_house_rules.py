@@ -36,6 +36,18 @@ ONE_PLACE = {
     "the namespaces of the SIMD levels": (r"\bnamespace (baseline|avx2|avx512)\b", []),
     "the division that rounds up": (r"\+ (\w+) - 1\) / \1\b", ["base/bits.hpp"]),
     "the cgroups of this process": (r'= "(/proc/self|/sys/fs)/cgroup"', ["base/cgroup.hpp"]),
+    "the conversion of 16-bit floats": (
+        r"_cvt\w*(ph|sh|pbh|sbh)\w*\(|<< 16\)",
+        ["base/dtype.hpp", "base/float16_loops.hpp"],
+    ),
+    "the transposition in registers": (
+        r"interleave<|_unpack(lo|hi)_|_permute2f128_",
+        ["kernels/tiles/transpose.hpp"],
+    ),
+    "the properties that must be equal on all ranks": (
+        r"identity\.(kind|op|dtype|count|root|counts_hash|layout_hash) = ",
+        ["comm/identity.cpp"],
+    ),
     "the notification of other ranks": (
         r"catch \([^)]*\) \{[^}]*\b(abort|give_up|notify|close_failed)\(",
         ["base/error.hpp"],

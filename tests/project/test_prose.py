@@ -82,7 +82,7 @@ def test_a_table_is_read_by_cells() -> None:
 def test_strings_of_programs_are_prose() -> None:
     python = (
         'def f(x):\n    """Return x."""\n    raise ValueError(f"f: {told}: the group "\n'
-        '        "goes on")  # nobody\n\nparser.add_argument("-n", help="what is told here")\n'
+        '        "goes on")\n\nparser.add_argument("-n", help="what is told here")\n'
     )
     assert names(python, "module.py") == ["goes-on", "personified"]
     assert names('fail("rank " + n +\n     " is no rank of "\n     "this group");', "a.cpp") == [
@@ -94,6 +94,45 @@ def test_strings_of_programs_are_prose() -> None:
 def test_the_first_line_of_a_docstring_is_a_sentence() -> None:
     text = 'class A:\n    """What a group has.\n\n    As it is.\n    """\n    X = "Of no"\n'
     assert names(text, "module.py") == ["docstring-start", "what-clause"]
+
+
+def test_comments_are_prose() -> None:
+    python = "# Nobody\n# goes\n# on.\nx = 1  # told\n" + 'y = "# told"\n'
+    assert prose.hits("module.py", python) == [
+        (1, 'bare-pronoun: "Nobody"; write: no rank, another user'),
+        (2, 'goes-on: "goes on"; write: continue, resume'),
+        (4, 'personified: "told"; write: report, return, be notified'),
+    ]
+    assert names("int x;  // It goes on.\n// http://behind.org\n", "a.hpp") == ["goes-on"]
+    assert names("#!/bin/sh\n# It goes on.\n", "a.sh") == ["goes-on"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("a.py", "    def _told(x):\n"),
+        ("a.py", "class given(Base):\n"),
+        ("a.pyx", "cdef inline object held(int x):\n"),
+        ("a.hpp", "  std::vector<int> taken() const noexcept {\n"),
+        (
+            "a.cpp",
+            "bool Group::has_left(int r) const {\n  return late_(r);\n}\nint late(int x) {\n",
+        ),
+    ],
+)
+def test_a_participle_is_not_a_name(path: str, source: str) -> None:
+    assert names(source, path) == ["name"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("a.py", "def is_told(x):\n    told = x\n    return taken(told)\n"),
+        ("a.cpp", "  if (x) return held(y);\n  held(x);\n"),
+    ],
+)
+def test_only_definitions_have_names(path: str, source: str) -> None:
+    assert names(source, path) == []
 
 
 def test_an_allow_list_is_a_ratchet(

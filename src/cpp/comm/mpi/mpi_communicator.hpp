@@ -7,7 +7,7 @@
 // own collectives are not used, because they report no error when a connection is cut.
 //
 // The parts: headers.hpp compares the headers, peer_reports.hpp holds the reports of peers that
-// have ended, works.hpp advances the submitted works, choice.hpp chooses the transfers,
+// have ended, works.hpp advances the submitted works, choose.hpp chooses the transfers,
 // long_wait.hpp finds late ranks, teardown.hpp ends the group, groups.hpp makes new groups.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi/pending_collective.hpp"
 
-#include "comm/mpi/choice.hpp"
+#include "comm/mpi/choose.hpp"
 #include "comm/mpi/details.hpp"
 
 namespace ngd::comm::mpi {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives so small that every rank's contribution travels with its header
-// (travels_with_header in choice.hpp).
+// (travels_with_header in choose.hpp).
 #pragma once
 
 #include <cstddef>

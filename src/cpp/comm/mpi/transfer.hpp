@@ -123,7 +123,7 @@ class LongMessage {
   std::vector<Requests> slots_;  // message m is in slot m % kDepth: they are posted in order
 };
 
-// ---- transfers over MPI only, on the tags from `tag` on; choice.hpp chooses
+// ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses
 
 // Reductions in which every rank owns a part and reduces it in the canonical order
 // (base/reduce.hpp); n is the number of ranks, S the bytes of the operand. all_reduce: the owner

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "comm/mpi/choice.hpp"
+#include "comm/mpi/choose.hpp"
 #include "comm/mpi/small.hpp"
 
 namespace ngd::comm::mpi {

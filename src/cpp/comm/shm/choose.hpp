@@ -11,7 +11,8 @@
 //   all other kinds       Cooperative::suits_all()                      Cooperative
 //                         otherwise                                     Exchange
 //
-// Direct: the operands of all ranks are in the shared arena. Staged: they are not.
+// Direct: the operands of all ranks are in the shared arena. Staged: they are not. kInlineBytes is
+// 2 KiB (segment.hpp).
 //
 // All ranks must choose the same algorithm. A rank knows its own call when it submits it, and the
 // peers' calls when all ranks have arrived. So the choice is made in three steps, below.

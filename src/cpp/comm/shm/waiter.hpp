@@ -2,11 +2,16 @@
 // Waits for works of a group, and finds out why a wait does not end.
 //
 // A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
-// sleep, it checks its peers. Each of these ends a wait with an error, which closes the family:
+// sleep, it checks its peers, unless Place::checked is false. Each of these ends a wait with an
+// error:
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;
 //   - the deadline has passed.
+// guarded.hpp catches the error and calls Family::fail_with(), which writes the failure to this
+// rank's record and wakes the peers. They then throw the same error. No later call of this rank
+// succeeds.
+//
 // Another thread can close the group during a wait (monitor.hpp): the wait ends with GroupClosed.
 #pragma once
 

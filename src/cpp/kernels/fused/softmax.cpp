@@ -55,11 +55,20 @@ struct Rows {
 template <class T>
 class Stage {
  public:
-  Stage(const Rows& rows, DType dtype) : rows_(rows), dtype_(dtype) {}
+  Stage(const Rows& rows, DType dtype)
+      : rows_(rows),
+        dtype_(dtype),
+        widen_(tiles::widening(dtype)),
+        narrow_(tiles::narrowing(dtype)) {}
   bool direct() const { return rows_.inner == 1 && !is_half(dtype_); }
 
   const T* in(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
     if (direct()) return static_cast<const T*>(tensor) + row * rows_.length;
+    if (is_dense_half()) {
+      widen_(static_cast<const std::byte*>(tensor) + half_offset(row), nullptr, nullptr, buffer,
+             rows * rows_.length);
+      return buffer;
+    }
     move(tensor, row, rows, [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
     return buffer;
   }
@@ -68,11 +77,19 @@ class Stage {
   }
   void out(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
     if (direct()) return;
+    if (is_dense_half()) {
+      narrow_(buffer, nullptr, nullptr, static_cast<std::byte*>(tensor) + half_offset(row),
+              rows * rows_.length);
+      return;
+    }
     move(tensor, row, rows,
          [&]<class S>(const S* x, std::int64_t i) { *const_cast<S*>(x) = S(buffer[i]); });
   }
 
  private:
+  bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
+  std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
+
   template <class Element>
   void move(const void* tensor, std::int64_t row, std::int64_t rows, Element&& element) const {
     const auto each = [&]<class S>() {
@@ -94,6 +111,7 @@ class Stage {
 
   const Rows& rows_;
   DType dtype_;
+  tiles::TileFunction widen_, narrow_;  // null unless the dtype is a 16-bit float
 };
 
 // The scratch of a thread: a block of inputs, one of exponentials, and three values per row.

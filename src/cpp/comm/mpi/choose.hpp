@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses how the data of a collective over MPI travel: with its headers, by a transfer of the host
-// layer, or by a transfer over MPI only.
+// The choice of how the data of a collective travel in a group over MPI. The first line whose
+// condition holds wins:
+//
+//   condition                                        transfer
+//   small: travels_with_header()                     with the headers, in one message per rank
+//   all_reduce for which the ring is requested       a ring over MPI
+//   every host of the group has the same number      hierarchical (hierarchical/hosts.cpp): shared
+//     of ranks, more than one, and the kind has        memory inside a host, MPI between
+//     such a transfer                                  counterparts
+//   all_reduce, reduce, reduce_scatter               flat: each rank reduces one block
+//   all other kinds                                  see choose_transfer()
+//
+// Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host
+// is not over MPI: shm/choose.hpp chooses.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/mpi/choice.hpp"
+#include "comm/mpi/choose.hpp"
 
 #include "base/error.hpp"
 #include "comm/blocks.hpp"
