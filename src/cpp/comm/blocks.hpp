@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the elements of a collective are cut and combined: one way, over shared memory as over MPI.
+// The division of an array into slices and blocks, and the arithmetic of a reduction. Collectives
+// over shared memory and over MPI use the same functions.
 #pragma once
 
 #include <algorithm>
@@ -13,27 +14,28 @@
 
 namespace ngd::comm {
 
+// Elements [begin, end()) of an array.
 struct Slice {
   std::size_t begin = 0;
   std::size_t count = 0;
   std::size_t end() const noexcept { return begin + count; }
 };
 
-// The near-equal part of a slice that is `part`'s, of `parts`. In there it begins at a multiple of
-// `unit` elements, or is empty at the end.
-inline Slice part_of(Slice whole, int part, int parts, std::size_t unit = 1) noexcept {
+// Return part number `part` of a slice that is divided into `parts` near-equal parts. Relative to
+// the slice, a part begins at a multiple of `unit` elements, or it is empty and at the end.
+inline Slice part_of(Slice slice, int part, int parts, std::size_t unit = 1) noexcept {
   const auto n = static_cast<std::size_t>(parts);
   const auto edge = [&](int number) {
     const auto i = static_cast<std::size_t>(number);
-    const std::size_t even = whole.count / n * i + whole.count % n * i / n;
-    return number == parts ? whole.count : std::min(whole.count, round_up(even, unit));
+    const std::size_t even = slice.count / n * i + slice.count % n * i / n;
+    return number == parts ? slice.count : std::min(slice.count, round_up(even, unit));
   };
   const std::size_t begin = edge(part);
-  return {whole.begin + begin, edge(part + 1) - begin};
+  return {slice.begin + begin, edge(part + 1) - begin};
 }
 
-// The blocks that a part of a collective is made of, one a rank, in elements. It reads `counts`,
-// which its maker keeps; null: all have `count` elements.
+// The blocks of an array that has one block per rank, end to end, in elements. `counts` has the
+// size of each block and must outlive the object; null: every block has `count` elements.
 class Blocks {
  public:
   Blocks(const std::uint64_t* counts, std::uint64_t count) noexcept
@@ -56,7 +58,8 @@ class Blocks {
   std::uint64_t count_;
 };
 
-// How a reduction combines elements, and what their combination is then divided by.
+// Return how a reduction combines elements. divisor_of() returns the number by which the
+// combination is then divided.
 constexpr Combine combine_of(ReduceOp op) noexcept {
   switch (op) {
     case ReduceOp::Min:

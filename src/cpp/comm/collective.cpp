@@ -40,7 +40,8 @@ std::uint64_t sum_of(const std::uint64_t* counts, int size) noexcept {
   return std::accumulate(counts, counts + size, std::uint64_t{0});
 }
 
-// `counts` are those of the blocks that stand there.
+// Return the number of elements of a source or destination with these contents. `counts`: the sizes
+// of its blocks, or null.
 std::uint64_t elements_of(Part part, const Collective& collective, const std::uint64_t* counts,
                           int rank, int size) noexcept {
   switch (part) {
@@ -81,9 +82,9 @@ std::uint64_t source_elements(const Collective& collective, int rank, int size) 
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept {
   const Row& row = row_of(collective.kind);
   if (row.of_root == Role::Destination && rank != collective.root) return 0;
-  const bool to_all = collective.kind == Kind::AllToAll;
+  const bool is_all_to_all = collective.kind == Kind::AllToAll;
   return elements_of(row.destination, collective,
-                     to_all ? collective.receive_counts : collective.counts, rank, size);
+                     is_all_to_all ? collective.receive_counts : collective.counts, rank, size);
 }
 
 void validate(const Collective& collective, int rank, int size) {
@@ -110,14 +111,14 @@ void validate(const Collective& collective, int rank, int size) {
                ? ". The group has 1 rank: start several with a launcher, such as \"ngd run -n "
                  "2 script.py\""
                : "");
-  const bool uneven = collective.counts != nullptr || collective.receive_counts != nullptr;
+  const bool is_uneven = collective.counts != nullptr || collective.receive_counts != nullptr;
   if (collective.kind == Kind::AllToAll) {
     if ((collective.counts == nullptr) != (collective.receive_counts == nullptr))
       refuse("expected both the numbers sent and the numbers received; got one of them");
-    if (uneven && collective.counts[rank] != collective.receive_counts[rank])
+    if (is_uneven && collective.counts[rank] != collective.receive_counts[rank])
       refuse("expected rank ", rank, " to receive from itself what it sends itself; got ",
              collective.receive_counts[rank], " and ", collective.counts[rank]);
-  } else if (collective.receive_counts != nullptr || (uneven && !has_blocks(collective.kind))) {
+  } else if (collective.receive_counts != nullptr || (is_uneven && !has_blocks(collective.kind))) {
     refuse("expected blocks of one size; got counts");
   }
 }

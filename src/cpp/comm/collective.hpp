@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONE descriptor for every collective, whoever runs it.
+// The description of a collective. All communicators take the same one.
 #pragma once
 
 #include <algorithm>
@@ -28,18 +28,18 @@ enum class Kind : std::uint8_t {
   Barrier
 };
 
-// What stands in a rank's source or destination: `count` elements, its own block, or a block of
-// each rank.
+// The contents of a rank's source or destination. Whole: `count` elements. Block: the block of this
+// rank. Blocks: one block per rank.
 enum class Part : std::uint8_t { Nothing, Whole, Block, Blocks };
 enum class Role : std::uint8_t { None, Source, Destination };
 
-// A row of the table of kinds.
+// A row of kKinds, the table of the kinds of collectives.
 struct Row {
   std::string_view name;
   Part source, destination;
-  Role of_root = Role::None;  // what the root alone has
+  Role of_root = Role::None;  // the operand that only the root has
   bool reduces = false;
-  bool between_two = false;  // no part of the common sequence
+  bool between_two = false;  // a message, not part of the common sequence
 };
 
 inline constexpr std::array<Row, 11> kKinds{
@@ -60,43 +60,47 @@ enum class ReduceOp : std::uint8_t { None, Sum, Mean, Min, Max, Prod };
 
 enum class Algorithm : std::uint8_t { Auto, Flat, Ring };
 
-// What a rank's compiled program says of all its collectives; rides in the first one of every call.
+// The identity of the compiled step that calls a collective. A step gives it to each of its
+// collectives, except sends and receives.
 struct ProgramIdentity {
-  std::uint64_t hash = 0;  // of the sequence of collectives; 0 = eager
-  // For the message: one line a collective with its call site; an empty one; which program it is.
+  std::uint64_t hash = 0;  // of the sequence of collectives; 0: called outside of a step
+  // For messages: one line per collective with its call site, an empty line, and the name of the
+  // step.
   const char* text = nullptr;
-  std::uint64_t computation = 0;  // of what it computes (computations.hpp)
+  std::uint64_t computation = 0;  // a hash, see computations.hpp
 };
 
-// What it says of the collectives in one of its branches, which are numbered from 1; 0 = in none. A
-// rank that has not taken the branch is told so, and does not take them for others.
+// Return the identity for the collectives in a branch of the step. Branches are numbered from 1; 0:
+// in no branch. The identities of two branches differ, so ranks that take different branches get a
+// CollectiveMismatch, even if the collectives of the branches look the same.
 ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcept;
 
-// What moves is a row of blocks of elements, end to end, or `count` elements (kKinds). A block has
-// `count` elements, too, or rank r's as many as counts[r] says; of an all_to_all counts[r] are
-// those of my block for rank r, and receive_counts[r] those of rank r's block for me.
+// The operands of a collective. Depending on the kind (kKinds), a source or destination has `count`
+// elements, one block, or one block per rank, end to end. A block has `count` elements; if `counts`
+// is not null, rank r's block has counts[r] elements. In an all_to_all, counts[r] is the size of
+// this rank's block for rank r, and receive_counts[r] is the size of rank r's block for this rank.
 //
-// source and destination may be the same where both have `count` elements, and in an all_to_all
-// without counts, on all ranks or on some; in all_gather and gather the source may be its own block
-// of the destination, in reduce_scatter and scatter the destination its own block of the source.
-// Otherwise they do not overlap.
+// The source and the destination may be the same memory if both have `count` elements, and in an
+// all_to_all without counts; the ranks may differ in this. In all_gather and gather, the source may
+// be this rank's block of the destination. In reduce_scatter and scatter, the destination may be
+// this rank's block of the source. Otherwise they must not overlap.
 struct Collective {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;
   std::uint64_t count = 0;  // elements; see above
   int root = 0;             // of a send or a receive: the other rank
-  int tag = 0;              // of a send or a receive: compared, not searched for
+  int tag = 0;              // of a send or a receive: compared, but messages are not matched by it
   const void* source = nullptr;
   void* destination = nullptr;
-  // size() numbers each, or null: all blocks have `count` elements. Read in submit() only.
+  // One number per rank, or null: all blocks have `count` elements. Only submit() reads them.
   const std::uint64_t* counts = nullptr;
   const std::uint64_t* receive_counts = nullptr;
-  const Layout* layout = nullptr;  // null: a row. Read in submit() only
+  const Layout* layout = nullptr;  // null: a row. Only submit() reads it
   Algorithm algorithm = Algorithm::Auto;
   const ProgramIdentity* program = nullptr;
-  // "train.py:42", or "join() at train.py:42" for a collective that ngd makes in a public call.
-  // Carried for messages, never compared.
+  // "train.py:42", or "join() at train.py:42" for a collective that ngd itself calls in a public
+  // function. For messages; the ranks do not compare it.
   const char* site = "";
 };
 
@@ -105,27 +109,29 @@ std::string_view name_of(ReduceOp op) noexcept;    // "mean"
 Kind kind_named(std::string_view name);            // throws InvalidArgument
 ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument
 Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument
-Algorithm preferred_algorithm();                   // NGD_ALLREDUCE's; throws the same
+Algorithm preferred_algorithm();                   // of NGD_ALLREDUCE; throws InvalidArgument
 
 constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
 constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }
-// Made of a block a rank, which `counts` may make uneven.
+// Return true if the source has blocks, whose sizes `counts` may set.
 constexpr bool has_blocks(Kind kind) noexcept { return row_of(kind).source >= Part::Block; }
 constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two; }
 
-// How many elements `rank`'s source and destination hold: 0 where it has none.
+// Return the number of elements of a rank's source and destination; 0 if it has none.
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept;
 
-// Throws InvalidArgument for what no communicator does: an integer mean, a sum of bools, a root
-// outside [0, size), a reduction without an op, a send to oneself, counts where none belong.
+// Throw InvalidArgument or DType for a collective that no communicator can run: a mean of integers,
+// a sum of bools, a root outside of [0, size), a reduction without an op, a send to the rank
+// itself, counts for a kind without blocks.
 void validate(const Collective& collective, int rank, int size);
 
-// "all_reduce(mean) of 512 float32", plus " at train.py:42" when the site is known. The site alone
-// for a collective that ngd makes in a public call.
+// Return the text for messages: "all_reduce(mean) of 512 float32", and " at train.py:42" if the
+// site is known. For a collective that ngd itself calls in a public function, it is only the site.
 std::string describe(const Collective& collective);
 
-// "join() at " of a site "join() at train.py:42", "ngd.init()" of that; empty for a user's line.
+// Return the public call at the begin of a site: "join() at " for "join() at train.py:42",
+// "ngd.init()" for "ngd.init()". Empty if the site is a line of the user.
 constexpr std::string_view public_call(std::string_view site) noexcept {
   constexpr std::string_view kName =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";

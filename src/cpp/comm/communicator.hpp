@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks: submit a Collective, then wait for its Work.
+// A group of ranks: the caller submits a Collective, and waits for its Work.
 //
-// A communicator has no global state and is used by one thread at a time: a second thread that calls
-// submit, wait, done or split at the same time gets Busy. All other calls may come from any thread, and
-// from the interrupt callback. A call that waits ends with GroupClosed when another thread
-// closes the group. A process may hold many communicators. All ranks submit the same sequence; a
-// send and its receive stand outside of it, in the sequence of their two ranks. Every blocking call
-// progresses all outstanding works, checks its deadline, and watches its peers; whatever goes wrong
-// closes the communicator, and every later call throws GroupClosed with the first failure's
-// message.
+// Threads. A communicator has no global state, and a process may have many communicators. One
+// thread at a time uses a group: a second thread that calls submit, wait, done or split at the same
+// time gets Busy. All other calls may come from any thread, and from the interrupt callback. If
+// another thread closes the group, a waiting call throws GroupClosed.
 //
-// split() makes smaller groups. A group and all that were split from it are one family: they are
-// driven by one thread at a time, a blocking call of one progresses the works of all (so groups may
-// overlap in time), and memory that one of them allocated is shared memory to all.
+// Order. All ranks submit the same sequence of collectives. Sends and receives are not part of this
+// sequence: each pair of ranks has its own.
+//
+// Progress. Every blocking call advances all pending works, checks its deadline, and watches its
+// peers. Any error closes the group, and every later call throws GroupClosed with the message of
+// the first failure.
+//
+// Families. split() makes smaller groups. A group and all groups that were split from it are a
+// family. One thread at a time drives a family. A blocking call in one group advances the works of
+// all, so the collectives of two groups may overlap in time. Memory that one group has allocated is
+// shared memory for all.
 #pragma once
 
 #include <atomic>
@@ -28,10 +32,11 @@
 
 namespace ngd::comm {
 
-// Throws Busy. Only for functions that a program calls: inside C++, Busy is a value.
+// Throw Busy. For the functions that the boundary to Python calls; inside the core, Busy is a
+// return value.
 [[noreturn]] void throw_busy();
 
-// This rank's place in a group.
+// The rank of this process in a group, and the size of the group.
 struct Membership {
   std::string_view name;  // "self", "shm", "mpi", "hierarchical"
   int rank = 0, size = 1;
@@ -47,7 +52,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   int local_size() const noexcept { return membership_.local_size; }
   const Membership& membership() const noexcept { return membership_; }
 
-  // The same as try_submit(), try_wait() and try_split(), for a program: these throw Busy.
+  // The same as try_submit(), try_wait() and try_split() for callers outside of the core: these
+  // throw Busy.
   Work submit(const Collective& collective) {
     const std::optional<Work> work = try_submit(collective);
     if (!work) [[unlikely]]
@@ -58,7 +64,7 @@ class Communicator : public Collectives, public HostMemory, public Peers {
     if (try_wait(work, {timeout_seconds}) == Progress::Busy) [[unlikely]]
       throw_busy();
   }
-  // Return false if the work is not complete after `seconds`, and nothing is wrong.
+  // Return false if the work is not complete after `seconds`.
   bool wait_for(Work work, double seconds);
   bool done(Work work) { return wait_for(work, 0); }
   std::unique_ptr<Communicator> split(int color, int key);
@@ -66,10 +72,12 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // The computations of the programs that use this group. They may outlive it.
+  // Return the computations of the compiled steps that use this group. The steps may outlive the
+  // group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
-  // Called about ten times a second while a call blocks; returns true to interrupt it.
+  // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
+  // Interrupted if it returns true.
   void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
   bool is_interrupted() const { return interrupt_ && interrupt_(); }
 
@@ -105,52 +113,57 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   std::shared_ptr<Computations> computations_;
 };
 
-// Return the memory that the ranks have in common. Throws Unsupported.
+// Return the memory interface of a group whose ranks share memory. Throws Unsupported.
 CommonMemory& common_memory_of(Communicator& communicator);
 
-// Size 1: every collective is the identity.
+// Return a group of one rank. Each collective copies its source to its destination.
 std::unique_ptr<Communicator> make_self_communicator();
 
-// The ranks of one host over shared memory. Rendezvous by `job_key`, equal on all ranks of a job
-// and on no other; see shm/bootstrap.hpp. Throws Init, CollectiveTimeout, Unsupported (not built).
-// `interrupt` is asked about ten times a second; true ends the rendezvous with Interrupted.
-// `job_ranks`: the number that errors use for each rank; empty: its rank.
+// Return the group of the ranks of one host, over shared memory. The ranks find each other by
+// `job_key`, which is equal on all ranks of a job and different in every other job
+// (shm/bootstrap.hpp). The rendezvous calls `interrupt` about ten times per second, and throws
+// Interrupted if it returns true. `job_ranks`: the number of each rank in errors; empty: its rank.
+// Throws Init, CollectiveTimeout, and Unsupported if this was not built.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
                                                     const std::function<bool()>& interrupt = {},
                                                     const std::vector<int>& job_ranks = {});
 
-// MPI point-to-point under our own deadlines, over a duplicate of MPI_COMM_WORLD or of the
-// communicator whose MPI_Fint handle is given (-1 = world). Throws Init, Unsupported (not built).
+// Return a group over MPI's point-to-point messages, with ngd's own deadlines. It uses a duplicate
+// of the MPI communicator with this Fortran handle (MPI_Fint; -1: MPI_COMM_WORLD). Throws Init,
+// CollectiveTimeout, and Unsupported if this was not built.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
-// The same, but where several hosts have as many ranks each, long data go over shared memory inside
-// a host and over MPI between hosts; a communicator of one host alone is one of shared memory.
-// `interrupt` as above. Throws as both.
+// Return a group over MPI whose ranks share memory inside each host. If there are several hosts
+// with an equal number of ranks, large collectives use shared memory inside a host and MPI between
+// hosts. If there is one host, the group uses only shared memory. Arguments and errors are those of
+// the two functions above.
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
-// A group of some ranks of `world`, which is over MPI, made by these alone, of world's family. The
-// members call it with the same list of themselves, a `key` that is theirs alone, and the largest
-// of their next_group_number()s: all three come another way. Makes no blocking call of MPI. Throws
-// as above; CollectiveTimeout names who did not come.
+// Return a group of some ranks of `world`, which is a group over MPI. Only these ranks, the
+// members, call this. The new group belongs to the family of `world`. All members pass the same
+// list of members, a `key` that no other group has, and the largest of their next_group_number()s;
+// how they agree on these is up to the caller. Makes no blocking call of MPI. Throws as above.
+// CollectiveTimeout names the ranks that did not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
+// Return the first number that no group of this rank has.
 int next_group_number(Communicator& world);
 
-// Which MPI this process uses: "openmpi", "mpich" (and all that has its ABI), or "", the first that
-// is found. For good: a group over MPI takes the first where none was loaded. Throws Init,
-// Unsupported (not built).
+// Load the MPI that this process uses: "openmpi", "mpich" (any MPI with its ABI), or "", the first
+// one that is found. The process cannot change it later. If no MPI was loaded, the first group over
+// MPI loads the first one that is found. Throws Init, and Unsupported if this was not built.
 void load_mpi(const std::string& name);
-std::string mpi_version();  // what the loaded one says of itself; "" where none is
-std::string mpis();         // those that were built for, with spaces between; "" for none
+std::string mpi_version();  // of the loaded MPI; "" if none is loaded
+std::string mpis();         // the MPIs that this build supports, separated by spaces
 
-// To be called once at the process's exit, after every communicator was closed. Where ngd
-// initialised MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which
-// does not return.
+// Call this once, when the process exits and all communicators are closed. If ngd has initialised
+// MPI and no other code has finalized it, this calls MPI_Finalize; after a failure it calls
+// MPI_Abort, which does not return.
 void finalize_mpi() noexcept;
-// True once a collective has failed and MPI did not give up a message of it. From then on nothing
-// here calls MPI, and the memory of that collective must never be freed.
+// Return true if a collective has failed and MPI did not give up one of its messages. From then on
+// ngd does not call MPI, and the memory of that collective must never be freed.
 bool mpi_holds_memory() noexcept;
 
 }  // namespace ngd::comm

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the compiled programs that this rank holds compute, each as a number.
+// The computations of the compiled steps that this rank has loaded. A computation is a hash of
+// everything that a step computes.
 //
-// Two programs may call the same collectives and mean other data by them. What a program computes
-// may differ between ranks by right: shapes, constants, outputs, whole branches. So a peer that is
-// in another computation than I is no error by itself. But where I hold its computation, too, I
-// should be in that one now: then the ranks have called their programs in different orders.
+// Two steps may call equal collectives on different data, so the ranks compare their computations
+// too. A difference alone is no error: steps may differ between ranks in shapes, constants, outputs
+// or whole branches. It is an error if this rank has also loaded the step of the peer: then this
+// rank should be in that step now, and the ranks have called their steps in different orders.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +20,25 @@ class Computations {
  public:
   void add(std::uint64_t computation) {
     const std::lock_guard lock(mutex_);
-    ++held_[computation];
+    ++num_holders_[computation];
   }
   void remove(std::uint64_t computation) noexcept {
     const std::lock_guard lock(mutex_);
-    if (const auto found = held_.find(computation); found != held_.end() && --found->second == 0)
-      held_.erase(found);
+    if (const auto entry = num_holders_.find(computation);
+        entry != num_holders_.end() && --entry->second == 0)
+      num_holders_.erase(entry);
   }
   bool hold(std::uint64_t computation) const {
     const std::lock_guard lock(mutex_);
-    return held_.count(computation) != 0;
+    return num_holders_.count(computation) != 0;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, int> held_;
+  std::unordered_map<std::uint64_t, int> num_holders_;
 };
 
-// Holds one of them for as long as it lives, which may be longer than the communicator does.
+// Keeps a computation in the set while this object exists, even after the communicator has ended.
 class HeldComputation {
  public:
   HeldComputation(std::shared_ptr<Computations> all, std::uint64_t computation)

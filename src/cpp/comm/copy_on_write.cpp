@@ -41,18 +41,18 @@ class PageMap {
   PageMap& operator=(const PageMap&) = delete;
   ~PageMap() { ::close(fd_); }
 
-  // Calls visit(first + i) for each page i < count that is a copy of this process.
+  // Call visit(first + i) for each page i < count of which this process has a copy.
   template <typename Visit>
   void each_copy(std::uint64_t first, std::size_t count, Visit visit) const {
     std::array<std::uint64_t, 4096> entries;
     while (count > 0) {
       const std::size_t wanted = std::min(count, entries.size());
-      const ssize_t got = ::pread(fd_, entries.data(), wanted * sizeof entries[0],
-                                  static_cast<off_t>(first * sizeof entries[0]));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < static_cast<ssize_t>(sizeof entries[0]))
+      const ssize_t bytes_read = ::pread(fd_, entries.data(), wanted * sizeof entries[0],
+                                         static_cast<off_t>(first * sizeof entries[0]));
+      if (bytes_read < 0 && errno == EINTR) continue;
+      if (bytes_read < static_cast<ssize_t>(sizeof entries[0]))
         fail(ErrorKind::Unsupported, "expected to read /proc/self/pagemap; got: ", last_error());
-      const std::size_t pages = static_cast<std::size_t>(got) / sizeof entries[0];
+      const std::size_t pages = static_cast<std::size_t>(bytes_read) / sizeof entries[0];
       for (std::size_t i = 0; i < pages; ++i)
         if (is_copy(entries[i])) visit(first + i);
       first += pages;
@@ -82,16 +82,16 @@ CopyOnWriteMapping::~CopyOnWriteMapping() { ::munmap(base_, mapped_); }
 std::vector<CopyOnWriteMapping::Range> CopyOnWriteMapping::copied() const {
   const std::size_t page = page_bytes();
   const auto first = reinterpret_cast<std::uintptr_t>(base_) / page;
-  std::vector<Range> found;
+  std::vector<Range> ranges;
   PageMap().each_copy(first, divide_up(mapped_, page), [&](std::uint64_t number) {
     const std::size_t at = (number - first) * page;  // from base_
     const Range range{std::max(at, begin_) - begin_, std::min(at + page, begin_ + bytes_) - begin_};
-    if (!found.empty() && found.back().end == range.begin)
-      found.back().end = range.end;
+    if (!ranges.empty() && ranges.back().end == range.begin)
+      ranges.back().end = range.end;
     else
-      found.push_back(range);
+      ranges.push_back(range);
   });
-  return found;
+  return ranges;
 }
 
 void CopyOnWriteMapping::discard() noexcept { ::madvise(base_, mapped_, MADV_DONTNEED); }

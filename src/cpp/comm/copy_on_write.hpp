@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A view of memory in common through which this process may write without changing it.
+// A private view of shared memory: a write through the view does not change the shared memory.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace ngd::comm {
 
-// Shows a range of a file that other mappings change. A write through this mapping copies the page
-// for this process. From then on the page shows the copy, until discard().
+// A private mapping of a range of a file, which other mappings may change. A write through it
+// copies the page for this process. From then on, the page shows the copy, until discard().
 class CopyOnWriteMapping {
  public:
-  // Maps bytes [offset, offset + bytes) of a file. Throws OutOfMemory.
+  // Map bytes [offset, offset + bytes) of a file. Throws OutOfMemory.
   CopyOnWriteMapping(int fd, std::size_t offset, std::size_t bytes);
   CopyOnWriteMapping(const CopyOnWriteMapping&) = delete;
   CopyOnWriteMapping& operator=(const CopyOnWriteMapping&) = delete;
@@ -24,10 +24,10 @@ class CopyOnWriteMapping {
     std::size_t begin;
     std::size_t end;
   };
-  // The ranges of copied pages, in ascending order. Other bytes of such a page may be equal to the
-  // file's. Throws Unsupported without /proc/self/pagemap.
+  // Return the ranges of copied pages, in ascending order. Some bytes of such a page may be equal
+  // to those of the file. Throws Unsupported without /proc/self/pagemap.
   std::vector<Range> copied() const;
-  // Drops the copies.
+  // Drop the copies.
   void discard() noexcept;
 
  private:

@@ -14,9 +14,9 @@ namespace ngd::comm {
 
 namespace {
 
-// Above the first size a tensor travels alone; a pack is full at the second, so that it is still
-// in the cache when it is unpacked. Lists of 8 tensors from Python, 2 ranks, in us (AMD EPYC, two
-// cores that other programs use, too):
+// A tensor of more than kAloneBytes is not packed. A pack has at most kPackBytes, so it is still in
+// the cache when it is unpacked. Lists of 8 tensors from Python, 2 ranks, in us (AMD EPYC, two
+// cores that other programs use too):
 //   bytes of each   4 Ki  16 Ki  64 Ki  128 Ki  256 Ki
 //   packed            24     32     65     139     312
 //   one by one       162    164    189     220     291
@@ -38,9 +38,9 @@ Span span_of(const void* data, const Tensor& tensor, std::size_t number) noexcep
   return {begin, begin + bytes_of(tensor), number};
 }
 
-// A result that lies over another one, or over another tensor's source, would be lost or reduced
-// twice.
-void check_apart(Kind kind, const std::vector<Tensor>& tensors) {
+// Check that no result overlaps another result, or the source of another tensor: it would be lost,
+// or reduced twice.
+void check_disjoint(Kind kind, const std::vector<Tensor>& tensors) {
   const auto check_pair = [&](const Span& a, const Span& b) {
     if (a.number != b.number && a.begin < b.end && b.begin < a.end)
       fail(ErrorKind::InvalidArgument, name_of(kind),
@@ -55,9 +55,10 @@ void check_apart(Kind kind, const std::vector<Tensor>& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].count == 0) continue;
     const Span source = span_of(tensors[i].source, tensors[i], i);
-    auto near = std::upper_bound(results.begin(), results.end(), source);
-    if (near != results.begin()) --near;  // the last that begins before the source
-    for (; near != results.end() && near->begin < source.end; ++near) check_pair(source, *near);
+    auto candidate = std::upper_bound(results.begin(), results.end(), source);
+    if (candidate != results.begin()) --candidate;  // the last that begins before the source
+    for (; candidate != results.end() && candidate->begin < source.end; ++candidate)
+      check_pair(source, *candidate);
   }
 }
 
@@ -73,10 +74,10 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
     pattern_.count = tensor.count;
     validate(pattern_, communicator.rank(), communicator.size());
   }
-  check_apart(pattern.kind, tensors);
+  check_disjoint(pattern.kind, tensors);
   describe_list(tensors);
   plan(tensors);
-  for (Pack& pack : packs_)  // what may fail comes before anything is started
+  for (Pack& pack : packs_)  // allocate all memory before anything is started
     if (pack.tensors.size() > 1)
       pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
   for (Pack& pack : packs_) start(pack);
@@ -87,7 +88,7 @@ Grouped::~Grouped() {
   for (Pack& pack : packs_) static_cast<void>(pack.block.release());
 }
 
-// A list of one is as its array.
+// Set the layout of the list. A list of one tensor has the layout of that tensor.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {
@@ -99,21 +100,21 @@ void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   pattern_.layout = layout_.hash == 0 ? nullptr : &layout_;
 }
 
-// Goes through the tensors in order and gives each small one to the open pack of its dtype, a
-// function of dtypes and counts alone: the same on every rank.
+// Divide the tensors into packs: in the order of the list, each small tensor is added to the open
+// pack of its dtype. The packs depend only on dtypes and counts, so all ranks make the same packs.
 void Grouped::plan(const std::vector<Tensor>& tensors) {
   constexpr std::size_t kNone = ~std::size_t{0};
   std::array<std::size_t, kDTypeCount> open;
   open.fill(kNone);
   for (const Tensor& tensor : tensors) {
-    const bool alone = bytes_of(tensor) > kAloneBytes;
-    std::size_t& place = open[static_cast<std::size_t>(tensor.dtype)];
-    if (alone || place == kNone ||
-        packs_[place].count * size_of(tensor.dtype) + bytes_of(tensor) > kPackBytes) {
-      if (!alone) place = packs_.size();
+    const bool is_large = bytes_of(tensor) > kAloneBytes;
+    std::size_t& index = open[static_cast<std::size_t>(tensor.dtype)];
+    if (is_large || index == kNone ||
+        packs_[index].count * size_of(tensor.dtype) + bytes_of(tensor) > kPackBytes) {
+      if (!is_large) index = packs_.size();
       packs_.emplace_back().dtype = tensor.dtype;
     }
-    Pack& pack = alone ? packs_.back() : packs_[place];
+    Pack& pack = is_large ? packs_.back() : packs_[index];
     pack.count += tensor.count;
     pack.tensors.push_back(tensor);
   }
@@ -127,10 +128,11 @@ void Grouped::start(Pack& pack) {
     pattern_.destination = pack.tensors.front().destination;
   } else {
     pattern_.source = pattern_.destination = pack.block.get();
-    const bool sends = pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
+    const bool is_sender =
+        pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
     std::byte* to = pack.block.get();
     for (const Tensor& tensor : pack.tensors) {
-      if (sends && tensor.count > 0) std::memcpy(to, tensor.source, bytes_of(tensor));
+      if (is_sender && tensor.count > 0) std::memcpy(to, tensor.source, bytes_of(tensor));
       to += bytes_of(tensor);
     }
   }

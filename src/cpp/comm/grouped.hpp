@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many tensors, one hand-off: small ones of a dtype are packed into one block that travels as one
-// collective and is unpacked by wait; large ones travel each by itself.
+// A collective over a list of tensors. Small tensors of one dtype are packed: they are copied into
+// one block, one collective runs on the block, and wait() copies the results back. Each large
+// tensor has its own collective.
 //
-// The block is private memory: peers may read a shared one after my wait has returned, and only a
-// plan of all calls to come, which a graph has and a caller has not, says when it may be rewritten.
+// The block is private memory. A block in shared memory could not be reused when the wait of this
+// rank has returned, because peers may still read it. The compiler can reuse such memory, because
+// it plans all collectives of a step; a caller of this class cannot.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +23,21 @@ struct Tensor {
   std::uint64_t count = 0;
   const void* source = nullptr;
   void* destination = nullptr;
-  std::uint64_t layout = 0;  // the hash of its own (layout.hpp)
+  std::uint64_t layout = 0;  // the hash of its own layout (layout.hpp)
 };
 
 class Grouped {
  public:
-  // Starts `pattern`, an all_reduce or a broadcast, on every tensor. The ranks give the same list.
-  // The communicator outlives this, which ends after a wait that returned or threw. Throws
-  // InvalidArgument before anything is started.
+  // Start `pattern`, an all_reduce or a broadcast, on every tensor. All ranks pass the same list.
+  // The communicator must outlive this object, and this object must exist until a wait has returned
+  // or thrown. Throws InvalidArgument before anything is started.
   Grouped(Communicator& communicator, const Collective& pattern,
           const std::vector<Tensor>& tensors);
   ~Grouped();
 
   void wait(double timeout_seconds);           // throws Busy
-  void wait_retrying(double timeout_seconds);  // for a caller that has just started it
-  bool wait_for(double seconds);               // false if that was not enough; throws Busy
+  void wait_retrying(double timeout_seconds);  // repeats the wait while it is refused as Busy
+  bool wait_for(double seconds);               // false if not done by then; throws Busy
 
  private:
   struct Pack {
@@ -49,7 +51,7 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  // limits() returns the limits of the next wait.
+  // `limits` is a function that returns the limits of the next wait.
   template <class Limits>
   Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);
@@ -57,8 +59,8 @@ class Grouped {
   Communicator& communicator_;
   Collective pattern_;
   std::vector<std::uint64_t> entries_;  // of layout_
-  Layout layout_;                       // of the whole list: each pack says it
-  std::vector<Pack> packs_;             // of one tensor: not packed
+  Layout layout_;                       // of the whole list; every pack publishes it
+  std::vector<Pack> packs_;             // a pack of one tensor has no block
   std::size_t finished_ = 0;
 };
 

@@ -6,8 +6,8 @@
 namespace ngd::comm {
 namespace {
 
-// Each pair of ranks compares the counts of an all_to_all itself: the hash is then the same for all
-// counts.
+// The counts of an all_to_all are compared by each pair of ranks, so its hash does not depend on
+// them.
 std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   std::uint64_t hash = mix(1, ~std::uint64_t{0});
   for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r)
@@ -15,7 +15,7 @@ std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   return hash | 1;
 }
 
-// The properties that describe() leaves out.
+// Return the properties that describe() leaves out.
 std::string options_of(const CallDetails& call, int size) {
   const Identity& identity = call.record.identity;
   std::string text = concat(
@@ -38,7 +38,7 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// The differences that neither describe() nor options_of() shows, a line each.
+// Return the differences that neither describe() nor options_of() shows, one per line.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

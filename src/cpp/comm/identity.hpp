@@ -30,8 +30,8 @@ struct Identity {
   Algorithm algorithm = Algorithm::Flat;
 
   bool operator==(const Identity&) const noexcept = default;
-  // `seed` distinguishes groups. The layout and the program share one step, because a compiled step
-  // has no layout: its program says all about its arrays.
+  // `seed` distinguishes groups. The hashes of the layout and of the program are mixed in together,
+  // because a compiled step has no layout: its program describes its arrays.
   std::uint64_t hash(std::uint64_t seed) const noexcept {
     const std::uint64_t small =
         static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
@@ -49,7 +49,7 @@ struct CallRecord {
 
   // Fill the record in place. Properties without a meaning for this kind get one value.
   void assign(const Collective& collective, int size) noexcept;
-  // Equal fingerprints of two ranks mean equal records, call sites apart.
+  // If the fingerprints of two ranks are equal, their records are equal except for the call sites.
   std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
     return identity.hash(seed) ^ computation;
   }

@@ -16,44 +16,45 @@ std::string array_of(std::uint64_t entry) {
   return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
 }
 
-// Where two layouts part, as far as their numbers are known.
-std::size_t first_other(const Layout& a, const Layout& b) noexcept {
-  const std::size_t both = std::min(a.known, b.known);
-  return static_cast<std::size_t>(std::mismatch(a.numbers, a.numbers + both, b.numbers).first -
-                                  a.numbers);
+// Return the index of the first entry that differs, or the number of entries that are known of
+// both.
+std::size_t first_difference(const Layout& a, const Layout& b) noexcept {
+  const std::size_t num_common = std::min(a.known, b.known);
+  return static_cast<std::size_t>(
+      std::mismatch(a.numbers, a.numbers + num_common, b.numbers).first - a.numbers);
 }
 
-std::string describe(const Layout& layout, std::size_t other) {
+std::string describe(const Layout& layout, std::size_t difference) {
   if (layout.of == Layout::Of::Row) return "an array of one axis";
   if (layout.entries == 0) return "an array of another shape";
-  const bool whole = layout.of == Layout::Of::Shape || layout.entries <= kShortList;
+  const bool shows_all = layout.of == Layout::Of::Shape || layout.entries <= kShortList;
   std::string numbers;
-  for (std::size_t i = 0; whole && i < layout.known; ++i) {
+  for (std::size_t i = 0; shows_all && i < layout.known; ++i) {
     const std::uint64_t number = layout.numbers[i];
     numbers += concat(i == 0 ? "" : ", ",
                       layout.of == Layout::Of::Shape ? std::to_string(number) : array_of(number));
   }
   if (layout.of == Layout::Of::Shape) return concat("shape (", numbers, ")");
-  if (whole) return concat("a list of ", numbers);
-  if (other < layout.known)
-    return concat("a list of ", layout.entries, " arrays, number ", other, " of ",
-                  array_of(layout.numbers[other]));
+  if (shows_all) return concat("a list of ", numbers);
+  if (difference < layout.known)
+    return concat("a list of ", layout.entries, " arrays, number ", difference, " of ",
+                  array_of(layout.numbers[difference]));
   return concat("a list of ", layout.entries, " arrays");
 }
 
 }  // namespace
 
-Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t more,
-                       std::uint64_t* room) noexcept {
+Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extra,
+                       std::uint64_t* storage) noexcept {
   Layout layout;
   for (int i = 0; i < axes; ++i)
-    if (extents[i] != 1) room[layout.known++] = static_cast<std::uint64_t>(extents[i]);
+    if (extents[i] != 1) storage[layout.known++] = static_cast<std::uint64_t>(extents[i]);
   layout.entries = layout.known;
-  layout.numbers = room;
-  if (more == 0 && layout.known < 2) return {};
+  layout.numbers = storage;
+  if (extra == 0 && layout.known < 2) return {};
   layout.of = Layout::Of::Shape;
-  layout.hash = more + 1;
-  for (std::size_t i = 0; i < layout.known; ++i) layout.hash = mix(layout.hash, room[i]);
+  layout.hash = extra + 1;
+  for (std::size_t i = 0; i < layout.known; ++i) layout.hash = mix(layout.hash, storage[i]);
   layout.hash |= 1;
   return layout;
 }
@@ -68,8 +69,8 @@ Layout layout_of_list(const std::vector<std::uint64_t>& entries,
 }
 
 std::string layout_difference(int rank_a, const Layout& a, int rank_b, const Layout& b) {
-  const std::size_t other = first_other(a, b);
-  const std::string text_a = describe(a, other), text_b = describe(b, other);
+  const std::size_t difference = first_difference(a, b);
+  const std::string text_a = describe(a, difference), text_b = describe(b, difference);
   if (text_a != text_b)
     return concat("The arrays differ: rank ", rank_a, " gives ", text_a, ", rank ", rank_b, " ",
                   text_b);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an array is beside its elements in a row, or a list of arrays beside those of all of them.
-// The ranks must agree on it: else each would combine its elements with some that stand elsewhere.
+// The layout of an array is its shape. The layout of a list of arrays is the dtype, size and layout
+// of each array. A collective itself moves a row of elements, so ranks with different layouts would
+// combine elements of different positions. Therefore the ranks compare their layouts.
 #pragma once
 
 #include <cstddef>
@@ -22,25 +23,28 @@ struct Layout {
   Of of = Of::Row;
   std::uint64_t hash = 0;                  // 0: a row of elements
   std::size_t entries = 0;                 // axes, or arrays of the list
-  std::size_t known = 0;                   // of these, how many are in `numbers`
+  std::size_t known = 0;                   // the number of entries that `numbers` has
   const std::uint64_t* numbers = nullptr;  // extents; of a list, entry_of() of each array
 };
 
-// Of an array. Extents of 1 move no element and are left out; with fewer than two others it is a
-// row. `more` is what else the ranks must agree on, an axis for instance, and makes it none; 0 =
-// nothing. `room` is for as many numbers as there are axes.
-Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t more,
-                       std::uint64_t* room) noexcept;
+// Return the layout of an array. Axes of extent 1 are left out, because they do not change the
+// order of the elements. An array with fewer than two other axes is a row. `extra`: another number
+// that the ranks must agree on, such as an axis; 0: none. An array with an `extra` is not a row.
+// `storage` has space for one number per axis; the layout points to it.
+Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extra,
+                       std::uint64_t* storage) noexcept;
 
+// Return the entry of an array in the layout of a list.
 constexpr std::uint64_t entry_of(DType dtype, std::uint64_t count) noexcept {
   return count << 8 | static_cast<std::uint64_t>(dtype);
 }
-// Of a list with these entries, whose arrays' own layouts have these hashes.
+// Return the layout of a list. `entries` has the entry of each array, `hashes` the hash of its own
+// layout.
 Layout layout_of_list(const std::vector<std::uint64_t>& entries,
                       const std::vector<std::uint64_t>& hashes) noexcept;
 
-// "rank 0 gives shape (2, 3), rank 1 shape (3, 2)"; of long lists the lengths and the first arrays
-// that differ.
+// Return "The arrays differ: rank 0 gives shape (2, 3), rank 1 shape (3, 2)". For long lists, the
+// text has the lengths and the first arrays that differ.
 std::string layout_difference(int rank_a, const Layout& a, int rank_b, const Layout& b);
 
 }  // namespace ngd::comm

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mark that a process bears while it has a place in a job. Processes of the same user read it in
-// /proc/PID/maps; it takes no descriptor, and ends with the process, or with exec.
+// A marker of the processes of a job: a mapping of one page, whose name other processes of the same
+// user can read in /proc/PID/maps. It needs no file descriptor. It ends with the process, and at
+// exec.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@ namespace ngd::comm {
 
 class Mark {
  public:
-  explicit Mark(const std::string& name) noexcept;  // where the kernel refuses, there is no mark
+  explicit Mark(const std::string& name) noexcept;  // no marker if the kernel refuses
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   ~Mark();

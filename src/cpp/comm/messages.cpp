@@ -45,18 +45,18 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// What is no UTF-8 at all may have many bytes that look like the inside of a character: cut it
-// then.
-std::string_view head_of(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  std::size_t end = most;
-  while (end > 0 && most - end < 3 && is_inside_character(text[end])) --end;
+// A text that is not UTF-8 may have many bytes that look like the inside of a character, so these
+// functions look at no more than three.
+std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  std::size_t end = max_bytes;
+  while (end > 0 && max_bytes - end < 3 && is_inside_character(text[end])) --end;
   return text.substr(0, end);
 }
 
-std::string_view tail_of(std::string_view text, std::size_t most) noexcept {
-  if (text.size() <= most) return text;
-  const std::size_t cut = text.size() - most;
+std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept {
+  if (text.size() <= max_bytes) return text;
+  const std::size_t cut = text.size() - max_bytes;
   std::size_t begin = cut;
   while (begin < text.size() && begin - cut < 3 && is_inside_character(text[begin])) ++begin;
   return text.substr(begin);
@@ -73,12 +73,12 @@ void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
     to[length] = '\0';
     return;
   }
-  const std::string_view whole(site, length);
-  const std::string_view call = public_call(whole).substr(0, kSiteBytes / 2);
-  const std::string_view path = whole.substr(call.size());
-  const std::string_view kept = tail_of(path, kSiteBytes - 1 - call.size() - kCut.size());
+  const std::string_view full_site(site, length);
+  const std::string_view call = public_call(full_site).substr(0, kSiteBytes / 2);
+  const std::string_view path = full_site.substr(call.size());
+  const std::string_view tail = tail_of(path, kSiteBytes - 1 - call.size() - kCut.size());
   char* end = to;
-  for (const std::string_view part : {call, kCut, kept})
+  for (const std::string_view part : {call, kCut, tail})
     end = std::copy(part.begin(), part.end(), end);
   *end = '\0';
 }
@@ -120,15 +120,15 @@ std::string mismatch_of_collectives(std::string_view where, int rank_a, std::str
   text_a = collectives_of(text_a);
   text_b = collectives_of(text_b);
   for (int number = 1; !text_a.empty() || !text_b.empty(); ++number) {
-    const bool a_ended = text_a.empty();
-    const bool b_ended = text_b.empty();
+    const bool has_a_ended = text_a.empty();
+    const bool has_b_ended = text_b.empty();
     const std::string_view line_a = take_line(text_a);
     const std::string_view line_b = take_line(text_b);
-    if (without_site(line_a) == without_site(line_b) && a_ended == b_ended) continue;
+    if (without_site(line_a) == without_site(line_b) && has_a_ended == has_b_ended) continue;
     return mismatch(concat("called compiled steps with different collectives", where,
                            "; the first difference is collective ", number),
-                    {rank_a, std::string(a_ended ? kNoMore : line_a)},
-                    {rank_b, std::string(b_ended ? kNoMore : line_b)}, kSameSteps);
+                    {rank_a, std::string(has_a_ended ? kNoMore : line_a)},
+                    {rank_b, std::string(has_b_ended ? kNoMore : line_b)}, kSameSteps);
   }
   return mismatch(concat("called different compiled steps", where), {rank_a, "a compiled step"},
                   {rank_b, "a compiled step"}, kSameSteps);

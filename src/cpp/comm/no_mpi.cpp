@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for mpi/ where the build mode leaves MPI out.
+// Replaces mpi/ in builds without MPI.
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for shm/ where the build leaves it out.
+// Replaces shm/ in builds without shared memory.
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 

@@ -7,25 +7,25 @@
 namespace ngd::comm {
 
 namespace {
-// Between two tries. The first is about what a small collective takes, the longest what the eye
-// does not see.
+// The time between two tries. The shortest is about the time of a small collective; the longest is
+// too short for a user to notice.
 constexpr std::chrono::microseconds kShortestNap{50}, kLongestNap{1000};
 constexpr int kDoublings = 5;
-constexpr std::chrono::milliseconds kAsk{50};  // between two questions to the caller
+constexpr std::chrono::milliseconds kCheckInterval{50};  // between two checks for interrupts
 }  // namespace
 
 void Retries::wait() {
   std::this_thread::sleep_for(std::min(kShortestNap * (1 << naps_), kLongestNap));
   naps_ = std::min(naps_ + 1, kDoublings);
   const Clock::time_point now = Clock::now();
-  if (begin_ == Clock::time_point{}) begin_ = asked_ = now;
+  if (begin_ == Clock::time_point{}) begin_ = last_check_ = now;
   if (timeout_seconds_ > 0 &&
       std::chrono::duration<double>(now - begin_).count() >= timeout_seconds_)
     give_up(ErrorKind::CollectiveTimeout,
             concat("another thread of this process has used the group for ", timeout_seconds_,
                    " s; this one has a collective under way and could not go on with it"));
-  if (now - asked_ < kAsk) return;
-  asked_ = now;
+  if (now - last_check_ < kCheckInterval) return;
+  last_check_ = now;
   if (group_.is_interrupted())
     give_up(ErrorKind::Interrupted,
             "interrupted while another thread of this process used the group");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are part of a larger call, so Busy would come too late: they are retried while another
-// thread uses the group.
+// Repeated tries of a call that is part of a larger call. The larger call has begun, so it cannot
+// return Busy any more: it waits until the other thread no longer uses the group.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace ngd::comm {
 
-// The time that a caller has spent with retries.
+// The waits between the tries of one call, with its timeout.
 class Retries {
  public:
   Retries(Communicator& group, double timeout_seconds) noexcept
@@ -28,7 +28,7 @@ class Retries {
   Communicator& group_;
   double timeout_seconds_;
   int naps_ = 0;
-  Clock::time_point begin_{}, asked_{};
+  Clock::time_point begin_{}, last_check_{};
 };
 
 inline bool is_busy(Progress progress) noexcept { return progress == Progress::Busy; }

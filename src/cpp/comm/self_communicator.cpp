@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of one: every collective is the identity, done when it is submitted, on whatever thread.
+// A group of one rank. A collective copies its source to its destination when it is submitted, and
+// is then complete. Any number of threads may use the group.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -13,9 +13,11 @@ std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size
 
 Statistics::Entry Statistics::look_up(const Collective& collective, const char* site) {
   const std::string name = {static_cast<char>(collective.kind), static_cast<char>(collective.op)};
-  if (const auto known = by_name_.find(name + site); known != by_name_.end()) return known->second;
+  if (const auto existing = by_name_.find(name + site); existing != by_name_.end())
+    return existing->second;
   const std::string text = entries_.size() < kMostEntries ? site : "";
-  if (const auto known = by_name_.find(name + text); known != by_name_.end()) return known->second;
+  if (const auto existing = by_name_.find(name + text); existing != by_name_.end())
+    return existing->second;
   CallStats stats;
   stats.kind = collective.kind;
   stats.op = collective.op;

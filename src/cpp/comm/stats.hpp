@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what every call site of a communicator costs.
+// Statistics of a communicator: the costs of each call site.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace ngd::comm {
 
-// Of the call, what a rank of `size` moves: its source or its destination, the larger.
+// Return the bytes of the larger of a rank's source and destination.
 std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size) noexcept;
 
 class Statistics {
@@ -21,21 +21,22 @@ class Statistics {
 
   explicit Statistics(int ranks) : ranks_(ranks) {}
 
-  // Where calls of that kind, reduction and call site are counted. A few nanoseconds for a site
-  // whose text lies where it lay at an earlier call.
+  // Return the entry that counts the calls with this kind, reduction and call site. It takes a few
+  // nanoseconds if the site is a string at the address of an earlier call: cache_ finds it by the
+  // address.
   Entry entry_of(const Collective& collective) {
     const char* site = collective.site == nullptr ? "" : collective.site;
-    Known& known = known_[place_of(collective, site)];
-    if (known.site == site && known.entry < entries_.size()) [[likely]] {
-      const CallStats& stats = entries_[known.entry];
+    CachedEntry& cached = cache_[cache_index(collective, site)];
+    if (cached.site == site && cached.entry < entries_.size()) [[likely]] {
+      const CallStats& stats = entries_[cached.entry];
       if (stats.kind == collective.kind && stats.op == collective.op && stats.site == site)
-        return known.entry;
+        return cached.entry;
     }
-    known = {site, look_up(collective, site)};
-    return known.entry;
+    cached = {site, look_up(collective, site)};
+    return cached.entry;
   }
 
-  // A call is over: how much it moved, how long it took, and who came last (-1: not known).
+  // Count a complete call: its bytes, its time, and the last rank to arrive (-1: not known).
   void add(Entry entry, std::uint64_t bytes, std::uint64_t ns, int last) noexcept {
     CallStats& stats = entries_[entry];
     ++stats.calls;
@@ -43,24 +44,24 @@ class Statistics {
     ns_[entry].all += ns;
     if (last >= 0) ++stats.last[static_cast<std::size_t>(last)];
   }
-  // Of the time of a call, so much was spent inside wait().
+  // Add the part of a call's time that was spent inside wait().
   void add_waited(Entry entry, std::uint64_t ns) noexcept { ns_[entry].waited += ns; }
 
   std::vector<CallStats> report() const;
 
  private:
-  static constexpr std::size_t kKnown = 256;
+  static constexpr std::size_t kCacheSize = 256;
   static constexpr std::size_t kMostEntries = 4096;  // then calls are counted without their site
 
-  static std::size_t place_of(const Collective& collective, const char* site) noexcept {
+  static std::size_t cache_index(const Collective& collective, const char* site) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(site);
     return (address >> 4 ^ address >> 12 ^ static_cast<std::size_t>(collective.kind) << 3 ^
             static_cast<std::size_t>(collective.op)) %
-           kKnown;
+           kCacheSize;
   }
   Entry look_up(const Collective& collective, const char* site);
 
-  struct Known {
+  struct CachedEntry {
     const char* site = nullptr;
     Entry entry = 0;
   };
@@ -68,7 +69,7 @@ class Statistics {
     std::uint64_t all = 0, waited = 0;
   };
   int ranks_;
-  std::array<Known, kKnown> known_{};
+  std::array<CachedEntry, kCacheSize> cache_{};
   std::vector<CallStats> entries_;
   std::vector<Nanoseconds> ns_;
   std::unordered_map<std::string, Entry> by_name_;

@@ -34,10 +34,10 @@ void* Arena::reserve(std::size_t bytes) {
     has_tried_ = true;
     if (is_address_space_limited()) return nullptr;
     const std::size_t wanted = memory_of_machine();
-    void* found =
+    void* address =
         ::mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) return nullptr;
-    base_ = static_cast<std::byte*>(found);
+    if (address == MAP_FAILED) return nullptr;
+    base_ = static_cast<std::byte*>(address);
     reserved_ = wanted;
   }
   if (bytes > reserved_) return nullptr;
@@ -57,9 +57,9 @@ std::shared_ptr<Lent> Arena::lend(comm::Communicator& owner, std::size_t bytes) 
     std::shared_ptr<Lent> block = each.lock();
     if (block && block->fits(owner, bytes)) return block;
   }
-  auto made = std::make_shared<Lent>(owner, bytes);
-  lent_.push_back(made);
-  return made;
+  auto new_block = std::make_shared<Lent>(owner, bytes);
+  lent_.push_back(new_block);
+  return new_block;
 }
 
 }  // namespace ngd::runtime

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that several programs use in turn, for example those of one step for several shapes. One of
-// them runs at a time, so together they need as much as the largest.
+// Memory that several programs use in turn, for example the programs of one step for several
+// shapes. Only one of them runs at a time, so together they need as much memory as the largest one.
 //
-// Kernels hold pointers into the memory, so it must stay where it is when a larger program comes.
-// The arena therefore reserves addresses for all memory of the machine, and makes those usable that
-// the largest program needs.
+// Kernels have pointers to the memory, so it must keep its address when a larger program is added.
+// The arena therefore reserves addresses for all memory of the machine, and makes only the first
+// bytes usable, those that the largest program needs.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 
 namespace ngd::runtime {
 
-// Shared memory that a communicator lends. The destructor gives it back.
+// A block of shared memory, borrowed from a communicator. The destructor gives it back.
 class Lent {
  public:
   Lent(comm::Communicator& owner, std::size_t bytes)
@@ -35,7 +35,7 @@ class Lent {
   comm::SharedBlock block_;
 };
 
-// Any thread may call these at any time.
+// An arena. Any thread may call its functions at any time.
 class Arena {
  public:
   Arena() = default;
@@ -43,12 +43,13 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // Host memory of at least `bytes`, at one address in all calls. Null where the addresses
-  // cannot be reserved: under a limit of the address space, or for more than the machine has.
-  // Throws OutOfMemory.
+  // Return host memory of at least `bytes`, at the same address in all calls. Null if the addresses
+  // cannot be reserved, because the address space is limited or the machine has less memory. Throws
+  // OutOfMemory.
   void* reserve(std::size_t bytes);
 
-  // A block of the communicator, which is that of another program if it is large enough.
+  // Return a block of the communicator's shared memory. It is the block of another program if that
+  // is large enough.
   std::shared_ptr<Lent> lend(comm::Communicator& owner, std::size_t bytes);
 
   // True while one of the programs runs.

@@ -3,7 +3,7 @@
 
 #include "base/error.hpp"
 
-// Of each folder one line, which the build writes: NGD_DEVICE(folder)
+// The build writes one line per folder of devices/: NGD_DEVICE(folder)
 #define NGD_DEVICE(folder)         \
   namespace ngd::runtime::folder { \
   const DeviceRow& row();          \

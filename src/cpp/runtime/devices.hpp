@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices of this build. A folder devices/NAME/ is one: it defines
-// `const DeviceRow& ngd::runtime::NAME::row()`, and the build finds it.
+// The devices of this build. Each folder devices/NAME/ is a device: it defines `const DeviceRow&
+// ngd::runtime::NAME::row()`, and the build finds the folder.
 #pragma once
 
 #include <string_view>
@@ -10,13 +10,14 @@
 
 namespace ngd::runtime {
 
+// A row of the table of devices.
 struct DeviceRow {
   std::string_view name;
   device::Device& (*device)();
   kernels::KernelTable (*table)();
 };
 
-// Throws InvalidArgument where this build has no device of that name.
+// Return the device with this name. Throws InvalidArgument if this build does not have it.
 const DeviceRow& device_named(std::string_view name);
 
 }  // namespace ngd::runtime

@@ -17,7 +17,7 @@
 namespace ngd::runtime {
 
 namespace {
-// A kernel with fewer bytes of operands and results takes ten microseconds or so. Reading the clock
+// A kernel with fewer bytes of operands and results takes about ten microseconds. Reading the clock
 // takes 9 ns, a seventh of the time of an iteration of a scan over few elements.
 constexpr std::size_t kShortBytes = 16 << 10;
 
@@ -53,9 +53,9 @@ Error with_site(const Error& error, const Instruction& instruction) {
 // inputs and outputs are set at every call. The others stay.
 struct Executor::BoundInstruction {
   struct Patch {
-    bool output_operand;
+    bool is_output_operand;
     std::size_t operand;
-    bool from_outputs;
+    bool is_from_outputs;
     std::size_t number, offset;
   };
   const Instruction* instruction = nullptr;
@@ -160,7 +160,7 @@ void Executor::bind() {
 }
 
 void* Executor::static_pointer(const Value& value) const {
-  const auto part_of = [&](void* whole) { return static_cast<std::byte*>(whole) + value.offset; };
+  const auto part_of = [&](void* base) { return static_cast<std::byte*>(base) + value.offset; };
   switch (value.memory) {
     case MemoryKind::Input:
       return stages_arguments_ ? part_of(staged_inputs_[value.position].data()) : nullptr;
@@ -214,8 +214,9 @@ void Executor::bind_instruction(const Instruction& instruction) {
       const Value& value = program_.values[operands[i]];
       void* pointer = static_pointer(value);
       output ? bound.outputs.push_back(pointer) : bound.inputs.push_back(pointer);
-      const bool moves = value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
-      if (moves && !stages_arguments_)
+      const bool is_argument =
+          value.memory == MemoryKind::Input || value.memory == MemoryKind::Output;
+      if (is_argument && !stages_arguments_)
         bound.patches.push_back(
             {output, i, value.memory == MemoryKind::Output, value.position, value.offset});
       bound.writes_variable |= output && value.memory == MemoryKind::Variable;
@@ -308,12 +309,13 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs) {
-  // The updates of variables are last. They are not interrupted, so Ctrl-C does not poison variables.
+  // The updates of variables are last. They are not interrupted, so Ctrl-C does not poison
+  // variables.
   if (!bound.is_short && !variables_touched_) interrupts_.check();
   for (const BoundInstruction::Patch& patch : bound.patches) {
-    const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
-    const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
-    if (patch.output_operand)
+    const void* base = patch.is_from_outputs ? outputs[patch.number] : inputs[patch.number];
+    const std::byte* part = static_cast<const std::byte*>(base) + patch.offset;
+    if (patch.is_output_operand)
       bound.outputs[patch.operand] = const_cast<std::byte*>(part);
     else
       bound.inputs[patch.operand] = part;
@@ -423,10 +425,10 @@ void Executor::execute(BoundInstruction& bound) {
 }
 
 // Throw NotFinite at the first instruction whose result has a NaN but whose operands do not, or has
-// an infinity although its operands are finite. A NaN in an argument or a variable is reported where
-// it is first read. The operand of a Start is compared with the result of its Wait.
+// an infinity although its operands are finite. A NaN in an argument or a variable is reported
+// where it is first read. The operand of a Start is compared with the result of its Wait.
 void Executor::execute_checked(BoundInstruction& bound) {
-  const BoundInstruction& whole = bound.started == nullptr ? bound : *bound.started;
+  const BoundInstruction& operation = bound.started == nullptr ? bound : *bound.started;
   bound.before = faults_of(bound.instruction->attrs);
   for (std::size_t i = 0; i < bound.inputs.size(); ++i) {
     const Faults faults =
@@ -438,17 +440,17 @@ void Executor::execute_checked(BoundInstruction& bound) {
   if (is_fused(*bound.instruction)) save_overwritten(bound);
   execute(bound);
   if (bound.instruction->action == Action::Start) return;
-  for (std::size_t i = 0; i < whole.outputs.size(); ++i) {
-    if (whole.outputs[i] == nullptr) continue;
+  for (std::size_t i = 0; i < operation.outputs.size(); ++i) {
+    if (operation.outputs[i] == nullptr) continue;
     const Faults faults =
-        read_faults(program_.values[whole.instruction->outputs[i]].type, whole.outputs[i]);
-    const bool had_infinity = whole.before.nan || whole.before.infinite;
-    if ((faults.nan && !whole.before.nan) || (faults.infinite && !had_infinity))
-      throw_not_finite(whole, i, faults.nan && !whole.before.nan);
+        read_faults(program_.values[operation.instruction->outputs[i]].type, operation.outputs[i]);
+    const bool had_infinity = operation.before.nan || operation.before.infinite;
+    if ((faults.nan && !operation.before.nan) || (faults.infinite && !had_infinity))
+      throw_not_finite(operation, i, faults.nan && !operation.before.nan);
   }
 }
 
-// Throw if this operand is an argument or a variable.
+// Throw NotFinite if this operand, which has a NaN, is an argument or a variable.
 void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const {
   const Instruction& instruction = *bound.instruction;
   const Value& value = program_.values[instruction.inputs[input]];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a program. The constructor builds the kernels and binds the operands; a call computes.
 //
-// An executor has one queue for all its kernels. On a device with asynchronous queues a call enqueues
-// kernels. It waits if the host needs a value: before a collective is submitted, for the predicate of
-// a Cond, and for checks of values. It also waits at its end. So a call throws the errors of all its
-// kernels, and the caller must keep the variables only until the call returns.
+// An executor has one queue for all its kernels. On a device with asynchronous queues a call
+// enqueues kernels. It waits if the host needs a value: before a collective is submitted, for the
+// predicate of a Cond, and for checks of values. It also waits at its end. So a call throws the
+// errors of all its kernels, and the caller must keep the variables only until the call returns.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@
 
 namespace ngd::runtime {
 
-// What a nested program uses of the executor that runs it.
+// The objects that a nested program shares with the executor that runs it.
 struct RunContext {
   device::Device& device;
   device::Queue& queue;
@@ -38,9 +38,10 @@ struct RunContext {
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program. The communicators are those of the
-  // program's groups and belong to one family. Both must outlive the executor. `interrupt` is called
-  // between two instructions, at most every 100 ms. If it returns true, the run throws Interrupted.
-  // If there is an arena, the program uses its memory. Only one program of an arena runs at a time.
+  // program's groups and belong to one family. Both must outlive the executor. `interrupt` is
+  // called between two instructions, at most every 100 ms. If it returns true, the run throws
+  // Interrupted. If there is an arena, the program uses its memory. Only one program of an arena
+  // runs at a time.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
@@ -51,14 +52,14 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Run the program. The pointers are host pointers. The executor itself does not allocate memory.
-  // Throws the errors of kernels and collectives. Throws Busy, without any effect, if a run is active
-  // or if another thread uses the group of the first collective. If the program has collectives, a
-  // failure closes their groups and notifies the other ranks, because this rank leaves the common
-  // sequence.
+  // Throws the errors of kernels and collectives. Throws Busy, without any effect, if a run is
+  // active or if another thread uses the group of the first collective. If the program has
+  // collectives, a failure closes their groups and notifies the other ranks, because this rank
+  // leaves the common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
-  // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when the
-  // call returns.
+  // Run a nested program. The pointers are device pointers. Enqueued work may be unfinished when
+  // the call returns.
   void run_inside(const void* const* inputs, void* const* outputs);
 
   // Return true if the last run() threw after an instruction that writes a variable was started or
@@ -96,7 +97,7 @@ class Executor {
 
   Program program_;
   device::Device& device_;
-  const bool stages_arguments_;  // the arrays of the caller are copied to the device and back
+  const bool stages_arguments_;  // the caller's arrays are copied to the device and back
   const bool check_finite_;
   const kernels::KernelTable table_;
   std::vector<void*> variables_;
@@ -121,7 +122,8 @@ class Executor {
   PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
-  // Last, because its destructor waits for the enqueued work, which uses the members above.
+  // This is the last member, because its destructor waits for the enqueued work, which uses the
+  // members above.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
   const bool is_asynchronous_;

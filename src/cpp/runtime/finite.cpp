@@ -11,10 +11,11 @@ namespace ngd::runtime {
 
 namespace {
 
-// A float whose exponent is all ones is an infinity where its fraction is 0, else a NaN. So without
-// the sign, as an integer, an infinity is `exponent`, and a NaN is more.
+// Return the faults of floats, from their bits. A float with an exponent of all ones is an infinity
+// if its fraction is 0, and a NaN otherwise. So, without the sign and read as an integer, an
+// infinity equals `exponent`, and a NaN is greater.
 template <class Bits>
-Faults look(const void* data, std::size_t count, Bits exponent, Bits all_but_sign) noexcept {
+Faults find_faults(const void* data, std::size_t count, Bits exponent, Bits all_but_sign) noexcept {
   const auto* bits = static_cast<const Bits*>(data);
   Faults faults;
   for (std::size_t i = 0; i < count; ++i) {
@@ -31,13 +32,13 @@ Faults faults_of(const TensorType& type, const void* data) noexcept {
   const auto count = static_cast<std::size_t>(type.count());
   switch (type.dtype) {
     case DType::F16:
-      return look<std::uint16_t>(data, count, 0x7c00, 0x7fff);
+      return find_faults<std::uint16_t>(data, count, 0x7c00, 0x7fff);
     case DType::BF16:
-      return look<std::uint16_t>(data, count, 0x7f80, 0x7fff);
+      return find_faults<std::uint16_t>(data, count, 0x7f80, 0x7fff);
     case DType::F32:
-      return look<std::uint32_t>(data, count, 0x7f800000, 0x7fffffff);
+      return find_faults<std::uint32_t>(data, count, 0x7f800000, 0x7fffffff);
     case DType::F64:
-      return look<std::uint64_t>(data, count, 0x7ff0000000000000, 0x7fffffffffffffff);
+      return find_faults<std::uint64_t>(data, count, 0x7ff0000000000000, 0x7fffffffffffffff);
     default:
       return {};
   }

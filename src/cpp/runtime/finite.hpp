@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks values for NaN and infinities.
+// Finds NaN and infinities in values. A fault is one of the two.
 #pragma once
 
 #include "base/attrs.hpp"
@@ -7,14 +7,15 @@
 
 namespace ngd::runtime {
 
+// The kinds of faults that a value has.
 struct Faults {
   bool nan = false, infinite = false;
 };
 
-// Integers have none.
+// Return the faults of an array. Integers have none.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
-// Checks the numbers in attributes, and the immediates in kernel bodies ("#-inf").
+// Return the faults of the numbers in attributes, and of the immediates in kernel bodies ("#-inf").
 Faults faults_of(const Attrs& attrs);
 
 }  // namespace ngd::runtime

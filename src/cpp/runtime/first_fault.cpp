@@ -17,7 +17,7 @@ using kernels::fused::Statement;
 
 Faults operator|(Faults a, Faults b) { return {a.nan || b.nan, a.infinite || b.infinite}; }
 
-// The text of the first `count` statements.
+// Return the text of the first `count` statements.
 std::string prefix_of(std::string_view program, std::size_t count) {
   std::size_t end = 0;
   for (std::size_t i = 0; i < count && end != std::string_view::npos; ++i)
@@ -25,41 +25,44 @@ std::string prefix_of(std::string_view program, std::size_t count) {
   return std::string(program.substr(0, end));
 }
 
-// A kernel that stores the result of one statement, and nothing else.
-kernels::KernelQuery only(const kernels::KernelQuery& whole, std::size_t statement, DType dtype) {
-  const Attrs& attrs = whole.attrs;
-  kernels::KernelQuery query{"elementwise", whole.inputs, {}, {}};
+// Return the query of a kernel that stores only the result of one statement.
+kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement,
+                                        DType dtype) {
+  const Attrs& attrs = original.attrs;
+  kernels::KernelQuery query{"elementwise", original.inputs, {}, {}};
   query.outputs.push_back(
-      {dtype, attrs.has("shape") ? attrs.integers("shape") : whole.outputs.at(0).shape});
+      {dtype, attrs.has("shape") ? attrs.integers("shape") : original.outputs.at(0).shape});
   query.attrs.set("program", prefix_of(attrs.text("program"), statement + 1));
   query.attrs.set("results", std::vector<std::int64_t>{static_cast<std::int64_t>(statement)});
   query.attrs.set("input_strides", attrs.integers("input_strides"));
   return query;
 }
 
-Faults of_immediate(std::string_view text) {
+Faults immediate_faults(std::string_view text) {
   return {text.find("nan") != std::string_view::npos, text.find("inf") != std::string_view::npos};
 }
 
-bool belong_together(const Member& a, const Member& b) {
+bool are_of_one_op(const Member& a, const Member& b) {
   return a.application >= 0 && a.application == b.application;
 }
 
-// What an op reads: the operands of its statements that none of them makes.
-Faults operands_of(std::size_t last, const std::vector<Member>& members,
-                   const std::vector<Statement>& program, const std::vector<Faults>& of_inputs,
-                   const std::vector<Faults>& of_results) {
+// Return the faults of the operands of an op: the operands of its statements that none of its
+// statements computes. `last` is the last statement of the op.
+Faults operand_faults(std::size_t last, const std::vector<Member>& members,
+                      const std::vector<Statement>& program,
+                      const std::vector<Faults>& input_faults,
+                      const std::vector<Faults>& result_faults) {
   Faults faults;
   for (std::size_t i = 0; i <= last; ++i) {
-    if (i != last && !belong_together(members[i], members[last])) continue;
+    if (i != last && !are_of_one_op(members[i], members[last])) continue;
     for (const Operand& operand : program[i].operands) {
       const auto index = static_cast<std::size_t>(operand.index);
       if (operand.kind == Operand::Kind::Immediate)
-        faults = faults | of_immediate(operand.text);
+        faults = faults | immediate_faults(operand.text);
       else if (operand.kind == Operand::Kind::Input)
-        faults = faults | of_inputs[index];
-      else if (!belong_together(members[index], members[last]))
-        faults = faults | of_results[index];
+        faults = faults | input_faults[index];
+      else if (!are_of_one_op(members[index], members[last]))
+        faults = faults | result_faults[index];
     }
   }
   return faults;
@@ -81,11 +84,11 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
   const std::string& text = query.attrs.text("program");
   const std::vector<Statement> program = kernels::fused::parse_statements(text, query.inputs);
   if (members.size() < program.size()) return std::nullopt;
-  std::vector<Faults> of_inputs, of_results;
+  std::vector<Faults> input_faults, result_faults;
   for (std::size_t i = 0; i < inputs.size(); ++i)
-    of_inputs.push_back(look(query.inputs[i], inputs[i]));
+    input_faults.push_back(look(query.inputs[i], inputs[i]));
   for (std::size_t i = 0; i < program.size(); ++i) {
-    const kernels::KernelQuery one = only(query, i, program[i].result);
+    const kernels::KernelQuery one = query_of_statement(query, i, program[i].result);
     const std::unique_ptr<kernels::Kernel> kernel =
         kernels::find(table, one, kernels::this_machine()).offer.kernel;
     if (kernel == nullptr) return std::nullopt;
@@ -94,16 +97,18 @@ std::optional<FirstFault> first_fault(const Instruction& instruction,
     const device::Buffer result(device, one.outputs[0].bytes());
     void* const outputs[] = {result.data()};
     kernel->run({inputs.data(), outputs, scratch.data(), &queue});
-    of_results.push_back(look(one.outputs[0], result.data()));
+    result_faults.push_back(look(one.outputs[0], result.data()));
   }
   for (std::size_t i = 0; i < program.size(); ++i) {
-    const auto goes_on = [&](const Member& later) { return belong_together(later, members[i]); };
+    const auto is_of_this_op = [&](const Member& later) {
+      return are_of_one_op(later, members[i]);
+    };
     const auto begin = members.begin() + static_cast<std::ptrdiff_t>(i) + 1;
     const auto end = members.begin() + static_cast<std::ptrdiff_t>(program.size());
-    if (std::any_of(begin, end, goes_on)) continue;
-    const Faults before = operands_of(i, members, program, of_inputs, of_results);
-    if (of_results[i].nan && !before.nan) return FirstFault{&members[i], true};
-    if (of_results[i].infinite && !before.nan && !before.infinite)
+    if (std::any_of(begin, end, is_of_this_op)) continue;
+    const Faults before = operand_faults(i, members, program, input_faults, result_faults);
+    if (result_faults[i].nan && !before.nan) return FirstFault{&members[i], true};
+    if (result_faults[i].infinite && !before.nan && !before.infinite)
       return FirstFault{&members[i], false};
   }
   return std::nullopt;

@@ -20,7 +20,7 @@ using Look = std::function<Faults(const TensorType&, const void*)>;
 
 struct FirstFault {
   const Member* member;
-  bool nan;  // else an infinity
+  bool nan;  // otherwise it is an infinity
 };
 
 // Return true if the instruction computes a kernel body, which can run one op at a time.

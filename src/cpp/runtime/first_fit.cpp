@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions are the leaves of a binary tree. A life is the union of at most two spans a
-// level of it, spans that are whole nodes. Each node keeps two sets of bytes: those of the blocks
-// that have it as such a span (throughout), and those of all blocks that are alive anywhere in it
-// (during). What is in use in the course of a life is then `during` of its spans, and `throughout`
-// of the nodes above them: a number of sets that grows with the logarithm of the number of
-// instructions. A set is a list of runs of bytes, and runs that touch are one: where blocks are
-// packed without gaps, thousands of them are one run.
+// First fit with a segment tree: a binary tree whose leaves are the instructions. A node stands for
+// the span of the instructions below it. A life is the union of at most two spans per level of the
+// tree; these nodes are the spans of the life. Each node keeps two sets of bytes:
+//   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
+//                bytes throughout it
+//   during       the bytes of all blocks that are alive at any instruction of the node
+// The bytes that are in use at some time of a life are those of `during` of its spans, and of
+// `throughout` of the nodes above its spans. The number of these sets grows with the logarithm of
+// the number of instructions. A set is a list of runs of bytes. Runs that touch are merged: if
+// blocks are packed without gaps, thousands of them are one run.
 #include "runtime/first_fit.hpp"
 
 #include <algorithm>
@@ -15,11 +18,13 @@ namespace ngd::runtime {
 
 namespace {
 
+// Bytes [begin, end).
 struct Run {
   std::size_t begin, end;
 };
 
-class Bytes {
+// A set of bytes, as a sorted list of runs.
+class ByteSet {
  public:
   void add(Run added) {
     auto first = std::lower_bound(runs_.begin(), runs_.end(), added.begin,
@@ -37,8 +42,8 @@ class Bytes {
     }
   }
 
-  // The lowest offset, not below this one, from which on `bytes` bytes are not in the set.
-  std::size_t lowest(std::size_t offset, std::size_t bytes) const {
+  // Return the lowest offset, not below `offset`, from which on `bytes` bytes are not in the set.
+  std::size_t lowest_free(std::size_t offset, std::size_t bytes) const {
     auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
                                 [](std::size_t at, const Run& run) { return at < run.end; });
     for (; run != runs_.end() && run->begin < offset + bytes; ++run) offset = run->end;
@@ -49,14 +54,14 @@ class Bytes {
   std::vector<Run> runs_;
 };
 
-class Arena {
+class LifeTree {
  public:
-  explicit Arena(std::size_t instructions)
+  explicit LifeTree(std::size_t instructions)
       : leaves_(std::bit_ceil(instructions)), throughout_(2 * leaves_), during_(2 * leaves_) {}
 
-  std::size_t take(const Life& life) {
+  std::size_t place(const Life& life) {
     find_nodes(life);
-    const std::size_t offset = lowest(life.bytes);
+    const std::size_t offset = lowest_free(life.bytes);
     const Run run{offset, offset + life.bytes};
     for (const std::size_t node : spans_) {
       throughout_[node].add(run);
@@ -67,7 +72,7 @@ class Arena {
   }
 
  private:
-  // The spans of a life, and all nodes above one of them.
+  // Set spans_ to the spans of a life, and above_ to all nodes above them.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();
@@ -82,19 +87,19 @@ class Arena {
     above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
   }
 
-  // The lowest offset on which all sets agree.
-  std::size_t lowest(std::size_t bytes) const {
+  // Return the lowest offset at which `bytes` bytes are free in all sets.
+  std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {
       before = offset;
-      for (const std::size_t node : spans_) offset = during_[node].lowest(offset, bytes);
-      for (const std::size_t node : above_) offset = throughout_[node].lowest(offset, bytes);
+      for (const std::size_t node : spans_) offset = during_[node].lowest_free(offset, bytes);
+      for (const std::size_t node : above_) offset = throughout_[node].lowest_free(offset, bytes);
     } while (offset != before);
     return offset;
   }
 
   std::size_t leaves_;
-  std::vector<Bytes> throughout_, during_;  // of node n the children are 2n and 2n + 1; 1 is all
+  std::vector<ByteSet> throughout_, during_;  // by node; node n has the children 2n and 2n + 1
   std::vector<std::size_t> spans_, above_;
 };
 
@@ -103,10 +108,10 @@ class Arena {
 std::vector<std::size_t> first_fit(const std::vector<Life>& lives) {
   std::size_t instructions = 1;
   for (const Life& life : lives) instructions = std::max(instructions, life.last + 1);
-  Arena arena(instructions);
+  LifeTree tree(instructions);
   std::vector<std::size_t> offsets;
   offsets.reserve(lives.size());
-  for (const Life& life : lives) offsets.push_back(arena.take(life));
+  for (const Life& life : lives) offsets.push_back(tree.place(life));
   return offsets;
 }
 

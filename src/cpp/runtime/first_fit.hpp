@@ -12,8 +12,8 @@ struct Life {
   std::size_t first = 0, last = 0, bytes = 0;
 };
 
-// Place the blocks in the given order, each at the lowest offset where its bytes are free during its
-// life. Return the offsets.
+// Place the blocks in the given order, each at the lowest offset where its bytes are free during
+// its life. Return the offsets.
 std::vector<std::size_t> first_fit(const std::vector<Life>& lives);
 
 }  // namespace ngd::runtime

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ends a run if a Python signal handler has raised an exception (Ctrl-C).
 //
-// A run checks between two instructions. A check reads a coarse clock, and calls Python at most every
-// 100 ms: Python needs its lock to handle a signal, and another thread may hold the lock.
+// A run checks between two instructions. A check reads a coarse clock, and calls Python at most
+// every 100 ms: Python needs its lock to handle a signal, and another thread may hold the lock.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ class Interrupts {
  public:
   explicit Interrupts(Interrupt interrupt) noexcept : interrupt_(interrupt) {}
 
-  // A run begins.
+  // Call this when a run begins.
   void begin() noexcept { next_ms_ = now_ms() + kPeriodMs; }
 
-  // Throws Interrupted.
+  // Throw Interrupted if a handler has raised. Most calls only read the clock.
   void check() {
     if (now_ms() >= next_ms_) [[unlikely]]
       ask();
@@ -31,7 +31,8 @@ class Interrupts {
  private:
   static constexpr std::int64_t kPeriodMs = 100;
 
-  // A clock with a resolution of some milliseconds. A call takes a few nanoseconds.
+  // Return the time of a clock with a resolution of some milliseconds. A call takes a few
+  // nanoseconds.
   static std::int64_t now_ms() noexcept {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

@@ -14,19 +14,20 @@ namespace ngd::runtime {
 namespace {
 
 // Divides memory into consecutive blocks.
-class Blocks {
+class SpareMemory {
  public:
-  Blocks(void* data, std::size_t bytes) : next_(static_cast<std::byte*>(data)), left_(bytes) {}
+  SpareMemory(void* data, std::size_t bytes)
+      : next_(static_cast<std::byte*>(data)), bytes_left_(bytes) {}
   void* take(std::size_t bytes) {
-    const std::size_t taken = round_up(bytes, device::kAlignment);
-    check(taken <= left_, "nested: expected ", taken, " spare bytes; got ", left_);
-    left_ -= taken;
-    return std::exchange(next_, next_ + taken);
+    const std::size_t rounded = round_up(bytes, device::kAlignment);
+    check(rounded <= bytes_left_, "nested: expected ", rounded, " spare bytes; got ", bytes_left_);
+    bytes_left_ -= rounded;
+    return std::exchange(next_, next_ + rounded);
   }
 
  private:
   std::byte* next_;
-  std::size_t left_;
+  std::size_t bytes_left_;
 };
 
 const std::byte* at(const void* tensor, std::size_t offset) {
@@ -37,13 +38,13 @@ void* at(void* tensor, std::size_t offset) { return static_cast<std::byte*>(tens
 class Scan : public Nested {
  public:
   Scan(const Instruction& instruction, const kernels::KernelQuery& query, const RunContext& context,
-       Blocks blocks, void* shared)
+       SpareMemory spare, void* shared)
       : queue_(context.queue),
         interrupts_(context.interrupts),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
-        reverse_(instruction.attrs.integer("reverse") != 0),
-        body_(instruction.bodies.at(0), context,
-              blocks.take(instruction.bodies.at(0).private_bytes), shared),
+        is_reverse_(instruction.attrs.integer("reverse") != 0),
+        body_(instruction.bodies.at(0), context, spare.take(instruction.bodies.at(0).private_bytes),
+              shared),
         inputs_(body_.program().inputs),
         outputs_(body_.program().outputs) {
     const auto carries = static_cast<std::size_t>(instruction.attrs.integer("carries"));
@@ -54,13 +55,13 @@ class Scan : public Nested {
     const std::size_t iterations = std::max<std::size_t>(length_, 1);
     for (std::size_t i = 0; i < carries; ++i) {
       const std::size_t bytes = query.inputs[i].bytes();
-      carries_.push_back({bytes, {blocks.take(bytes), blocks.take(bytes)}});
+      carries_.push_back({bytes, {spare.take(bytes), spare.take(bytes)}});
     }
     for (std::size_t i = 0; i < slices; ++i)
       slices_.push_back(query.inputs[carries + i].bytes() / iterations);
     for (std::size_t i = carries; i < outputs_.size(); ++i) {
       const std::size_t bytes = query.outputs[i].bytes() / iterations;
-      results_.push_back({bytes, blocks.take(bytes)});
+      results_.push_back({bytes, spare.take(bytes)});
     }
   }
 
@@ -76,8 +77,8 @@ class Scan : public Nested {
       for (std::size_t i = 0; i < slices_.size(); ++i)
         inputs_[carries + i] = at(inputs[carries + i], slice * slices_[i]);
       for (std::size_t i = 0; i < results_.size(); ++i) {
-        void* whole = outputs[carries + i];
-        outputs_[carries + i] = whole ? at(whole, slice * results_[i].bytes) : results_[i].unread;
+        void* array = outputs[carries + i];
+        outputs_[carries + i] = array ? at(array, slice * results_[i].bytes) : results_[i].unread;
       }
       for (std::size_t i = 0; i < carries; ++i)
         outputs_[i] = output_of(i, iteration, outputs[i], histories[i]);
@@ -94,12 +95,12 @@ class Scan : public Nested {
     void* buffers[2];  // used alternately if the history is not read
   };
   struct Result {
-    std::size_t bytes;  // of a slice
+    std::size_t bytes;  // of one slice
     void* unread;       // the memory of a result that is not read
   };
 
   std::size_t slice_of(std::size_t iteration) const {
-    return reverse_ ? length_ - 1 - iteration : iteration;
+    return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
   // Set a carried value before the first iteration.
@@ -111,7 +112,8 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Return the address to which an iteration writes a carried value. It never reads it from there.
+  // Return the address to which an iteration writes a carried value. The iteration reads the value
+  // from another address.
   void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
     if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];
@@ -124,19 +126,19 @@ class Scan : public Nested {
   device::Queue& queue_;
   Interrupts& interrupts_;
   std::size_t length_;
-  bool reverse_;
+  bool is_reverse_;
   Executor body_;
   std::vector<const void*> inputs_;  // of the current iteration
   std::vector<void*> outputs_;
   std::vector<Carry> carries_;
-  std::vector<std::size_t> slices_;  // the bytes of each
+  std::vector<std::size_t> slices_;  // the bytes of one slice of each tensor
   std::vector<Result> results_;
 };
 
 class Cond : public Nested {
  public:
   Cond(const Instruction& instruction, const kernels::KernelQuery& query, const RunContext& context,
-       Blocks blocks, void* shared)
+       SpareMemory spare, void* shared)
       : queue_(context.queue) {
     std::size_t arena_bytes = 0;
     for (const Program& body : instruction.bodies) {
@@ -144,21 +146,21 @@ class Cond : public Nested {
       check(body.inputs + 1 == query.inputs.size() && body.outputs + 2 == query.outputs.size(),
             "cond: a program does not fit its operands");
     }
-    void* arena = blocks.take(arena_bytes);
+    void* arena = spare.take(arena_bytes);
     for (const Program& body : instruction.bodies)
       bodies_.push_back(std::make_unique<Executor>(body, context, arena, shared));
     for (std::size_t i = 0; i + 2 < query.outputs.size(); ++i)
-      unread_.push_back(blocks.take(query.outputs[i].bytes()));
+      unread_.push_back(spare.take(query.outputs[i].bytes()));
     outputs_.resize(unread_.size());
   }
 
   void run(const void* const* inputs, void* const* outputs) override {
-    bool chosen = false;
-    queue_.copy_to_host(&chosen, inputs[0], sizeof chosen);
+    bool predicate = false;
+    queue_.copy_to_host(&predicate, inputs[0], sizeof predicate);
     queue_.synchronize();
     for (std::size_t i = 0; i < outputs_.size(); ++i)
       outputs_[i] = outputs[i] != nullptr ? outputs[i] : unread_[i];
-    bodies_.at(chosen ? 1 : 0)->run_inside(inputs + 1, outputs_.data());
+    bodies_.at(predicate ? 1 : 0)->run_inside(inputs + 1, outputs_.data());
   }
 
   std::vector<const Executor*> programs() const override {
@@ -167,7 +169,7 @@ class Cond : public Nested {
 
  private:
   device::Queue& queue_;
-  std::vector<std::unique_ptr<Executor>> bodies_;  // of false, of true
+  std::vector<std::unique_ptr<Executor>> bodies_;  // the branch for false, and the one for true
   std::vector<void*> unread_, outputs_;
 };
 
@@ -178,13 +180,13 @@ std::unique_ptr<Nested> make_nested(const Instruction& instruction,
                                     void* const* arenas) {
   const std::size_t outputs = query.outputs.size();
   check(outputs >= 2, "nested: expected two outputs that are memory; got ", outputs);
-  const Blocks blocks(arenas[0], query.outputs[outputs - 2].bytes());
+  const SpareMemory spare(arenas[0], query.outputs[outputs - 2].bytes());
   for (const Program& body : instruction.bodies)
     check(body.shared_bytes <= query.outputs[outputs - 1].bytes(), "nested: expected ",
           body.shared_bytes, " shared bytes; got ", query.outputs[outputs - 1].bytes());
   if (instruction.action == Action::Scan)
-    return std::make_unique<Scan>(instruction, query, context, blocks, arenas[1]);
-  return std::make_unique<Cond>(instruction, query, context, blocks, arenas[1]);
+    return std::make_unique<Scan>(instruction, query, context, spare, arenas[1]);
+  return std::make_unique<Cond>(instruction, query, context, spare, arenas[1]);
 }
 
 }  // namespace ngd::runtime

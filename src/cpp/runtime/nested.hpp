@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nested programs: the bodies of a Scan and the branches of a Cond. One of them runs at a time. They
-// use memory of the outer program: a private and a shared arena. After the private arena there is the
-// memory that the Scan or Cond itself needs.
+// Nested programs: the bodies of a Scan and the branches of a Cond. One of them runs at a time.
+// They use memory of the outer program: a private and a shared arena. After the private arena there
+// is the memory that the Scan or Cond itself needs.
 #pragma once
 
 #include <memory>
@@ -22,14 +22,15 @@ class Nested {
   virtual std::vector<const Executor*> programs() const = 0;  // in the instruction's order
 };
 
-// Build the nested programs of an instruction with the operands of `query`. Its last two outputs are
-// the private and the shared memory, which are not values. `arenas` has their addresses.
+// Build the nested programs of an instruction with the operands of `query`. Its last two outputs
+// are the private and the shared memory, which are not values. `arenas` has their addresses.
 //
 // Scan runs its body `length` times, from the last slice to the first if `reverse` is set.
 //   inputs:  `carries` carried values; `slices` tensors (iteration t reads slice t of each); values
 //            that all iterations read
-//   outputs: the carried values after the last iteration; tensors whose slice t iteration t writes;
-//            for each carried value a tensor (its history) whose slice t is the input of iteration t
+//   outputs: the carried values after the last iteration; tensors of which iteration t writes slice
+//            t; for each carried value its history, a tensor whose slice t is the value before
+//            iteration t
 // The body reads carried values, a slice of each tensor, and the other values. It writes carried
 // values and slices.
 //

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pending collectives of a run, of all programs that it runs.
+// The pending collectives of a run: those that it has started and not yet waited for, in the
+// program and in its nested programs.
 //
-// Communicators do not know queues, so a collective is submitted when its operand is computed. If the
-// operand is not ready yet, the host enqueues the next instructions, and submits at the next
+// Communicators do not know queues, so a collective is submitted when its operand is computed. If
+// the operand is not ready yet, the host enqueues the next instructions, and submits at the next
 // collective that is started or waited for. The first collective of a run is submitted at once,
 // because it may be refused, and a refused run must have no effect. Copies of operands to the host
 // have a queue of their own, because the main queue is full of later instructions.
@@ -45,12 +46,12 @@ class PendingCollectives {
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);
 
-  // Prepare the collective of a Start with these types of operand and result. Throws Internal if they
-  // do not fit the collective.
+  // Prepare the collective of a Start with these types of operand and result. Throws Internal if
+  // they do not fit the collective.
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
-  // The duration of a run. No collective of an earlier run is pending.
+  // The duration of a run. When it begins, no collective of an earlier run is pending.
   class Run {
    public:
     explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
@@ -66,7 +67,8 @@ class PendingCollectives {
   // Return true if the first collective of this run was refused, because another thread uses its
   // group. Then the run has had no effect on other ranks.
   bool was_refused() const noexcept { return was_refused_; }
-  // Device pointers. Throws what the communicator throws.
+  // Start and wait for a collective. The pointers are device pointers. Throws what the communicator
+  // throws.
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
 
@@ -90,8 +92,8 @@ class PendingCollectives {
   std::vector<comm::ProgramIdentity> identities_;  // of each group
   std::vector<comm::HeldComputation> held_computations_;
   std::deque<PendingCollective> collectives_;
-  // If the queue is asynchronous: the collectives in the order of the program; the first `submitted_`
-  // of them were submitted.
+  // If the queue is asynchronous: the collectives in the order of the program; the first
+  // `submitted_` of them were submitted.
   std::vector<PendingCollective*> started_;
   std::size_t submitted_ = 0;
   bool has_submitted_ = false;

@@ -26,7 +26,7 @@ std::string position_of(const Value& value) {
 
 void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
 void print_one(std::ostream& out, double number) {
-  std::array<char, 32> text;  // the shortest that reads back as this number
+  std::array<char, 32> text;  // the shortest text that reads back as this number
   out.write(text.data(), std::to_chars(text.begin(), text.end(), number).ptr - text.data());
 }
 void print_one(std::ostream& out, const std::string& text) { out << '"' << text << '"'; }
@@ -108,9 +108,10 @@ std::size_t extent_of(const Program& program, MemoryKind memory) {
 
 void verify_values(const Program& program) {
   for (const Value& value : program.values) {
-    const bool in_arena = value.memory == MemoryKind::Private || value.memory == MemoryKind::Shared;
-    const std::size_t end = in_arena ? value.position + value.type.bytes() : value.position + 1;
-    check(end <= extent_of(program, value.memory) && (!in_arena || value.offset == 0) &&
+    const bool is_in_arena =
+        value.memory == MemoryKind::Private || value.memory == MemoryKind::Shared;
+    const std::size_t end = is_in_arena ? value.position + value.type.bytes() : value.position + 1;
+    check(end <= extent_of(program, value.memory) && (!is_in_arena || value.offset == 0) &&
               (value.memory != MemoryKind::Constant ||
                value.offset + value.type.bytes() <= program.constants[value.position].size()),
           "program: a value lies outside its lane: ", position_of(value));

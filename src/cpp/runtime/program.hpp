@@ -13,8 +13,8 @@ namespace ngd::runtime {
 
 // The memory of a value. Inputs, outputs, variables and constants are numbered arrays. Private and
 // Shared are arenas: values that are not alive at the same time share bytes. The ranks of a host
-// reduce from the shared arena without staging. Nowhere: no instruction reads the value, so it has no
-// memory, and its kernel gets a null pointer.
+// reduce from the shared arena without staging. Nowhere: no instruction reads the value, so it has
+// no memory, and its kernel gets a null pointer.
 enum class MemoryKind : std::uint8_t {
   Input,
   Output,
@@ -32,8 +32,8 @@ struct Value {
   std::size_t offset = 0;    // the byte offset in the array; 0 in an arena
 };
 
-// Run computes a kernel. Start submits a collective, and Wait waits for it. Scan and Cond run nested
-// programs (runtime/nested.hpp).
+// Run computes a kernel. Start submits a collective, and Wait waits for it. Scan and Cond run
+// nested programs (runtime/nested.hpp).
 enum class Action : std::uint8_t { Run, Start, Wait, Scan, Cond };
 
 struct Program;
@@ -60,9 +60,9 @@ struct Instruction {
 
 // The collectives of a program in one group, which the ranks of the group compare.
 struct GroupSequence {
-  std::string text;        // one line per collective, in order, with its call site; and the step
+  std::string text;        // one line per collective with its call site, in order; and the step
   std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
-  std::uint64_t computation = 0;  // of what the step computes (comm/computations.hpp)
+  std::uint64_t computation = 0;  // a hash, see comm/computations.hpp
 };
 
 struct Program {

@@ -36,7 +36,7 @@ void Recording::end() noexcept {
 void Recording::add(std::uint64_t number, const Program& program,
                     const std::vector<Event>& events) noexcept {
   const std::scoped_lock lock(mutex_);
-  const std::size_t before = events_.size();
+  const std::size_t num_before = events_.size();
   try {
     if (labels_.count(number) == 0) {
       std::vector<Label> labels;
@@ -44,12 +44,13 @@ void Recording::add(std::uint64_t number, const Program& program,
         labels.push_back({each.action, each.op, each.site, each.start});
       labels_.emplace(number, std::move(labels));
     }
-    const std::size_t taken = std::min(events.size(), max_events_ - std::min(before, max_events_));
+    const std::size_t num_added =
+        std::min(events.size(), max_events_ - std::min(num_before, max_events_));
     events_.insert(events_.end(), events.begin(),
-                   events.begin() + static_cast<std::ptrdiff_t>(taken));
+                   events.begin() + static_cast<std::ptrdiff_t>(num_added));
   } catch (const std::exception&) {  // out of memory
   }
-  dropped_ += events.size() - (events_.size() - before);
+  dropped_ += events.size() - (events_.size() - num_before);
 }
 
 std::vector<Event> Recording::events() const {
@@ -68,7 +69,8 @@ std::uint64_t Recording::dropped() const noexcept {
 }
 
 namespace {
-// Made with the library, and never ended: a thread may run until the process is gone.
+// Constructed when the library is loaded, and never destroyed, because threads may run until the
+// process ends.
 Recording& the_recording = *new Recording;
 }  // namespace
 

@@ -2,10 +2,10 @@
 // Recordings: the times of instructions.
 //
 // A process makes one recording at a time. It has the total times of each instruction and, if they
-// are wanted, single executions as events. An executor checks once per run whether a recording is on.
-// An instruction begins when the previous one ends, so the times add up to the time of the run. On a
-// device with asynchronous queues a recorded run waits after each instruction; otherwise the time of
-// an instruction would not be known.
+// are wanted, single executions as events. An executor checks once per run whether a recording is
+// on. An instruction begins when the previous one ends, so the times add up to the time of the run.
+// On a device with asynchronous queues a recorded run waits after each instruction; otherwise the
+// time of an instruction would not be known.
 #pragma once
 
 #include <atomic>
@@ -28,10 +28,10 @@ struct Timing {
   std::uint64_t calls = 0, ns = 0, least_ns = 0;
   std::uint64_t pending_ns = 0;  // of a Wait: from the begin of its Start to the end of the Wait
 
-  void add(std::int64_t taken_ns) noexcept {
-    const auto taken = static_cast<std::uint64_t>(taken_ns);
-    least_ns = calls == 0 || taken < least_ns ? taken : least_ns;
-    ns += taken;
+  void add(std::int64_t duration_ns) noexcept {
+    const auto duration = static_cast<std::uint64_t>(duration_ns);
+    least_ns = calls == 0 || duration < least_ns ? duration : least_ns;
+    ns += duration;
     ++calls;
   }
 };
@@ -60,7 +60,7 @@ struct Label {
   int start = -1;  // of a Wait: its Start
 };
 
-// The process's recording.
+// The recording of this process.
 class Recording {
  public:
   // Begin a recording, and drop the last one. Throws Busy if one is on. Events after the first

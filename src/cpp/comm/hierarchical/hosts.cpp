@@ -21,8 +21,8 @@ void release_or_keep(std::unique_ptr<Communicator>& local) noexcept {
 }
 
 std::string host_name() {
-  const std::string given = config::text("NGD_HOST", "");
-  if (!given.empty()) return given;
+  const std::string from_environment = config::text("NGD_HOST", "");
+  if (!from_environment.empty()) return from_environment;
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   struct stat network{};
@@ -33,30 +33,30 @@ std::string host_name() {
 Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
     : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
-  std::map<int, int> numbers;              // by the family's number of a host: the group's
-  std::vector<std::vector<int>> ranks_on;  // by the group's number
+  std::map<int, int> numbers;              // from the family's number of a host to the group's
+  std::vector<std::vector<int>> ranks_on;  // by the group's number of the host
   for (int r = 0; r < group.size(); ++r) {
     const int family_number = roster_->host_of[static_cast<std::size_t>(group.world(r))];
-    const auto [at, fresh] = numbers.emplace(family_number, static_cast<int>(ranks_on.size()));
-    if (fresh) ranks_on.emplace_back();
-    std::vector<int>& there = ranks_on[static_cast<std::size_t>(at->second)];
+    const auto [at, is_new] = numbers.emplace(family_number, static_cast<int>(ranks_on.size()));
+    if (is_new) ranks_on.emplace_back();
+    std::vector<int>& host_ranks = ranks_on[static_cast<std::size_t>(at->second)];
     host_.push_back(at->second);
-    place_.push_back(static_cast<int>(there.size()));
-    there.push_back(r);
+    place_.push_back(static_cast<int>(host_ranks.size()));
+    host_ranks.push_back(r);
   }
   const int me = group.rank;
   const auto my_place = static_cast<std::size_t>(place(me));
-  const std::vector<int>& here = ranks_on[static_cast<std::size_t>(host(me))];
-  const std::size_t per_host = here.size();
-  for (int r : here)
+  const std::vector<int>& my_host_ranks = ranks_on[static_cast<std::size_t>(host(me))];
+  const std::size_t per_host = my_host_ranks.size();
+  for (int r : my_host_ranks)
     if (r != me) neighbours_.push_back(group.world(r));
   check(static_cast<int>(per_host) == local_->size() && place(me) == local_->rank(), "a host of ",
         per_host, " ranks, of which ", local_->size(), " share memory");
-  regular_ = ranks_on.size() > 1 && per_host > 1 &&
-             std::all_of(ranks_on.begin(), ranks_on.end(),
-                         [&](const std::vector<int>& r) { return r.size() == per_host; });
-  if (!regular_) return;
-  in_blocks_ = std::is_sorted(host_.begin(), host_.end());
+  is_regular_ = ranks_on.size() > 1 && per_host > 1 &&
+                std::all_of(ranks_on.begin(), ranks_on.end(),
+                            [&](const std::vector<int>& r) { return r.size() == per_host; });
+  if (!is_regular_) return;
+  has_consecutive_ranks_ = std::is_sorted(host_.begin(), host_.end());
   counterparts_ = {group.comm, {}, host(me), group.first_tag};
   for (const std::vector<int>& ranks : ranks_on)
     counterparts_.members.push_back(group.world(ranks[my_place]));
@@ -94,7 +94,7 @@ std::unique_ptr<Communicator> Hosts::take_local(std::shared_ptr<mpi::Family> fam
 }
 
 std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& collective) {
-  if (!regular_) return nullptr;
+  if (!is_regular_) return nullptr;
   switch (collective.kind) {
     case Kind::AllReduce:
       if (collective.algorithm == Algorithm::Ring) return nullptr;
@@ -102,11 +102,11 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
     case Kind::Broadcast:
       return make_broadcast(*this, tag, collective);
     case Kind::ReduceScatter:
-      // Its partial sums would be float32, and twice the data staged.
-      if (!in_blocks_ || is_half(collective.dtype)) return nullptr;
+      // Partial sums of 16-bit floats would be float32, and the staged data twice as large.
+      if (!has_consecutive_ranks_ || is_half(collective.dtype)) return nullptr;
       return make_reduce_scatter(*this, tag, collective);
     case Kind::AllGather:
-      if (!in_blocks_) return nullptr;
+      if (!has_consecutive_ranks_) return nullptr;
       return make_all_gather(*this, tag, collective);
     default:
       return nullptr;

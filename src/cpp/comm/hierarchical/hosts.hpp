@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks of a group share a host, and the way of long data over it.
+// The hosts of a group: the ranks of each host, and the transfers between them.
 //
-// The ranks of a host communicate over shared memory; between hosts each rank communicates with its
-// counterparts, the ranks with the same local rank on the other hosts. This needs the same number of
-// ranks on every host: such a group is regular. A group that is not regular uses only MPI.
+// The ranks of a host communicate over shared memory. Between hosts, each rank communicates with
+// its counterparts: the ranks with the same local rank on the other hosts. This needs the same
+// number of ranks on every host; such a group is regular. A group that is not regular uses only
+// MPI.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,14 @@
 
 namespace ngd::comm::hierarchical {
 
-// Who the ranks of the family are: the host of each, and, by their numbers in the shared memory of
-// my host, those that are here.
+// The hosts of the ranks of a family. host_of: for each world rank, the number of its host. here:
+// the world ranks on this host, in the order of their ranks in its shared memory.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
 };
 
-// The same of some ranks only; I am one of them.
+// Return a roster whose `here` has only the ranks of `group`. This rank is one of them.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
 // Connect the ranks of `roster.here` over shared memory; this rank is `rank`.
@@ -37,16 +38,16 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// After a failure, keep shared memory mapped for good if MPI still uses it.
+// After a failure, keep shared memory mapped until the process ends, if MPI still uses it.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {
  public:
-  // local: the ranks of my host, in the order of the group's.
+  // `local`: the group of the ranks of this host, in the order of their ranks in `group`.
   Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
         std::unique_ptr<Communicator> local);
 
-  std::string_view name() const noexcept override { return regular_ ? "hierarchical" : "mpi"; }
+  std::string_view name() const noexcept override { return is_regular_ ? "hierarchical" : "mpi"; }
   Communicator& local() noexcept override { return *local_; }
   ~Hosts() override;
   void fail(const mpi::Failure& failure) noexcept override;
@@ -61,37 +62,40 @@ class Hosts final : public mpi::HostLayer {
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
-  // What follows is for these transfers.
+  // For transfers.cpp, if the group is regular. Hosts are numbered by their lowest ranks in the
+  // group. mine() is the number of this host, count() the number of hosts.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }
   int per_host() const noexcept { return local_->size(); }
   int ranks() const noexcept { return count() * per_host(); }
-  // The host of a rank of the group, and its place there.
+  // The host of a rank of the group, and its index among the ranks of that host.
   int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
   int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
   const std::vector<int>& neighbours() const noexcept { return neighbours_; }  // world ranks
 
-  // Every rank of a host must submit the same sequence to its local communicator. A transfer takes
-  // a ticket when it begins, which is in the same order on all ranks, and submits in its turn.
+  // All ranks of a host must submit the same sequence to their local communicator. So a transfer
+  // takes a ticket when it begins, and submits only while its ticket is served. Transfers begin in
+  // the same order on all ranks, so a ticket means the same transfer on all ranks.
   std::uint64_t take_ticket() noexcept { return tickets_++; }
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
 
-  // Submit to the local communicator. Returns nothing, and nothing has happened, while another thread
-  // uses it: try again later. A step of a transfer therefore submits first and sends afterwards.
+  // Submit to the local communicator. Returns nothing, without any effect, while another thread
+  // uses the communicator; the caller tries again later. Therefore a step of a transfer submits
+  // first, and sends messages afterwards.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }
-  // Return true if the work is known to be done; false also while another thread uses the local
-  // communicator.
+  // Return true if the work is known to be done. Returns false too while another thread uses the
+  // local communicator.
   [[nodiscard]] bool is_done(Work work) {
     return local_->try_wait(work, WaitLimits::patience(0)) == Progress::Done;
   }
   std::vector<int> missing(Work work) const { return local_->missing(work); }  // world ranks
 
  private:
-  int number_here(int world_rank) const noexcept;  // in shared memory; -1 = on another host
+  int number_here(int world_rank) const noexcept;  // the rank in shared memory; -1: on another host
 
   mpi::RankSet group_;
   std::shared_ptr<const Roster> roster_;
@@ -100,14 +104,15 @@ class Hosts final : public mpi::HostLayer {
   std::vector<int> place_;
   std::vector<int> neighbours_;  // world ranks
   mpi::RankSet counterparts_;
-  bool regular_ = false;
-  bool in_blocks_ = false;  // the ranks of a host follow one another
+  bool is_regular_ = false;
+  bool has_consecutive_ranks_ = false;  // on each host
   std::uint64_t tickets_ = 0;
   std::uint64_t serving_ = 0;
 };
 
-// What this process calls its host: NGD_HOST; or where the kernel was booted and the network
-// namespace, beyond which its abstract sockets are not seen.
+// Return the name of this host: NGD_HOST, or else the boot id of the kernel and the network
+// namespace. The namespace is part of it because abstract sockets are visible only in their own
+// namespace.
 std::string host_name();
 
 }  // namespace ngd::comm::hierarchical

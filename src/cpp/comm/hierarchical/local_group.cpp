@@ -25,7 +25,7 @@ LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Comm
     : Communicator(inner->membership(), inner->computations()),
       family_(std::move(family)),
       inner_(std::move(inner)) {
-  inner_->set_interrupt([this] { return ask(); });
+  inner_->set_interrupt([this] { return should_end_wait(); });
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
 }
@@ -38,7 +38,7 @@ LocalGroup::~LocalGroup() {
 template <class Call>
 auto LocalGroup::locked(const char* name, Call&& call) {
   std::unique_lock lock(family_->mutex());
-  held_ = &lock;
+  active_lock_ = &lock;
   const auto call_locked = [&] {
     if (family_->failed()) family_->throw_failure(name);
     return call();
@@ -46,8 +46,8 @@ auto LocalGroup::locked(const char* name, Call&& call) {
   return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
 
-// With the lock held, while an error is thrown: one that has closed the group on this host closes
-// the family, and with it the ranks of other hosts learn of it.
+// Call this with the lock held, while an error is thrown. An error that has closed the inner group
+// also fails the family, which notifies the ranks of other hosts.
 void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
   const bool is_closed = failure.kind == ErrorKind::GroupClosed;
@@ -61,16 +61,17 @@ void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
   inner_->give_up(failure.kind, failure.text, failure.ranks);
 }
 
-// Shared memory asks, in a wait of its own, whether to go on.
-bool LocalGroup::ask() {
-  std::unique_lock<std::mutex>& lock = *held_;
+// The interrupt callback of the inner group, which calls it while it waits. Return true to end the
+// wait: if the caller is interrupted, or if another group has failed.
+bool LocalGroup::should_end_wait() {
+  std::unique_lock<std::mutex>& lock = *active_lock_;
   lock.unlock();
   const bool is_over = is_interrupted();
   lock.lock();
   if (is_over) return true;
   try {
     if (is_watched()) family_->progress();
-    look_at_others();
+    check_other_groups();
   } catch (const Error&) {
     failure_elsewhere_ = std::current_exception();
     return true;
@@ -78,8 +79,9 @@ bool LocalGroup::ask() {
   return false;
 }
 
-// In a forked child another thread of the parent may hold the lock, and never gives it back: the
-// calls below take no lock there, and the inner group raises the error.
+// In a forked child, the lock may be held by a thread that exists only in the parent, so no thread
+// of the child can ever get it. The calls below do not take the lock in a child; there the inner
+// group throws the error.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
@@ -119,31 +121,32 @@ bool LocalGroup::move_works() {
       continue;
     }
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-    ++done_;
+    ++num_done_;
   }
   return true;
 }
 
-// Move the works of the whole family. Returns early with NotYet once nothing else in the family
-// needs to be moved: then shared memory's own way of waiting is the better one.
+// Wait for a work; while waiting, advance the works of the whole family. Return NotYet after
+// `seconds`, or when no other group of the family has pending works: then a wait of the inner group
+// is better, because it can sleep until a peer wakes it.
 Progress LocalGroup::await(Work work, double seconds) {
-  waited_ = work;
+  awaited_work_ = work;
   const mpi::Family::Waiting waiting(*family_);
   mpi::Backoff backoff(local_size());
   const auto start = Clock::now();
   auto next_look = start + kBetweenLooks;
-  bool alone = false;
-  while (!alone) {
+  bool is_alone = false;
+  while (!is_alone) {
     const Progress progress = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) return Progress::NotYet;  // the next round throws it
-      alone = !family_->in_flight_beside(*this);
+      if (family_->failed()) return Progress::NotYet;  // the next iteration throws the failure
+      is_alone = !family_->in_flight_beside(*this);
       return inner_->try_wait(work, WaitLimits::patience(0));
     });
     if (progress != Progress::NotYet) return progress;
     if (Clock::now() >= next_look) {
       const std::lock_guard lock(family_->mutex());
-      look_at_others();
+      check_other_groups();
       next_look += kBetweenLooks;
     }
     if (Seconds(Clock::now() - start).count() >= seconds) break;
@@ -152,7 +155,8 @@ Progress LocalGroup::await(Work work, double seconds) {
   return Progress::NotYet;
 }
 
-// A wait of shared memory's own, which ask() may end.
+// Run a call that waits in the inner group. If should_end_wait() ends it because of a failure in
+// another group, throw that failure.
 template <class Call>
 auto LocalGroup::wait_inside(const char* name, Call&& call) {
   failure_elsewhere_ = nullptr;
@@ -194,12 +198,12 @@ std::optional<std::unique_ptr<Communicator>> LocalGroup::try_split(int color, in
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
 
-// What MPI may still use is not given back.
+// Memory that MPI may still use is not released.
 void LocalGroup::release(SharedBlock block) noexcept {
   if (!mpi::left_to_mpi()) inner_->release(block);
 }
 
-// First on this host, which ends the wait of a thread that holds the lock.
+// The inner group fails first. That ends the wait of a thread that holds the lock.
 void LocalGroup::give_up(ErrorKind kind, std::string_view why,
                          std::span<const int> ranks) noexcept {
   inner_->give_up(kind, why, ranks);
@@ -219,21 +223,22 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// With the lock held. What a rank has said in another group, which the program needs, too.
-void LocalGroup::look_at_others() {
+// Call this with the lock held. A running program that uses this group and others ends with a
+// failure that a rank has reported in one of the others.
+void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
-  const auto waited = std::find_if(
+  const auto submission = std::find_if(
       in_flight_.begin(), in_flight_.end(),
-      [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });
-  if (waited == in_flight_.end()) return;  // it has just ended
-  notify_on_failure([&] { family_->expect_no_failure_beside(*this, waited->call); },
+      [this](const Submitted& each) { return each.work.sequence == awaited_work_.sequence; });
+  if (submission == in_flight_.end()) return;  // it has just ended
+  notify_on_failure([&] { family_->expect_no_failure_beside(*this, submission->call); },
                     [&](const FailureView& failure) {
                       family_->fail(failure.kind, failure.text, failure.ranks);
                       family_->mark_thrown();
                     });
 }
 
-// A thread that waits inside holds the lock until its wait ends.
+// The inner group is closed first: a thread that waits in it holds the lock until its wait ends.
 void LocalGroup::close() noexcept {
   if (in_child()) return;
   inner_->close();

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group on one host, split from one on several: shared memory, but whoever waits in it moves the
-// works of its whole family.
+// A group whose ranks are all on one host, and that was split from a group on several hosts. It is
+// a group over shared memory, the inner group, with one addition: a thread that waits in it
+// advances the works of its whole family.
 //
-// Whoever submits, waits or splits holds the family's lock, against the progress thread, and gives
-// it back while it asks its caller whether to go on. Everything else is shared memory's own affair,
-// which guards itself: so another thread can end a wait.
+// A call that submits, waits or splits holds the lock of the family, because the progress thread
+// also advances works. It releases the lock while it calls the interrupt callback. All other calls
+// use the inner group without the lock, because the inner group protects itself. So another thread
+// can end a wait.
 #pragma once
 
 #include <exception>
@@ -49,23 +51,23 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void send_failure(const mpi::Failure& failure) noexcept override;
   void drop_works() noexcept override { in_flight_.clear(); }
   void expect_no_failure(const CallRecord& mine) override;
-  void look_at_others();
-  std::uint64_t moves() const noexcept override { return done_; }
+  void check_other_groups();
+  std::uint64_t moves() const noexcept override { return num_done_; }
   Progress await(Work work, double seconds);
   template <class Call>
   auto locked(const char* name, Call&& call);
   template <class Call>
   auto wait_inside(const char* name, Call&& call);
-  bool ask();
+  bool should_end_wait();
   void report(const FailureView& failure, const char* call);
 
   const std::shared_ptr<mpi::Family> family_;
   std::unique_ptr<Communicator> inner_;
   std::vector<Submitted> in_flight_;
-  Work waited_;
-  std::uint64_t done_ = 0;
-  std::exception_ptr failure_elsewhere_;          // found by ask(), in another group
-  std::unique_lock<std::mutex>* held_ = nullptr;  // by the call that is inside
+  Work awaited_work_;
+  std::uint64_t num_done_ = 0;
+  std::exception_ptr failure_elsewhere_;                 // in another group; ends the wait
+  std::unique_lock<std::mutex>* active_lock_ = nullptr;  // of the call that holds it
 };
 
 }  // namespace ngd::comm::hierarchical

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of an MPI job exchange the names of their hosts; those of one host connect to each other
-// over shared memory.
+// The rendezvous of a job on several hosts. The ranks exchange the names of their hosts, in an
+// all_gather over MPI. Then the ranks of each host connect to each other over shared memory
+// (shm/bootstrap.hpp), with a key that rank 0 has drawn at random.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -17,14 +18,14 @@ namespace ngd::comm {
 namespace hierarchical {
 namespace {
 
-// What every rank sends to all ranks.
-struct Card {
+// The data that each rank sends to all ranks.
+struct HostInfo {
   std::uint32_t random[4];  // of rank 0: the key of the job
   char host[240];
 };
 
-std::vector<Card> exchange_cards(Communicator& world, double timeout_seconds) {
-  Card mine{};
+std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_seconds) {
+  HostInfo mine{};
   check(::getrandom(mine.random, sizeof(mine.random), 0) == sizeof(mine.random),
         "the system gives no random numbers");
   const std::string host = host_name();
@@ -32,33 +33,33 @@ std::vector<Card> exchange_cards(Communicator& world, double timeout_seconds) {
     fail(ErrorKind::Init, "NGD_HOST: expected at most ", sizeof(mine.host) - 1, " characters; got ",
          host.size());
   std::memcpy(mine.host, host.data(), host.size());
-  std::vector<Card> cards(static_cast<std::size_t>(world.size()));
+  std::vector<HostInfo> infos(static_cast<std::size_t>(world.size()));
   Collective gather;
   gather.kind = Kind::AllGather;
-  gather.count = sizeof(Card);
+  gather.count = sizeof(HostInfo);
   gather.source = &mine;
-  gather.destination = cards.data();
+  gather.destination = infos.data();
   gather.site = "ngd.init()";
   world.wait(world.submit(gather), timeout_seconds);
-  return cards;
+  return infos;
 }
 
-Roster roster_of(const std::vector<Card>& cards, int rank) {
+Roster roster_of(const std::vector<HostInfo>& infos, int rank) {
   std::map<std::string, int> numbers;  // of hosts, in the order of their first ranks
   Roster roster;
-  for (const Card& card : cards)
+  for (const HostInfo& info : infos)
     roster.host_of.push_back(
-        numbers.emplace(card.host, static_cast<int>(numbers.size())).first->second);
-  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
+        numbers.emplace(info.host, static_cast<int>(numbers.size())).first->second);
+  for (int r = 0; r < static_cast<int>(infos.size()); ++r) {
     const auto host = [&](int each) { return roster.host_of[static_cast<std::size_t>(each)]; };
     if (host(r) == host(rank)) roster.here.push_back(r);
   }
   return roster;
 }
 
-std::string key_of(const std::vector<Card>& cards) {
+std::string key_of(const std::vector<HostInfo>& infos) {
   std::string key = "hosts:";
-  for (std::uint32_t word : cards.front().random) key += concat(std::hex, word, ".");
+  for (std::uint32_t word : infos.front().random) key += concat(std::hex, word, ".");
   return key;
 }
 
@@ -66,11 +67,11 @@ std::string key_of(const std::vector<Card>& cards) {
 
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group) {
   const auto host = [&](int r) { return roster.host_of[static_cast<std::size_t>(group.world(r))]; };
-  auto among = std::make_shared<Roster>();
-  among->host_of = roster.host_of;
+  auto result = std::make_shared<Roster>();
+  result->host_of = roster.host_of;
   for (int r = 0; r < group.size(); ++r)
-    if (host(r) == host(group.rank)) among->here.push_back(group.world(r));
-  return among;
+    if (host(r) == host(group.rank)) result->here.push_back(group.world(r));
+  return result;
 }
 
 std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
@@ -80,8 +81,8 @@ std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
   const auto local_rank = static_cast<int>(me - roster.here.begin());
   const auto local_size = static_cast<int>(roster.here.size());
   if (local_size == 1) return make_self_communicator();
-  const std::string here = concat(key, roster.host_of[static_cast<std::size_t>(rank)]);
-  return make_shm_communicator(here, local_rank, local_size, timeout_seconds, interrupt,
+  const std::string host_key = concat(key, roster.host_of[static_cast<std::size_t>(rank)]);
+  return make_shm_communicator(host_key, local_rank, local_size, timeout_seconds, interrupt,
                                roster.here);
 }
 
@@ -94,10 +95,10 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
   std::unique_ptr<Communicator> local;
   std::unique_ptr<hierarchical::Hosts> hosts;
   const auto rendezvous = [&] {
-    const auto cards = hierarchical::exchange_cards(*world, timeout_seconds);
+    const auto infos = hierarchical::exchange_host_infos(*world, timeout_seconds);
     const auto roster =
-        std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(cards, world->rank()));
-    local = hierarchical::make_host_group(*roster, world->rank(), hierarchical::key_of(cards),
+        std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(infos, world->rank()));
+    local = hierarchical::make_host_group(*roster, world->rank(), hierarchical::key_of(infos),
                                           timeout_seconds, interrupt);
     if (local->size() < world->size())
       hosts =

@@ -19,20 +19,23 @@ using mpi::Window;
 using mpi::WindowedTransfer;
 
 // If dividing by the ranks of a host is exact, each host computes a mean: a sum might overflow.
-bool averages_inside(const Hosts& hosts, const Collective& whole) {
-  return whole.op == ReduceOp::Mean && std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
+bool averages_inside(const Hosts& hosts, const Collective& collective) {
+  return collective.op == ReduceOp::Mean &&
+         std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
 }
 
-double divisor_between(const Hosts& hosts, const Collective& whole) {
-  return divisor_of(whole.op, averages_inside(hosts, whole) ? hosts.count() : hosts.ranks());
+double divisor_between(const Hosts& hosts, const Collective& collective) {
+  return divisor_of(collective.op,
+                    averages_inside(hosts, collective) ? hosts.count() : hosts.ranks());
 }
 
-Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
-  const bool sums = whole.op == ReduceOp::Mean && !averages_inside(hosts, whole);
+Collective local_step(const Hosts& hosts, const Collective& collective, Kind kind) {
+  const bool is_summed_inside =
+      collective.op == ReduceOp::Mean && !averages_inside(hosts, collective);
   Collective step;
   step.kind = kind;
-  step.op = reduces(kind) ? (sums ? ReduceOp::Sum : whole.op) : ReduceOp::None;
-  step.dtype = whole.dtype;
+  step.op = reduces(kind) ? (is_summed_inside ? ReduceOp::Sum : collective.op) : ReduceOp::None;
+  step.dtype = collective.dtype;
   return step;
 }
 
@@ -42,12 +45,12 @@ void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// Windows whose steps may submit a collective among the ranks of this host. All ranks of the host
-// submit in the same order: the windows take turns.
+// Windows (mpi/transfer.hpp) whose steps may submit a collective among the ranks of this host, a
+// local step. All ranks of the host submit in the same order: the windows take turns.
 //
-// The host's shared memory can refuse a submission because another thread uses it. A step therefore
-// has two parts: submission() only describes the collective, and complete_step(), which may send and
-// receive, runs once the submission was accepted.
+// The shared memory of the host may refuse a submission, because another thread uses it. So a step
+// has two parts. submission() only describes the collective; complete_step(), which may send and
+// receive, runs when the submission was accepted.
 class HostWindows : public WindowedTransfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -69,7 +72,7 @@ class HostWindows : public WindowedTransfer {
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
     return divide_up(elements, window_elements);
   }
-  // At most `most` windows in flight.
+  // At most `most` windows are active at once.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
     const std::size_t slices = num_slices(elements, window_elements);
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
@@ -84,7 +87,8 @@ class HostWindows : public WindowedTransfer {
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // Call after the last submission of a slice. After that of all slices the next transfer may submit.
+  // Call this after the last submission of a slice. After the last submission of all slices, the
+  // next transfer may submit.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
@@ -117,20 +121,23 @@ class HostWindows : public WindowedTransfer {
   std::size_t slices_left_;  // with submissions to come
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
-  std::vector<std::optional<Work>> works_;  // in flight, by window
+  std::vector<std::optional<Work>> works_;  // the pending local step of each window
 };
 
-// In the first turn of a window it submits the reduce-scatter of its first slice, in every later turn
-// the all-gather of a slice and the reduce-scatter of its next slice.
+// The all_reduce of transfers.hpp, by windows. Steps of a slice: 0 submits the reduce-scatter
+// inside the host, 1 sends the contributions to the counterparts, 2 reduces them and sends the
+// results, 3 submits the all-gather inside the host. In its first turn, a window submits the
+// reduce-scatter of its first slice; in each later turn, the all-gather of a slice and the
+// reduce-scatter of its next slice.
 class AllReduce final : public HostWindows {
  public:
   AllReduce(Hosts& hosts, int tag, const Collective& collective)
       : HostWindows(hosts, tag, collective, windowing(hosts, collective)),
-        half_(is_half(collective.dtype)),
-        partial_dtype_(half_ ? DType::F32 : collective.dtype),
+        is_half_(is_half(collective.dtype)),
+        partial_dtype_(is_half_ ? DType::F32 : collective.dtype),
         partial_bytes_(size_of(partial_dtype_)),
         share_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_, 64)),
-        wide_bytes_(half_ ? round_up(window_elements() * partial_bytes_, 64) : 0),
+        wide_bytes_(is_half_ ? round_up(window_elements() * partial_bytes_, 64) : 0),
         scratch_(add_buffer(hosts.local(), num_windows() * (share_bytes_ + wide_bytes_)).data()),
         owners_(hosts.counterparts()) {}
 
@@ -138,7 +145,7 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // So small that all windows have work, but not smaller than kLeastWindowBytes.
+  // Slices are so small that all windows have work, but not smaller than kLeastWindowBytes.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -180,22 +187,22 @@ class AllReduce final : public HostWindows {
     }
   }
 
-  // Local rank i reduces share i of the slice over this host. Of the share of this rank and its
-  // counterparts, the rank on host h reduces part h over the hosts.
+  // The rank with local rank i reduces share i of the slice over this host. Counterparts have the
+  // same share: of it, the rank on host h reduces part h over the hosts.
   Slice share(const Window& window, int i) const {
     return part_of(window.slice, i, hosts_.per_host());
   }
-  Slice mine(const Window& window) const { return share(window, hosts_.local().rank()); }
-  Slice part(const Window& window, int h) const { return part_of(mine(window), h, size_); }
+  Slice my_share(const Window& window) const { return share(window, hosts_.local().rank()); }
+  Slice part(const Window& window, int h) const { return part_of(my_share(window), h, size_); }
 
-  // The sums of my share over this host.
+  // The sums of this rank's share over this host.
   std::byte* sums(const Window& window) const {
     return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
   std::byte* sum_of_part(const Window& window, int h) const {
-    return sums(window) + (part(window, h).begin - mine(window).begin) * partial_bytes_;
+    return sums(window) + (part(window, h).begin - my_share(window).begin) * partial_bytes_;
   }
-  std::byte* wide(const Window& window) const {
+  std::byte* widened(const Window& window) const {
     return scratch_ + num_windows() * share_bytes_ +
            static_cast<std::size_t>(window.number) * wide_bytes_;
   }
@@ -211,10 +218,10 @@ class AllReduce final : public HostWindows {
     Collective inside = local_step(hosts_, collective_, Kind::ReduceScatter);
     inside.dtype = partial_dtype_;
     inside.source = source(window.slice);
-    if (half_) {
-      widen(collective_.dtype, source(window.slice), reinterpret_cast<float*>(wide(window)),
+    if (is_half_) {
+      widen(collective_.dtype, source(window.slice), reinterpret_cast<float*>(widened(window)),
             window.slice.count);
-      inside.source = wide(window);
+      inside.source = widened(window);
     }
     inside.destination = sums(window);
     return inside;
@@ -224,21 +231,21 @@ class AllReduce final : public HostWindows {
     const std::span<std::byte> result = result_of(window, rank_);
     std::byte* sum = sum_of_part(window, rank_);
     owners_.reduce(window, contribution_to(window, rank_), combine_of(collective_.op),
-                   partial_dtype_, half_ ? sum : result.data(),
+                   partial_dtype_, is_half_ ? sum : result.data(),
                    divisor_between(hosts_, collective_));
-    if (half_)
+    if (is_half_)
       narrow(collective_.dtype, reinterpret_cast<const float*>(sum), result.data(),
              part(window, rank_).count);
   }
 
   Collective gathering_inside(const Window& window) const {
     Collective inside = local_step(hosts_, collective_, Kind::AllGather);
-    inside.source = destination(mine(window));
+    inside.source = destination(my_share(window));
     inside.destination = destination(window.slice);
     return inside;
   }
 
-  const bool half_;
+  const bool is_half_;
   const DType partial_dtype_;
   const std::size_t partial_bytes_;
   const std::size_t share_bytes_;
@@ -247,6 +254,9 @@ class AllReduce final : public HostWindows {
   mpi::OwnersExchange owners_;
 };
 
+// The broadcast of transfers.hpp, by windows. The leader of a host is the counterpart of the root.
+// Steps of a slice: 0 receives it from the host before, on the leader; 1 submits the broadcast
+// inside the host, and sends the slice to the next host.
 class Broadcast final : public HostWindows {
  public:
   Broadcast(Hosts& hosts, int tag, const Collective& collective)
@@ -254,7 +264,7 @@ class Broadcast final : public HostWindows {
             hosts, tag, collective,
             windowing_of(collective.count, kWindowBytes / size_of(collective.dtype), kWindows)),
         leader_(hosts.place(collective.root)),
-        leads_(hosts.local().rank() == leader_),
+        is_leader_(hosts.local().rank() == leader_),
         hop_((rank_ - hosts.host(collective.root) + size_) % size_) {}
 
  private:
@@ -267,18 +277,19 @@ class Broadcast final : public HostWindows {
     Collective inside = local_step(hosts_, collective_, Kind::Broadcast);
     inside.root = leader_;
     inside.count = window.slice.count;
-    inside.source = leads_ ? held(window) : nullptr;
+    inside.source = is_leader_ ? slice_data(window) : nullptr;
     inside.destination = destination(window.slice);
     return inside;
   }
 
   bool complete_step(Window& window) override {
-    if (window.step == 0 && leads_ && hop_ > 0)
+    if (window.step == 0 && is_leader_ && hop_ > 0)
       window.requests.receive(destination(window.slice), bytes(window.slice),
                               (rank_ - 1 + size_) % size_, window.tag);
     if (window.step == 1) {
-      if (leads_ && hop_ < size_ - 1)
-        window.requests.send(held(window), bytes(window.slice), (rank_ + 1) % size_, window.tag);
+      if (is_leader_ && hop_ < size_ - 1)
+        window.requests.send(slice_data(window), bytes(window.slice), (rank_ + 1) % size_,
+                             window.tag);
       end_turn();
       end_submissions();
     }
@@ -286,18 +297,18 @@ class Broadcast final : public HostWindows {
   }
 
   // The data of the slice on the leader of this host.
-  const std::byte* held(const Window& window) const {
+  const std::byte* slice_data(const Window& window) const {
     return hop_ == 0 ? source(window.slice) : destination(window.slice);
   }
 
   const int leader_;  // the local rank that receives the data from another host
-  const bool leads_;
-  const int hop_;  // of my host, from the root's host
+  const bool is_leader_;
+  const int hop_;  // the number of hosts from the root's host to this one
 };
 
-// Collectives of blocks: one message between two counterparts, and one local step per host. The base class
-// submits the local steps in order; a derived class describes them and can have no effect before the
-// host's shared memory has accepted one.
+// Collectives of blocks: one message between two counterparts, and one local step per host. The
+// base class submits the local steps in order. A derived class describes them; it must have no
+// effect before the shared memory of the host has accepted a step.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -324,7 +335,8 @@ class HostBlocks : public Transfer {
 
   int count() const { return hosts_.count(); }
   int after(int distance) const { return (hosts_.mine() + distance) % count(); }
-  // The block of my counterpart on host h, and the blocks of all ranks of host h.
+  // The block of this rank's counterpart on host h, and the region of host h: the blocks of all its
+  // ranks, which are consecutive.
   Slice block(int h) const { return blocks_[h * hosts_.per_host() + hosts_.local().rank()]; }
   Slice region(int h) const {
     const Slice first = blocks_[h * hosts_.per_host()];
@@ -364,7 +376,7 @@ class HostBlocks : public Transfer {
     }
   }
   // Return true if the local step of host h has ended.
-  bool ended(int h) {
+  bool has_ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.is_done(*work);
   }
@@ -376,9 +388,9 @@ class HostBlocks : public Transfer {
     incoming_[static_cast<std::size_t>(h)].emplace(hosts_.counterparts(), h, tag_, nullptr, data,
                                                    elements * width_);
   }
-  bool sent(int h) { return outgoing_[static_cast<std::size_t>(h)]->advance(steps_); }
-  bool sending(int h) const { return outgoing_[static_cast<std::size_t>(h)].has_value(); }
-  bool received(int h) { return incoming_[static_cast<std::size_t>(h)]->advance(steps_); }
+  bool has_sent(int h) { return outgoing_[static_cast<std::size_t>(h)]->advance(steps_); }
+  bool is_sending(int h) const { return outgoing_[static_cast<std::size_t>(h)].has_value(); }
+  bool has_received(int h) { return incoming_[static_cast<std::size_t>(h)]->advance(steps_); }
 
   Hosts& hosts_;
   const int tag_;
@@ -409,19 +421,19 @@ class ReduceScatter final : public HostBlocks {
 
   bool advance() override {
     submit_steps();
-    bool complete = ended(hosts_.mine());
+    bool is_complete = has_ended(hosts_.mine());
     for (int distance = 1; distance < count(); ++distance) {
       const int h = after(distance);
-      if (!sending(h) && ended(h)) send(h, sums(h), block(h).count);
-      complete = sending(h) && sent(h) && complete;
-      complete = received(h) && complete;
+      if (!is_sending(h) && has_ended(h)) send(h, sums(h), block(h).count);
+      is_complete = is_sending(h) && has_sent(h) && is_complete;
+      is_complete = has_received(h) && is_complete;
     }
-    if (complete) add_up();
-    return complete;
+    if (is_complete) sum_contributions();
+    return is_complete;
   }
 
  private:
-  // The region of this host is last, because other hosts wait for their regions.
+  // The region of this host is the last one, because other hosts wait for theirs.
   int host_of_step(int number) const override { return after(number + 1); }
   bool has_operand(int) override { return true; }
   Collective submission(int number) const override {
@@ -443,7 +455,7 @@ class ReduceScatter final : public HostBlocks {
     return contributions_ + block(hosts_.mine()).count * width_ * static_cast<std::size_t>(h);
   }
 
-  void add_up() {
+  void sum_contributions() {
     std::vector<const void*> terms;
     for (int h = 0; h < count(); ++h)
       terms.push_back(h == hosts_.mine() ? sums(h) : contribution(h));
@@ -454,7 +466,7 @@ class ReduceScatter final : public HostBlocks {
 
   const std::vector<std::size_t> begins_;  // in the scratch memory: one per host, and the end
   std::byte* const scratch_;        // the sums of the blocks over this host; shared with its ranks
-  std::byte* const contributions_;  // the sums of my block over each other host
+  std::byte* const contributions_;  // the sums of this rank's block over each other host
 };
 
 class AllGather final : public HostBlocks {
@@ -471,19 +483,19 @@ class AllGather final : public HostBlocks {
   }
 
   bool advance() override {
-    bool complete = true;
+    bool is_complete = true;
     for (int distance = 1; distance < count(); ++distance) {
-      complete = sent(after(distance)) && complete;
-      complete = received(after(distance)) && complete;
+      is_complete = has_sent(after(distance)) && is_complete;
+      is_complete = has_received(after(distance)) && is_complete;
     }
     submit_steps();
-    for (int h = 0; h < count(); ++h) complete = ended(h) && complete;
-    return complete;
+    for (int h = 0; h < count(); ++h) is_complete = has_ended(h) && is_complete;
+    return is_complete;
   }
 
  private:
   int host_of_step(int number) const override { return after(number); }
-  bool has_operand(int number) override { return number == 0 || received(after(number)); }
+  bool has_operand(int number) override { return number == 0 || has_received(after(number)); }
   Collective submission(int number) const override {
     const int h = host_of_step(number);
     Collective inside = region_step(Kind::AllGather, h);

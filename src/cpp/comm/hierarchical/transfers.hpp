@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long collectives of a regular group: inside the host over shared memory, between counterparts
-// over MPI, both at once for different parts of the data.
+// Transfers of large collectives in a regular group. They use shared memory inside a host and MPI
+// between counterparts, both at once for different parts of the data. H is the number of hosts, S
+// the bytes of the operand.
 #pragma once
 
 #include <memory>
@@ -11,20 +12,25 @@
 
 namespace ngd::comm::hierarchical {
 
-// A reduce-scatter inside each host; then each counterpart reduces its part over the hosts, in the
-// canonical order, and sends it to the other counterparts; then an all-gather inside each host. A
-// host sends 2 S (H - 1) / H bytes. Of 16-bit floats it sends half as much again, because partial
-// sums travel as float32.
+// Three phases. A reduce-scatter inside each host leaves each rank with a share, summed over its
+// host. Counterparts reduce their common share over the hosts: each of them reduces its part in the
+// canonical order (base/reduce.hpp) and sends the result to the others. An all-gather inside each
+// host distributes the shares. A host sends 2 S (H - 1) / H bytes; for 16-bit floats it is half as
+// much again, because partial sums travel as float32.
 std::unique_ptr<mpi::Transfer> make_all_reduce(Hosts& hosts, int tag, const Collective& collective);
 
-// From the root to its counterparts, host after host; then on each host to all ranks.
+// The data travel from the root through its counterparts, from host to host. On each host, the
+// counterpart of the root broadcasts them to all ranks.
 std::unique_ptr<mpi::Transfer> make_broadcast(Hosts& hosts, int tag, const Collective& collective);
 
-// For each host: a reduce-scatter of its blocks inside my host, then my sums to my counterpart there.
+// For each host: the ranks of this host reduce-scatter the blocks of that host's ranks, and each
+// rank sends its sum to its counterpart there. In the end, each rank adds the sums that it has
+// received.
 std::unique_ptr<mpi::Transfer> make_reduce_scatter(Hosts& hosts, int tag,
                                                    const Collective& collective);
 
-// My block to my counterparts; then for each host an all-gather of its blocks inside my host.
+// Each rank sends its block to its counterparts. For each host, the ranks of this host then
+// all-gather the blocks of that host's ranks.
 std::unique_ptr<mpi::Transfer> make_all_gather(Hosts& hosts, int tag, const Collective& collective);
 
 }  // namespace ngd::comm::hierarchical

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choose how a collective moves in a group over MPI. The first line whose condition holds wins:
+// The choice of how the data of a collective travel in a group over MPI. The first line whose
+// condition holds wins:
 //
 //   condition                                        transfer
 //   small: travels_with_header()                     with the headers, in one message per rank
@@ -10,8 +11,8 @@
 //   all_reduce, reduce, reduce_scatter               flat: each rank reduces one block
 //   all other kinds                                  see choose_transfer()
 //
-// Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host is
-// not over MPI: shm/choose.hpp chooses.
+// Small: at most kInlineBytes (3840 bytes, wire.hpp) per rank. A group whose ranks share one host
+// is not over MPI: shm/choose.hpp chooses.
 #pragma once
 
 #include <memory>
@@ -24,12 +25,12 @@ namespace ngd::comm::mpi {
 
 class HostLayer;
 
-// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller chose none.
-// Returns Auto for the other kinds.
+// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller chose
+// none. Returns Auto for the other kinds.
 Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 
-// Return true if every rank's contribution is so small that it travels with its header. The result is
-// the same on all ranks.
+// Return true if every rank's contribution is so small that it travels with its header. The result
+// is the same on all ranks.
 bool travels_with_header(const Collective& collective, int size);
 
 // Return the transfer of a collective that does not travel with its headers: of the host layer, if

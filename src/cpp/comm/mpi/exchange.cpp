@@ -12,6 +12,10 @@ namespace {
 constexpr int kBroadcastWindows = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
 
+// The chain broadcast: the ranks form a chain from the root, in the order of their numbers modulo
+// the number of ranks. Each rank receives a slice from the previous rank of the chain and sends it
+// to the next one. Several slices are transferred at once, one per window, so all links of the
+// chain are busy.
 class ChainBroadcast final : public WindowedTransfer {
  public:
   ChainBroadcast(const RankSet& group, int tag, const Collective& collective)
@@ -35,32 +39,37 @@ class ChainBroadcast final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  const int hop_;  // of this rank, from the root
+  const int hop_;  // the number of ranks from the root to this one
 };
 
+// The block exchange: each block is one message from the rank that has it to the rank that receives
+// it. At distance d, a rank sends to the rank d after it and receives from the rank d before it, so
+// the messages are spread over all ranks.
 class BlockExchange final : public Transfer {
  public:
   BlockExchange(const RankSet& group, int tag, const Collective& collective)
       : collective_(collective) {
     const int rank = group.rank;
     const int size = group.size();
-    const bool from_root = collective.kind == Kind::Scatter;
-    const bool to_root = collective.kind == Kind::Gather;
-    const bool all_to_all = collective.kind == Kind::AllToAll;
-    const std::byte* outgoing = all_to_all && collective.source == collective.destination
+    const bool is_from_root = collective.kind == Kind::Scatter;
+    const bool is_to_root = collective.kind == Kind::Gather;
+    const bool is_all_to_all = collective.kind == Kind::AllToAll;
+    const std::byte* outgoing = is_all_to_all && collective.source == collective.destination
                                     ? save_source(size)
                                     : static_cast<const std::byte*>(collective.source);
     const Blocks out(collective.counts, collective.count);
-    const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count);
+    const Blocks in(is_all_to_all ? collective.receive_counts : collective.counts,
+                    collective.count);
     // A rank that has one block per rank sends block `to` to rank `to`.
-    const bool sends_each = from_root || all_to_all;
-    const bool receives_each = !from_root;
+    const bool sends_each = is_from_root || is_all_to_all;
+    const bool receives_each = !is_from_root;
     for (int distance = 0; distance < size; ++distance) {
       const int to = (rank + distance) % size;
       const int from = (rank - distance + size) % size;
-      const bool sends = from_root ? rank == collective.root : !to_root || to == collective.root;
+      const bool sends =
+          is_from_root ? rank == collective.root : !is_to_root || to == collective.root;
       const bool receives =
-          to_root ? rank == collective.root : !from_root || from == collective.root;
+          is_to_root ? rank == collective.root : !is_from_root || from == collective.root;
       const Slice sent = out[sends_each ? to : rank];
       const Slice received = in[receives_each ? from : rank];
       const std::byte* source = at<const std::byte>(outgoing, sends_each, sent);
@@ -76,9 +85,9 @@ class BlockExchange final : public Transfer {
   }
 
   bool advance() override {
-    bool complete = true;
-    for (LongMessage& each : messages_) complete = each.advance(steps_) && complete;
-    return complete;
+    bool is_complete = true;
+    for (LongMessage& each : messages_) is_complete = each.advance(steps_) && is_complete;
+    return is_complete;
   }
 
   std::vector<int> pending_peers() const override {

@@ -22,8 +22,8 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time between two calls of the progress thread: short while data move, and doubled while they do
-// not. At 10 Gbit/s 64 KB arrive in the short one, which the sockets can buffer.
+// The time between two calls of the progress thread: short while data move, and doubled while they
+// do not. At 10 Gbit/s 64 KB arrive in the short one, which the sockets can buffer.
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
@@ -31,8 +31,8 @@ constexpr auto kLongestRest = std::chrono::milliseconds(100);
 constexpr int kCallsForSockets = 8;
 constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends these without an answer of the receiver
 
-// Ask for short time slices, with which a thread runs at once when it wakes, even if kernels keep all
-// cores busy. Linux 6.12 and later give them to every thread (sched_setattr(2)).
+// Ask for short time slices, with which a thread runs at once when it wakes, even if kernels keep
+// all cores busy. Linux 6.12 and later give them to every thread (sched_setattr(2)).
 void ask_for_short_slices() noexcept {
   struct {
     std::uint32_t size, policy;
@@ -45,17 +45,18 @@ void ask_for_short_slices() noexcept {
   attributes.policy = SCHED_OTHER;
   attributes.nice = ::getpriority(PRIO_PROCESS, 0);
   attributes.runtime_ns = 100'000;
-  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // without it, it is only later
+  ::syscall(SYS_sched_setattr, 0, &attributes, 0);  // if it fails, the thread only runs later
 }
 
 bool progress_thread_wanted(const Endpoint& endpoint) {
   const std::string wanted = config::progress();
   if (wanted != "auto" && wanted != "on" && wanted != "off")
     fail(ErrorKind::Init, "NGD_PROGRESS: expected one of auto, on, off; got '", wanted, "'");
-  const bool possible = endpoint.size > 1 && library().threads() == Threads::Any;
-  if (wanted == "on" && !possible && endpoint.size > 1)
+  const bool is_possible = endpoint.size > 1 && library().threads() == Threads::Any;
+  if (wanted == "on" && !is_possible && endpoint.size > 1)
     fail(ErrorKind::Init, "NGD_PROGRESS=on, but MPI was initialised without MPI_THREAD_MULTIPLE");
-  return possible && (wanted == "on" || (wanted == "auto" && endpoint.local_size < endpoint.size));
+  return is_possible &&
+         (wanted == "on" || (wanted == "auto" && endpoint.local_size < endpoint.size));
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ bool progress_thread_wanted(const Endpoint& endpoint) {
 Family::Family(const Endpoint& endpoint) : endpoint_(endpoint) {
   tag_limit_ = library().largest_tag(endpoint.comm, tag_limit_);
   if (!progress_thread_wanted(endpoint)) return;
-  // Signals are for the threads that were there before.
+  // Block all signals in the new thread: the threads of the program handle them.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -85,7 +86,7 @@ Family::~Family() {
     }
     thread_->join();
   }
-  if (clean_ && !left_to_mpi() && !library().finalized()) library().free(endpoint_.comm);
+  if (is_clean_ && !left_to_mpi() && !library().finalized()) library().free(endpoint_.comm);
 }
 
 void Family::progress() noexcept {
@@ -128,8 +129,8 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
 }
 
 void Family::throw_failure(std::string_view call) {
-  if (!thrown_) {
-    thrown_ = true;
+  if (!has_thrown_) {
+    has_thrown_ = true;
     throw Error(failure_.kind, failure_.text, failure_.ranks);
   }
   fail_of(failure_.ranks, ErrorKind::GroupClosed, closed_by_failure(call, failure_.text));
@@ -149,7 +150,7 @@ void Family::expect_no_failure_beside(const Member& member, const CallRecord& mi
 }
 
 void Family::pump() const noexcept {
-  if (left_to_mpi()) return;  // MPI would move messages into memory that is no longer ours
+  if (left_to_mpi()) return;  // MPI would write messages to memory that may be freed
   for (int i = 0; i < kCallsForSockets; ++i) library().poke(tag_limit_, endpoint_.comm);
 }
 
@@ -159,9 +160,9 @@ std::uint64_t Family::moves() const noexcept {
   return sum;
 }
 
-// The C library allocates the thread-local variables of a shared library when a thread first uses one
-// of them. If it has no memory for them, it ends the process. So use those of the C++ runtime (for
-// exceptions) and of MPI here, before a program runs out of memory.
+// The C library allocates the thread-local variables of a shared library when a thread first uses
+// one of them. If it has no memory for them, it ends the process. So use those of the C++ runtime
+// (for exceptions) and of MPI here, before a program runs out of memory.
 void Family::touch_thread_locals() const noexcept {
   static_cast<void>(std::uncaught_exceptions());
   pump();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A family: the group of all ranks and the groups made from it. It has one MPI communicator, one lock
-// and one progress thread.
+// A family: the group of all ranks and the groups made from it. It has one MPI communicator, one
+// lock and one progress thread.
 //
-// MPI moves data only while it is called. A wait in one group makes progress in all groups of the
-// family. While no thread waits and works are in flight, the progress thread calls MPI. It sleeps
-// longer when nothing moves, stops while a caller waits, and avoids the cores of the kernels' threads
-// if these are known (docs/adr/0015).
+// MPI moves data only while it is called. To make progress is to call MPI, and to advance all works
+// that can be advanced. A wait in one group makes progress in all groups of the family. While no
+// thread waits and works are pending, the progress thread makes progress at intervals, which grow
+// while no data move (docs/adr/0015). It avoids the cores of the kernels' threads if these are
+// known.
 #pragma once
 
 #include <atomic>
@@ -28,18 +29,20 @@ namespace ngd::comm::mpi {
 class Member {
  public:
   virtual ~Member() = default;
-  // Do what can be done now; an error fails the family. Return true while works are in flight.
+  // Advance what can be advanced now. An error fails the family. Return true while works are
+  // pending.
   virtual bool progress() noexcept = 0;
-  // Grows with every progress.
+  // Return a number that grows with every advance of a work.
   virtual std::uint64_t moves() const noexcept = 0;
-  // The family has failed: send the failure to the peers of this group. Does not wait.
+  // Called when the family has failed: send the failure to the peers of this group. Does not wait.
   virtual void send_failure(const Failure& failure) noexcept = 0;
-  // Progress the messages of send_failure(); true when all are sent.
+  // Make progress with the messages of send_failure(). Return true when all are sent.
   virtual bool has_sent_failure() { return true; }
-  // Return true if long messages are in flight, after which the message of send_failure() leaves.
+  // Return true if long messages are being transferred. The message of send_failure() leaves after
+  // them.
   virtual bool moves_data() const noexcept { return false; }
-  // After a failure: end all works. If MPI does not give up one of their messages, left_to_mpi() is
-  // true afterwards.
+  // Called after a failure: end all works. If MPI does not give up one of their messages,
+  // left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
   // If the group is watched, throw the failure that one of its ranks has reported; `mine` is the
   // collective of another group in which this rank waits.
@@ -57,19 +60,19 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  // Guards all groups of the family, and every call of MPI on its communicator.
+  // Return the lock of all groups of the family, and of every call of MPI on its communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
   // With the lock held:
   void add(Member& member) {
-    busy_.reserve(members_.size() + 1);  // progress() must not ask for memory
+    busy_.reserve(members_.size() + 1);  // progress() must not allocate memory
     members_.push_back(&member);
   }
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
-  // Fail all groups of the family, notify their peers, and end all works. The first failure is kept.
-  // `ranks` are the ranks of the world that the failure names.
+  // Fail all groups of the family, notify their peers, and end all works. The first failure is
+  // kept. `ranks` are the ranks of the world that the failure names.
   void fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept;
   void fail(const FailureView& failure) noexcept {
     fail(failure.kind, failure.text, failure.ranks);
@@ -83,24 +86,25 @@ class Family {
     });
   }
   // The caller throws the failure itself; later calls throw GroupClosed.
-  void mark_thrown() noexcept { thrown_ = true; }
+  void mark_thrown() noexcept { has_thrown_ = true; }
   // Throw the failure, once, and then GroupClosed with its text.
   [[noreturn]] void throw_failure(std::string_view call);
-  // The seconds that a group may still spend to leave after a failure; all groups share them.
+  // Return the seconds that a group may still spend to leave after a failure; all groups share
+  // them.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // A work is in flight that needs progress.
+  // Called when a work was submitted that needs progress.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
   }
-  void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator is kept
-  int next_group = 1;                          // the first number that no group of this rank has
+  void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: keep the communicator
+  int next_group = 1;                             // the first number that no group of this rank has
   int tag_limit() const noexcept { return tag_limit_; }
 
-  bool failed() const noexcept { return failed_; }  // also without the lock
+  bool failed() const noexcept { return failed_; }  // may be called without the lock
 
-  // Make one without the lock, for the time of a wait: the progress thread stops.
+  // The duration of a wait, in which the progress thread sleeps. Construct it without the lock.
   class Waiting {
    public:
     explicit Waiting(Family& family) : gate_(*family.gate_) { gate_.begin_wait(); }
@@ -122,14 +126,14 @@ class Family {
 
   const Endpoint endpoint_;
   int tag_limit_ = 32767;
-  bool clean_ = true;
+  bool is_clean_ = true;
   std::atomic<bool> failed_{false};
-  bool thrown_ = false;
+  bool has_thrown_ = false;
   Failure failure_;
   std::chrono::steady_clock::time_point leave_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
-  std::vector<Member*> busy_;  // those with works in flight, when they were last asked
+  std::vector<Member*> busy_;  // the members that had pending works at the last progress
   // A forked child destroys neither: the thread does not exist there, and the destructor of a
   // condition variable would wait for it.
   std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);

@@ -17,9 +17,9 @@ namespace mpi {
 namespace {
 
 MpiCommunicator& over_mpi(Communicator& world) {
-  auto* found = dynamic_cast<MpiCommunicator*>(&world);
-  check(found != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
-  return *found;
+  auto* mpi_group = dynamic_cast<MpiCommunicator*>(&world);
+  check(mpi_group != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
+  return *mpi_group;
 }
 
 int first_tag(const Family& family, int number) {
@@ -32,8 +32,8 @@ int first_tag(const Family& family, int number) {
 
 // ---- split
 
-// What a rank gives to a split: its color, its key, and the first number that no group of its own
-// has.
+// The data of a rank for a split: its color, its key, and the first number that no group of this
+// rank has.
 using Choice = std::array<std::int64_t, 3>;
 
 Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
@@ -47,8 +47,8 @@ Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
   return gather;
 }
 
-// The largest number that a rank has given. The groups of one split share no rank, so they have the
-// same number.
+// Return the number of the new group, the largest that a rank has sent. The groups of one split
+// have no rank in common, so they have the same number.
 int take_group_number(Family& family, const std::vector<Choice>& choices) {
   const std::lock_guard lock(family.mutex());
   for (const Choice& choice : choices)
@@ -71,9 +71,9 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
   return ranks;
 }
 
-// Works in flight submit to the host group at different times on different ranks. The split must have
-// the same position in its sequence on all ranks. So all works before `last` end first, on every
-// rank.
+// Pending works submit to the host group at different times on different ranks. But the split must
+// have the same position in the sequence of the host group on all ranks. So all works before `last`
+// end first, on every rank.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();
@@ -129,9 +129,9 @@ int next_group(const MpiCommunicator& world) {
   return world.context().family->next_group;
 }
 
-// The number is the largest that a member has given, so no member has a group of that number; another
-// group of other ranks may. Messages that arrive before their receiver has made the group wait inside
-// MPI.
+// The number is the largest that a member has given, so no member has a group of that number;
+// another group of other ranks may. Messages that arrive before their receiver has made the group
+// wait inside MPI.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous) {
   world.check_not_child("split");
@@ -170,7 +170,7 @@ std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_s
   const Endpoint endpoint = open_endpoint(fortran_handle, timeout_seconds);
   try {
     return std::make_unique<MpiCommunicator>(std::make_shared<Family>(endpoint));
-  } catch (const Error&) {  // an error that all ranks raise
+  } catch (const Error&) {  // all ranks throw this error
     throw;
   } catch (const std::exception&) {
     mark_failed();

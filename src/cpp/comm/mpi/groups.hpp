@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making groups over MPI: of all ranks of an MPI communicator, by a split, and by their own ranks
-// only.
+// Makes groups over MPI: of all ranks of an MPI communicator, by a split, or by a call of only the
+// ranks of the new group.
 //
-// The groups of a family have the same MPI communicator, and differ in their tags: group `number` has
-// kTagsPerGroup of them. Groups that share a rank have different numbers.
+// The groups of a family have the same MPI communicator, and differ in their tags: group `number`
+// has kTagsPerGroup of them. Groups that share a rank have different numbers.
 #pragma once
 
 #include <functional>
@@ -19,18 +19,18 @@ namespace ngd::comm::mpi {
 // Return a group of all ranks of an MPI communicator; -1 = MPI_COMM_WORLD.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
 
-// Communicator::try_split over MPI.
+// Split a group over MPI, as Communicator::try_split.
 std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& parent, int color,
                                                              int key);
 
-// The first number that no group of this rank has.
+// Return the first number that no group of this rank has.
 int next_group(const MpiCommunicator& world);
 // Return a group of some ranks of `world`, which only these call: see make_group_of.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous);
 
-// Run a part of making a group that other ranks make at the same time. If it throws, those are
-// notified.
+// Run a part of the construction of a group, in which other ranks take part. If it throws, notify
+// those ranks.
 template <class Call>
 void or_abort(MpiCommunicator& group, Call&& call) {
   notify_on_failure(call, [&](const FailureView& failure) {

@@ -16,11 +16,11 @@ namespace ngd::comm::mpi {
 // A mismatch is reported before the failure of another rank: it is more often the cause than the
 // consequence.
 bool Headers::collect(PendingCollective& work) {
-  bool complete = true;
+  bool is_complete = true;
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     if (mailbox_.from(peer).empty()) {
-      complete = false;
+      is_complete = false;
       work.last_missing = peer;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
                !agree(work.header.call, theirs.call, held_)) {
@@ -28,7 +28,7 @@ bool Headers::collect(PendingCollective& work) {
               describe_mismatch(work, peer, theirs));
     }
   }
-  if (!complete) return false;
+  if (!is_complete) return false;
   work.received.resize(static_cast<std::size_t>(group_.size()));
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
@@ -38,7 +38,7 @@ bool Headers::collect(PendingCollective& work) {
   return true;
 }
 
-// In an uneven all_to_all every two ranks have their own count.
+// In an all_to_all with counts, each pair of ranks has its own counts.
 void Headers::check_counts(const PendingCollective& work, int peer) const {
   if (work.receive_counts.empty()) return;
   const Message& message = work.received[static_cast<std::size_t>(peer)];
@@ -66,8 +66,8 @@ std::string Headers::describe_mismatch(const PendingCollective& mine, int peer,
                     their_details.of(group_.world(peer)));
 }
 
-// Both ranks of a mismatch call this, and each sends its details to all. Returns nothing if those of
-// the peer do not arrive in time.
+// Both ranks of a mismatch call this, and each sends its details to all. Returns nothing if those
+// of the peer do not arrive in time.
 std::optional<std::string> Headers::exchange_details(const PendingCollective& mine, int peer) {
   Header header = mine.header;
   header.topic = Topic::Details;

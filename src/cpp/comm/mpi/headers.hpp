@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The headers of a group's collectives. Every rank sends the header of each collective to all ranks,
-// and compares the headers of its peers with its own before any data move.
+// The headers of a group's collectives. Every rank sends the header of each collective to all
+// ranks, and compares the headers of its peers with its own before any data move.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace ngd::comm::mpi {
 
 class Headers {
  public:
-  // `held`: the computations that this rank has compiled.
+  // `held`: the computations of this rank's compiled steps.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -25,13 +25,13 @@ class Headers {
   void post(const PendingCollective& work) {
     mailbox_.post(work.header, work.payload.data(), work.payload.size());
   }
-  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch as
-  // soon as one that has arrived differs.
+  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch
+  // as soon as one that has arrived differs.
   bool collect(PendingCollective& work);
 
-  // The ranks of the world whose header of the next collective has not arrived.
+  // Return the ranks of the world whose header of the next collective has not arrived.
   std::vector<int> missing() const;
-  // A line for each of these ranks of the world whose messages show the call that it is in.
+  // Return a line for each of these ranks of the world whose messages show the call that it is in.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

@@ -21,9 +21,9 @@ class HostLayer {
  public:
   virtual ~HostLayer() = default;
 
-  // The name of a group that has this layer.
+  // Return the name of a group that has this layer.
   virtual std::string_view name() const noexcept = 0;
-  // The host group: the ranks of my host.
+  // Return the host group: the group of the ranks of this host.
   virtual Communicator& local() noexcept = 0;
   // Return a transfer that uses the host group; null if a transfer over MPI is to be used.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;
@@ -38,8 +38,8 @@ class HostLayer {
   virtual std::unique_ptr<HostLayer> for_split(const RankSet& group,
                                                std::unique_ptr<Communicator> local) const = 0;
 
-  // Return the layer of a group that only its own ranks make. Its ranks on my host connect to each
-  // other at a rendezvous with this key.
+  // Return the layer of a group that only its own ranks make. Its ranks on this host connect to
+  // each other at a rendezvous with this key.
   struct Rendezvous {
     const std::string& key;
     double timeout_seconds;
@@ -47,12 +47,12 @@ class HostLayer {
   };
   virtual std::unique_ptr<HostLayer> for_members(const RankSet& group,
                                                  const Rendezvous& rendezvous) const = 0;
-  // Return true if all ranks of such a group are on my host.
+  // Return true if all ranks of such a group are on this host.
   virtual bool is_local(const RankSet& group) const = 0;
 
-  // Return true if a rank is on my host.
+  // Return true if a rank is on this host.
   virtual bool is_here(int world_rank) const noexcept = 0;
-  // Return the rank that a rank of my host has published that it waits for; -1 = none.
+  // Return the rank that a rank of this host waits for, as it has published; -1: none.
   virtual int awaited_by(int world_rank) const noexcept = 0;
 
   // Return local() as a group of the family, if it has all ranks. Takes it from this object, which

@@ -16,47 +16,49 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-// What the build found: "openmpi" and then the names under which its library may be found.
-struct Kind {
+// An MPI that the build supports: its name, such as "openmpi", and the file names of its library.
+struct MpiEntry {
   std::string name;
   std::vector<std::string> files;
 };
 
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = [] {
-    std::vector<Kind> found;
+const std::vector<MpiEntry>& supported_mpis() {
+  static const std::vector<MpiEntry> all = [] {
+    std::vector<MpiEntry> result;
     std::istringstream words(NGD_MPIS);
     for (std::string word; words >> word;) {
       if (word.find(".so") == std::string::npos)
-        found.push_back({word, {}});
+        result.push_back({word, {}});
       else
-        found.back().files.push_back(word);
+        result.back().files.push_back(word);
     }
-    return found;
+    return result;
   }();
   return all;
 }
 
 struct Loaded {
   std::mutex mutex;
-  std::atomic<const Library*> library{nullptr};  // for good, once there is one
+  std::atomic<const Library*> library{nullptr};  // set once, and never changed
   std::string name;
 };
 Loaded loaded;
 
-// The lib/ of the Python environment, where the wheels of MPIs put theirs: of a wheel of ngd,
-// auditwheel takes away every path that leads out of it.
-std::string library_of_environment() {
-  Dl_info here;
-  if (::dladdr(&loaded, &here) == 0 || here.dli_fname == nullptr) return "";
-  const std::string file = here.dli_fname;
+// Return the folder lib/ of the Python environment, where wheels of MPIs install their libraries.
+// The runtime path of this library cannot name it: auditwheel removes every path that leads out of
+// a wheel.
+std::string environment_library_folder() {
+  Dl_info info;
+  if (::dladdr(&loaded, &info) == 0 || info.dli_fname == nullptr) return "";
+  const std::string file = info.dli_fname;
   return concat(file.substr(0, file.rfind('/') + 1), "../../../../");
 }
 
-// All that follows sees MPI's names as its own module does: hence RTLD_GLOBAL.
-bool find_mpi(const Kind& kind, int flags, std::string& reasons) {
-  for (const std::string& folder : {std::string(), library_of_environment()}) {
-    for (const std::string& name : kind.files) {
+// Load the library of an MPI. RTLD_GLOBAL, because the modules that are loaded next are not linked
+// with MPI and must find its symbols.
+bool find_mpi(const MpiEntry& entry, int flags, std::string& reasons) {
+  for (const std::string& folder : {std::string(), environment_library_folder()}) {
+    for (const std::string& name : entry.files) {
       const std::string file = folder + name;
       if (::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL | flags) != nullptr) return true;
       const char* reason = ::dlerror();
@@ -66,8 +68,8 @@ bool find_mpi(const Kind& kind, int flags, std::string& reasons) {
   return false;
 }
 
-const Library* open_module(const Kind& kind) {
-  const std::string file = concat("ngd_mpi_", kind.name, ".so");
+const Library* open_module(const MpiEntry& entry) {
+  const std::string file = concat("ngd_mpi_", entry.name, ".so");
   void* const module = ::dlopen(file.c_str(), RTLD_NOW);
   if (module == nullptr) fail(ErrorKind::Init, "ngd.init: ", ::dlerror());
   using Get = const Library* (*)();
@@ -76,16 +78,17 @@ const Library* open_module(const Kind& kind) {
   return get();
 }
 
-// The one of that name; of any, first the one that the process has already.
-const Kind& choose(const std::string& name) {
+// Return the MPI with this name. For "", return one that the process has already loaded, or else
+// the first one that is found.
+const MpiEntry& choose(const std::string& name) {
   std::string names;
   std::string reasons;
   for (const int flags : {RTLD_NOLOAD, 0}) {
     reasons.clear();
     names.clear();
-    for (const Kind& kind : kinds()) {
-      names += concat(names.empty() ? "" : ", ", kind.name);
-      if ((name.empty() || kind.name == name) && find_mpi(kind, flags, reasons)) return kind;
+    for (const MpiEntry& entry : supported_mpis()) {
+      names += concat(names.empty() ? "" : ", ", entry.name);
+      if ((name.empty() || entry.name == name) && find_mpi(entry, flags, reasons)) return entry;
     }
   }
   if (reasons.empty())
@@ -99,12 +102,12 @@ const Kind& choose(const std::string& name) {
 }  // namespace
 
 const Library& library() {
-  const Library* found = loaded.library.load(std::memory_order_acquire);
-  if (found == nullptr) {
+  const Library* result = loaded.library.load(std::memory_order_acquire);
+  if (result == nullptr) {
     load_mpi("");
-    found = loaded.library.load(std::memory_order_acquire);
+    result = loaded.library.load(std::memory_order_acquire);
   }
-  return *found;
+  return *result;
 }
 
 }  // namespace mpi
@@ -113,9 +116,9 @@ void load_mpi(const std::string& name) {
   using mpi::loaded;
   const std::lock_guard lock(loaded.mutex);
   if (loaded.library == nullptr) {
-    const mpi::Kind& kind = mpi::choose(name);
-    loaded.library = mpi::open_module(kind);
-    loaded.name = kind.name;
+    const mpi::MpiEntry& entry = mpi::choose(name);
+    loaded.library = mpi::open_module(entry);
+    loaded.name = entry.name;
   }
   if (!name.empty() && name != loaded.name)
     fail(ErrorKind::Init, "ngd.init: ", name, " is asked for, and this process has loaded ",
@@ -131,7 +134,8 @@ std::string mpi_version() {
 
 std::string mpis() {
   std::string names;
-  for (const mpi::Kind& kind : mpi::kinds()) names += concat(names.empty() ? "" : " ", kind.name);
+  for (const mpi::MpiEntry& entry : mpi::supported_mpis())
+    names += concat(names.empty() ? "" : " ", entry.name);
   return names;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI of this process, as a table of the calls that ngd makes. It is chosen when the first group
-// over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each MPI, as
-// a module that is loaded after the MPI itself.
+// The MPI of this process, as a table of the functions that ngd calls. It is chosen when the first
+// group over MPI is made (ADR 34). Only library_of.cpp includes mpi.h. It is compiled once for each
+// MPI, as a module that is loaded after the MPI itself.
 #pragma once
 
 #include <cstddef>
@@ -54,13 +54,13 @@ class Library {
                    Request& request) const noexcept = 0;
   virtual int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
                       Request& request) const noexcept = 0;
-  // Fills the first `count` of n entries of `completed`. An entry has the error of its request; the
+  // Fill the first `count` of n entries of `completed`. An entry has the error of its request; the
   // call itself then succeeds.
   virtual int test_some(Request* requests, std::size_t n, Completed* completed,
                         std::size_t& count) const noexcept = 0;
   virtual int test(Request& request, bool& complete) const noexcept = 0;
   virtual void cancel(Request& request) const noexcept = 0;
-  // Let MPI progress. No message has the tag.
+  // Let MPI make progress. No message has the tag.
   virtual void poke(int unused_tag, Comm comm) const noexcept = 0;
 
   virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;

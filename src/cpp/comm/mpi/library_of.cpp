@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of library.hpp for the MPI whose mpi.h this file is compiled with. Nothing is linked:
-// what is undefined here, the MPI has that was loaded before.
+// The table of library.hpp for one MPI: this file is compiled with its mpi.h. It is not linked with
+// MPI. Its undefined symbols are found in the MPI that was loaded before (library.cpp).
 #include <mpi.h>
 
 #include <algorithm>
@@ -29,9 +29,9 @@ Handle handle_of(Word word) noexcept {
 
 MPI_Comm comm_of(Comm word) noexcept { return handle_of<MPI_Comm>(word); }
 
-// A call on one request, which may change it.
+// Run a call of MPI on one request, which the call may change.
 template <typename Call>
-int on(Request& word, Call call) noexcept {
+int call_with(Request& word, Call call) noexcept {
   MPI_Request request = handle_of<MPI_Request>(word);
   const int code = call(&request);
   word = word_of<Request>(request);
@@ -39,13 +39,14 @@ int on(Request& word, Call call) noexcept {
 }
 
 void copy_text(const char* from, int length, char* text, std::size_t size) noexcept {
-  const std::size_t kept = std::min(static_cast<std::size_t>(std::max(length, 0)), size - 1);
-  std::memcpy(text, from, kept);
-  text[kept] = '\0';
+  const std::size_t num_copied = std::min(static_cast<std::size_t>(std::max(length, 0)), size - 1);
+  std::memcpy(text, from, num_copied);
+  text[num_copied] = '\0';
 }
 
-// Requests that one call of MPI_Testsome looks at. Their memory is the stack's: a call that must not
-// throw cannot ask for any, and a thread-local variable would be made when a thread first uses it.
+// The most requests that one call of MPI_Testsome tests. The arrays are on the stack: a function
+// that must not throw cannot allocate memory, and thread-local variables are allocated when a
+// thread first uses them.
 constexpr std::size_t kAtOnce = 256;
 
 class Implementation final : public Library {
@@ -92,16 +93,16 @@ class Implementation final : public Library {
     return code;
   }
   int duplicate(Comm comm, Comm& copy) const noexcept override {
-    MPI_Comm made = MPI_COMM_NULL;
-    const int code = MPI_Comm_dup(comm_of(comm), &made);
-    copy = word_of<Comm>(made);
+    MPI_Comm created = MPI_COMM_NULL;
+    const int code = MPI_Comm_dup(comm_of(comm), &created);
+    copy = word_of<Comm>(created);
     return code;
   }
   int of_this_host(Comm comm, Comm& part) const noexcept override {
-    MPI_Comm made = MPI_COMM_NULL;
-    const int code =
-        MPI_Comm_split_type(comm_of(comm), MPI_COMM_TYPE_SHARED, rank(comm), MPI_INFO_NULL, &made);
-    part = word_of<Comm>(made);
+    MPI_Comm created = MPI_COMM_NULL;
+    const int code = MPI_Comm_split_type(comm_of(comm), MPI_COMM_TYPE_SHARED, rank(comm),
+                                         MPI_INFO_NULL, &created);
+    part = word_of<Comm>(created);
     return code;
   }
   void free(Comm comm) const noexcept override {
@@ -127,14 +128,14 @@ class Implementation final : public Library {
 
   int send(const void* data, std::size_t bytes, int peer, int tag, Comm comm,
            Request& request) const noexcept override {
-    return on(request, [&](MPI_Request* made) {
-      return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), made);
+    return call_with(request, [&](MPI_Request* created) {
+      return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), created);
     });
   }
   int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
               Request& request) const noexcept override {
-    return on(request, [&](MPI_Request* made) {
-      return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), made);
+    return call_with(request, [&](MPI_Request* created) {
+      return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), created);
     });
   }
   int test_some(Request* requests, std::size_t n, Completed* completed,
@@ -149,28 +150,28 @@ class Implementation final : public Library {
   }
   int test(Request& request, bool& complete) const noexcept override {
     int flag = 0;
-    const int code =
-        on(request, [&](MPI_Request* one) { return MPI_Test(one, &flag, MPI_STATUS_IGNORE); });
+    const int code = call_with(
+        request, [&](MPI_Request* one) { return MPI_Test(one, &flag, MPI_STATUS_IGNORE); });
     complete = flag != 0;
     return code;
   }
-  void cancel(Request& request) const noexcept override { on(request, MPI_Cancel); }
+  void cancel(Request& request) const noexcept override { call_with(request, MPI_Cancel); }
   void poke(int unused_tag, Comm comm) const noexcept override {
     int found = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, unused_tag, comm_of(comm), &found, MPI_STATUS_IGNORE);
   }
 
   void error_text(int code, char* text, std::size_t size) const noexcept override {
-    char own[MPI_MAX_ERROR_STRING] = {};
+    char buffer[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
-    if (MPI_Error_string(code, own, &length) != MPI_SUCCESS) length = 0;
-    copy_text(own, length, text, size);
+    if (MPI_Error_string(code, buffer, &length) != MPI_SUCCESS) length = 0;
+    copy_text(buffer, length, text, size);
   }
   void version(char* text, std::size_t size) const noexcept override {
-    char own[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    char buffer[MPI_MAX_LIBRARY_VERSION_STRING] = {};
     int length = 0;
-    MPI_Get_library_version(own, &length);
-    copy_text(own, length, text, size);
+    MPI_Get_library_version(buffer, &length);
+    copy_text(buffer, length, text, size);
   }
 
  private:
@@ -191,8 +192,8 @@ class Implementation final : public Library {
       Completed& one = completed[count++];
       one = {static_cast<int>(begin) + indices[i], kSuccess, 0};
       MPI_Get_count(&status, MPI_BYTE, &one.bytes);
-      const bool failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
-      if (failed) one.error = status.MPI_ERROR;
+      const bool has_failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
+      if (has_failed) one.error = status.MPI_ERROR;
     }
     return kSuccess;
   }

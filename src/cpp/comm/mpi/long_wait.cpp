@@ -23,26 +23,28 @@ void LongWait::publish() {
   }
 }
 
-// A missing rank may itself wait for another rank, which the ranks of my host publish. Replace it by
-// that rank, and return a line per replacement. A missing rank of my host that waits for no other
-// rank has stopped for certain.
+// Find the ranks that are the cause of a late collective. A missing rank may itself wait for
+// another rank, which the ranks of this host publish. Replace it by that rank, and return a line
+// per replacement. A missing rank of this host that waits for no other rank has stopped for
+// certain.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();
   std::vector<std::string> facts;
   std::vector<int> stopped, others;
   const int me = group_.world(group_.rank());
-  for (int missed : missing) {
+  for (int suspect : missing) {
     for (int hops = 0; hosts != nullptr && hops < group_.size(); ++hops) {
-      const int awaited = hosts->awaited_by(missed);
+      const int awaited = hosts->awaited_by(suspect);
       if (awaited < 0 || awaited == me) break;
-      facts.push_back(concat("rank ", missed, " waits for rank ", awaited, "."));
-      missed = awaited;
+      facts.push_back(concat("rank ", suspect, " waits for rank ", awaited, "."));
+      suspect = awaited;
     }
     const bool is_stopped =
-        hosts != nullptr && hosts->is_here(missed) && hosts->awaited_by(missed) < 0;
-    std::vector<int>& found = is_stopped ? stopped : others;
-    if (std::find(found.begin(), found.end(), missed) == found.end()) found.push_back(missed);
+        hosts != nullptr && hosts->is_here(suspect) && hosts->awaited_by(suspect) < 0;
+    std::vector<int>& category = is_stopped ? stopped : others;
+    if (std::find(category.begin(), category.end(), suspect) == category.end())
+      category.push_back(suspect);
   }
   is_certain = !stopped.empty();
   missing = is_certain ? stopped : others;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A wait of this rank that takes long: it publishes the rank that it waits for, and finds out which
-// ranks are late when it ends at its deadline.
+// A long wait of this rank. It publishes the rank that it waits for. If it ends at its deadline, it
+// finds out which ranks are late.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // Publish the awaited rank to the ranks of my host, for as long as this object lives. Call it with
+  // Publish the awaited rank to the ranks of this host, while this object exists. Call this with
   // the lock held.
   void publish();
   // Fail the family, and throw the error of a missed deadline.

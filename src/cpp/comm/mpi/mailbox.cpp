@@ -37,7 +37,7 @@ void Mailbox::listen(int peer) {
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
   throw_if_left_to_mpi();
-  reap();
+  release_sent();
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
   const std::size_t bytes = sizeof(Header) + payload_bytes;
   Outgoing& mail = outgoing_->emplace_back(
@@ -62,7 +62,7 @@ void Mailbox::post_to(int peer, const Header& header, const void* payload,
 
 void Mailbox::progress() {
   throw_if_left_to_mpi();
-  reap();
+  release_sent();
   std::size_t count = 0;
   const int code =
       library().test_some(receives_.data(), receives_.size(), completed_.data(), count);
@@ -71,12 +71,12 @@ void Mailbox::progress() {
     const int peer = completed_[i].index;
     if (completed_[i].error != kSuccess)
       throw Unreachable({group_.world(peer)}, completed_[i].error);
-    sort_in(peer, static_cast<std::size_t>(completed_[i].bytes));
+    deliver(peer, static_cast<std::size_t>(completed_[i].bytes));
     if (!has_left(peer)) listen(peer);
   }
 }
 
-void Mailbox::sort_in(int rank, std::size_t bytes) {
+void Mailbox::deliver(int rank, std::size_t bytes) {
   Peer& peer = peers_[index(rank)];
   Message message;
   const std::byte* text = peer.buffer.get() + sizeof(Header);
@@ -111,22 +111,22 @@ Message Mailbox::take(int peer) {
   return message;
 }
 
-bool Mailbox::reap() {
+bool Mailbox::release_sent() {
   while (!outgoing_->empty() && outgoing_->front().requests.test()) outgoing_->pop_front();
   return outgoing_->empty();
 }
 
 bool Mailbox::close() noexcept {
   if (!outgoing_) return false;  // closed before
-  bool all_left = outgoing_->empty();
+  bool have_all_left = outgoing_->empty();
   for (std::size_t peer = 0; peer < receives_.size(); ++peer) {
-    all_left = all_left && receives_[peer] == library().no_request;
+    have_all_left = have_all_left && receives_[peer] == library().no_request;
     if (!give_up(receives_[peer])) keep_for_good(peers_[peer].buffer.release());
     receives_[peer] = library().no_request;
   }
-  // MPI cannot cancel a message that it has begun to send: those stay for good.
+  // MPI cannot cancel a message that it has begun to send: those buffers are never freed.
   if (!outgoing_->empty()) keep_for_good(outgoing_.release());
-  return all_left;
+  return have_all_left;
 }
 
 }  // namespace ngd::comm::mpi

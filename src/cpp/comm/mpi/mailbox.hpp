@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mailbox of a group: short messages from every rank to every other, in order and ahead of the
-// data.
+// The mailbox of a group: short messages between all pairs of ranks. The messages of a pair arrive
+// in order, and before the data that they announce.
 //
-// One receive per peer is always posted, so any progress sees the failure of a peer. A message that
-// has arrived stays in the queue of its sender until it is taken.
+// For each peer, a receive is always posted, so any progress sees the failure of a peer. A message
+// that has arrived stays in the queue of its sender until it is taken.
 #pragma once
 
 #include <chrono>
@@ -20,32 +20,34 @@ namespace ngd::comm::mpi {
 
 class Mailbox {
  public:
-  explicit Mailbox(const RankSet& group);  // which must outlive it
+  explicit Mailbox(const RankSet& group);  // the group must outlive the mailbox
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
   void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
-  // Move what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
+  // Move the messages that have arrived into the queues. Throws Unreachable, Init (a peer runs
+  // another ngd).
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
   Message take(int peer);
-  // The headers of the sends of a peer to this rank, in their order.
+  // Return the headers of a peer's sends to this rank, in their order.
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
-  // Set once a peer has sent Failed or Left. It sends no Submitted afterwards.
+  // Return the message Failed or Left of a peer, if it has arrived. The peer sends no Submitted
+  // afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
   std::chrono::steady_clock::time_point ended_at(int peer) const {
     return peers_[index(peer)].ended_at;
   }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
-  // True once a peer has sent Left, in order or after Failed.
+  // Return true if a peer has sent Left, in order or after Failed.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
-  bool everything_sent() { return reap(); }
+  bool everything_sent() { return release_sent(); }
 
-  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent. Memory
-  // that MPI does not give up is kept until the process ends. Allocates no memory.
+  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent.
+  // Memory that MPI does not give up is kept until the process ends. Allocates no memory.
   bool close() noexcept;
 
  private:
@@ -68,12 +70,12 @@ class Mailbox {
   std::string name(int peer) const { return concat("rank ", group_.world(peer)); }
   Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
   void listen(int peer);
-  void sort_in(int peer, std::size_t bytes);
-  bool reap();
+  void deliver(int peer, std::size_t bytes);
+  bool release_sent();
 
   const RankSet& group_;
   std::vector<Peer> peers_;
-  std::vector<Request> receives_;  // by rank; null where nothing more will come
+  std::vector<Request> receives_;  // by rank; no_request if the peer sends no more
   std::vector<Completed> completed_;
   std::unique_ptr<std::deque<Outgoing>> outgoing_ = std::make_unique<std::deque<Outgoing>>();
 };

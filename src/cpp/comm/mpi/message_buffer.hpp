@@ -2,7 +2,8 @@
 // Memory that MPI messages are sent from or received into.
 //
 // Rule: a buffer is declared before the requests that use it, so the requests end first. A request
-// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any more.
+// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any
+// more.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ class MessageBuffer {
  public:
   MessageBuffer() = default;
   explicit MessageBuffer(std::size_t bytes) { reserve(bytes); }
-  // Memory that the ranks of this host share; `local` outlives the buffer.
+  // Allocate memory that the ranks of this host share. `local` must outlive the buffer.
   MessageBuffer(Communicator& local, std::size_t bytes)
       : local_(&local), shared_(local.allocate(bytes)) {}
   ~MessageBuffer() {

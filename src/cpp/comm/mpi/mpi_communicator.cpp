@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kAlignment = 64;
 constexpr auto kBetweenLooks =
-    std::chrono::milliseconds(100);  // at the other groups, and the caller
+    std::chrono::milliseconds(100);  // between two checks of other groups and of interrupts
 
 std::uint64_t nanoseconds(Clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
@@ -114,8 +114,8 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   const std::chrono::duration<double> limit(limits.timeout_seconds);
   const auto start = Clock::now();
   Backoff backoff(local_size());
-  std::uint64_t seen = 0;
-  std::optional<Statistics::Entry> counted;
+  std::uint64_t moves_seen = 0;
+  std::optional<Statistics::Entry> stats_entry;
   auto last_move = start;
   auto next_look = start + kBetweenLooks;
   while (true) {
@@ -124,14 +124,15 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
       const std::lock_guard lock(group_.family->mutex());
       if (group_.state == State::Open) group_.family->progress();
       if (works_.is_complete(work)) {
-        if (counted) works_.statistics().add_waited(*counted, nanoseconds(Clock::now() - start));
+        if (stats_entry)
+          works_.statistics().add_waited(*stats_entry, nanoseconds(Clock::now() - start));
         return Progress::Done;
       }
       group_.require_open(call);
-      counted = works_.stats_of(work);
+      stats_entry = works_.stats_of(work);
       now = Clock::now();
-      if (moves() != seen) {
-        seen = moves();
+      if (moves() != moves_seen) {
+        moves_seen = moves();
         last_move = now;
         backoff.reset();
       }
@@ -149,8 +150,8 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   }
 }
 
-// The interrupt has set an exception in Python, so this throws even if the work is complete. Then the
-// result is lost. The group stays usable.
+// The interrupt has set an exception in Python, so this throws even if the work is complete. Then
+// the result is lost. The group stays usable.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");
@@ -161,7 +162,8 @@ void MpiCommunicator::throw_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-// A compiled step needs its other groups, too: a failure that a rank has reported there ends this wait.
+// A compiled step needs its other groups too: a failure that a rank has reported there ends this
+// wait.
 void MpiCommunicator::check_other_groups(Work work) {
   Family& family = *group_.family;
   family.or_fail([&] { family.expect_no_failure_beside(*this, works_.call_of(work)); });

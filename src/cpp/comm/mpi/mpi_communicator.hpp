@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives over MPI's nonblocking point-to-point messages.
 //
-// Every collective begins with an exchange of headers, all to all: no data move before all ranks are
-// known to be in the same collective. The data of a small collective travel with the headers. The
-// headers are sent at submit; after that, any call that makes progress moves the data. MPI's own
-// collectives are not used, because they report no error when a connection is cut.
+// Every collective begins with an exchange of headers, all to all: no data move before all ranks
+// are known to be in the same collective. The data of a small collective travel with the headers.
+// The headers are sent at submit; after that, any call that makes progress moves the data. MPI's
+// own collectives are not used, because they report no error when a connection is cut.
 //
-// The parts: headers.hpp compares the headers, peer_reports.hpp knows which peers have ended, works.hpp
-// advances what was submitted, choose.hpp chooses the transfers, long_wait.hpp finds late ranks,
-// teardown.hpp ends the group, groups.hpp makes new ones.
+// The parts: headers.hpp compares the headers, peer_reports.hpp holds the reports of peers that
+// have ended, works.hpp advances the submitted works, choose.hpp chooses the transfers,
+// long_wait.hpp finds late ranks, teardown.hpp ends the group, groups.hpp makes new groups.
 #pragma once
 
 #include <memory>
@@ -28,12 +28,12 @@ namespace ngd::comm::mpi {
 
 class MpiCommunicator final : public Communicator, private Member {
  public:
-  // A group of all ranks of the family's endpoint, or of some of them.
+  // Make a group of all ranks of the family's endpoint, or of some of them.
   explicit MpiCommunicator(std::shared_ptr<Family> family);
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }
 
-  // Use a host layer from here on. All ranks call it between the same two works.
+  // Use a host layer from now on. All ranks call this between the same two works.
   void use(std::unique_ptr<HostLayer> hosts);
 
   // For groups.hpp.

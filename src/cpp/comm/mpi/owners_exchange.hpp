@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of a reduction in which every rank owns a part of a window: each rank sends its
-// contribution to every owner, the owner reduces all contributions, and sends the result.
+// The messages of a reduction in which every rank, as an owner, reduces a part of a window. Each
+// rank sends its contribution for a part to the owner of the part. The owner reduces all
+// contributions and sends the result.
 //
-// The callers give the parts as spans, so a contribution may be wider than its result.
+// The callers give contributions and results as spans, because their elements may differ in size:
+// contributions of 16-bit floats may be float32.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +22,8 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Receive the contributions to my part, which has `own_bytes` bytes, into the scratch memory of the
-  // window. Send contribution_to(rank) to every other rank.
+  // Receive the contributions to this rank's part, of `own_bytes` bytes each, into the scratch
+  // memory of the window. Send contribution_to(rank) to every other rank.
   template <class ContributionTo>
   void exchange_contributions(Window& window, std::size_t own_bytes,
                               ContributionTo&& contribution_to) const {
@@ -35,12 +37,14 @@ class OwnersExchange {
     }
   }
 
-  // Where a rank's contribution arrives. The place of this rank is free.
+  // Return the address at which the contribution of a rank arrives. The slot of this rank is
+  // unused.
   std::byte* contribution(const Window& window, std::size_t own_bytes, int rank) const {
     return window.scratch.data() + own_bytes * static_cast<std::size_t>(rank);
   }
 
-  // Reduce all contributions to my part in the order of the ranks; `mine` is that of this rank.
+  // Reduce all contributions to this rank's part, in the canonical order of base/reduce.hpp.
+  // `mine`: the contribution of this rank.
   void reduce(const Window& window, std::span<const std::byte> mine, Combine combine, DType dtype,
               void* result, double divisor) {
     for (int r = 0; r < size_; ++r)
@@ -50,7 +54,8 @@ class OwnersExchange {
                 divisor);
   }
 
-  // Receive the result of every other owner into result_of(rank), and send mine to all ranks.
+  // Receive the result of every other owner into result_of(rank), and send `mine`, the result of
+  // this rank, to all ranks.
   template <class ResultOf>
   void exchange_results(Window& window, std::span<const std::byte> mine,
                         ResultOf&& result_of) const {

@@ -29,9 +29,9 @@ std::uint64_t Pairs::submit(Mailbox& mailbox, const Collective& collective) {
     return last_;
   }
   pair.header.topic = Topic::Sent;
-  const bool small = bytes <= kInlineBytes;
-  mailbox.post_to(collective.root, pair.header, collective.source, small ? bytes : 0);
-  if (small) {
+  const bool is_small = bytes <= kInlineBytes;
+  mailbox.post_to(collective.root, pair.header, collective.source, is_small ? bytes : 0);
+  if (is_small) {
     count(pair);
     return last_;
   }
@@ -47,14 +47,14 @@ void Pairs::count(const Pair& pair) {
 }
 
 bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {
-  const bool sends = oldest.collective.kind == Kind::Send;
+  const bool is_send = oldest.collective.kind == Kind::Send;
   const std::size_t bytes = oldest.collective.count * size_of(oldest.collective.dtype);
-  if (!sends && !oldest.matched && !match(mailbox, peer, oldest)) return false;
+  if (!is_send && !oldest.is_matched && !match(mailbox, peer, oldest)) return false;
   if (bytes <= kInlineBytes) return true;
   if (!oldest.message)
     oldest.message.emplace(group_, peer, group_.first_tag + kPairTag,
-                           sends ? oldest.collective.source : nullptr,
-                           sends ? nullptr : oldest.collective.destination, bytes);
+                           is_send ? oldest.collective.source : nullptr,
+                           is_send ? nullptr : oldest.collective.destination, bytes);
   return oldest.message->advance(moves_);
 }
 
@@ -67,7 +67,7 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
     fail_of({group_.world(peer), group_.world(group_.rank)}, ErrorKind::CollectiveMismatch,
             mismatch_of_pair("", group_.world(peer), theirs, group_.world(group_.rank), mine));
-  receive.matched = true;
+  receive.is_matched = true;
   ++moves_;
   if (!message.payload.empty())
     std::memcpy(receive.collective.destination, message.payload.data(), message.payload.size());
@@ -78,9 +78,9 @@ bool Pairs::complete(std::uint64_t number) const noexcept { return find(number) 
 
 const Pairs::Pair* Pairs::find(std::uint64_t number) const {
   if (idle()) return nullptr;
-  for (const std::vector<Line>* lines : {&sends_, &receives_})
-    for (const Line& line : *lines)
-      for (const Pair& pair : line)
+  for (const std::vector<Queue>* queues : {&sends_, &receives_})
+    for (const Queue& queue : *queues)
+      for (const Pair& pair : queue)
         if (pair.number == number) return &pair;
   return nullptr;
 }
@@ -90,9 +90,9 @@ int Pairs::peer_of(std::uint64_t number) const {
 }
 
 void Pairs::abandon() noexcept {
-  for (std::vector<Line>* lines : {&sends_, &receives_})
-    for (Line& line : *lines)
-      for (Pair& pair : line) pair.message.reset();
+  for (std::vector<Queue>* queues : {&sends_, &receives_})
+    for (Queue& queue : *queues)
+      for (Pair& pair : queue) pair.message.reset();
 }
 
 }  // namespace ngd::comm::mpi

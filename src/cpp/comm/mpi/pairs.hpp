@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives: one sequence per pair of ranks and direction.
+// Sends and receives. Each ordered pair of ranks has a sequence of its own.
 //
-// The sender's header goes ahead, with its data if they are small: such a send is complete at once.
-// Longer data follow on the tag of pairs, one send at a time. The receiver compares the headers.
+// The sender posts a header. Small data travel with the header, and the send is complete at once.
+// Larger data follow under kPairTag, one send at a time. The receiver compares the header with its
+// own call.
 #pragma once
 
 #include <chrono>
@@ -22,14 +23,15 @@ namespace ngd::comm::mpi {
 
 class Pairs {
  public:
-  // Sequence numbers of sends and receives, above all of collectives.
+  // The first sequence number of sends and receives, above the numbers of all collectives.
   static constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
 
   Pairs(const RankSet& group, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Throws CollectiveMismatch, Unreachable, and what check(peer, call, matched, start) throws for a
-  // work in flight.
+  // Advance all sends and receives. Throws CollectiveMismatch, Unreachable, and the errors of
+  // check(peer, call, is_matched, start), which is called for the oldest pending work of each pair
+  // and direction.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
@@ -37,11 +39,11 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // These are about a work that is not complete.
+  // The next three functions take a work that is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
   int peer_of(std::uint64_t number) const;  // world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
-  // Give up all messages. Works that are not complete stay so.
+  // Give up all messages. Pending works stay pending.
   void abandon() noexcept;
 
  private:
@@ -51,10 +53,10 @@ class Pairs {
     Header header;
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
-    bool matched = false;  // a receive has seen the header of its sender
+    bool is_matched = false;  // a receive has seen the header of its sender
     std::optional<LongMessage> message;
   };
-  using Line = std::deque<Pair>;  // of one peer and direction; the first one moves
+  using Queue = std::deque<Pair>;  // of one peer and direction; the first one is transferred
 
   const Pair* find(std::uint64_t number) const;
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);
@@ -64,8 +66,8 @@ class Pairs {
 
   const RankSet& group_;
   Statistics& statistics_;
-  std::vector<Line> sends_;
-  std::vector<Line> receives_;
+  std::vector<Queue> sends_;
+  std::vector<Queue> receives_;
   std::uint64_t last_ = kFirst - 1;
   std::uint64_t moves_ = 0;
   std::size_t pending_ = 0;
@@ -75,17 +77,17 @@ template <class Check>
 void Pairs::progress(Mailbox& mailbox, Check&& check) {
   if (idle()) return;
   for (int peer = 0; peer < group_.size(); ++peer)
-    for (std::vector<Line>* lines : {&sends_, &receives_}) {
-      Line& line = (*lines)[static_cast<std::size_t>(peer)];
-      while (!line.empty() && advance(mailbox, peer, line.front())) {
-        count(line.front());
-        line.pop_front();
+    for (std::vector<Queue>* queues : {&sends_, &receives_}) {
+      Queue& queue = (*queues)[static_cast<std::size_t>(peer)];
+      while (!queue.empty() && advance(mailbox, peer, queue.front())) {
+        count(queue.front());
+        queue.pop_front();
         --pending_;
         ++moves_;
       }
-      if (line.empty()) continue;
-      const Pair& oldest = line.front();
-      check(peer, oldest.header.call, oldest.matched, oldest.start);
+      if (queue.empty()) continue;
+      const Pair& oldest = queue.front();
+      check(peer, oldest.header.call, oldest.is_matched, oldest.start);
     }
 }
 

@@ -9,16 +9,16 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// In this time a header that a failed rank has sent arrives. If all headers arrive, a collective may
-// complete although a rank has failed.
+// The time in which a header that a failed rank has sent arrives. If all headers arrive, a
+// collective may complete although a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
-// In this time the report of a peer arrives.
+// The time in which the report of a peer arrives.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// A rank that failed in this collective may have sent its header before. It missed the header of a
-// third rank, which may never arrive here either.
+// A rank that has failed in this collective may have sent its header before. It may have failed
+// because the header of a third rank was missing; that header may never arrive at this rank either.
 void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !mailbox_.ended(peer)) continue;
@@ -51,8 +51,8 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
 }
 
 // The data of a peer that has left in order may still arrive. A peer may be silent because it has
-// died, and another rank has failed because of that. So any failure in the group ends a work that has
-// no match yet.
+// died, and another rank has failed because of that. So any failure in the group ends a send or a
+// receive that has no match yet.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ends that the peers of a group have reported: a peer has failed, or has left in order.
+// The reports of peers that have ended: a peer has failed, or has left in order.
 #pragma once
 
 #include <chrono>

@@ -32,17 +32,17 @@ void set_payload(PendingCollective& work, const RankSet& group) {
 
 void prepare(PendingCollective& work, const Collective& submitted, const RankSet& group,
              Algorithm preferred, std::uint64_t sequence) {
-  Collective& kept = work.collective;
-  kept = submitted;
-  kept.algorithm = choose_algorithm(submitted, preferred);
-  work.header = header_of(kept, group.size(), sequence);
+  Collective& stored = work.collective;
+  stored = submitted;
+  stored.algorithm = choose_algorithm(submitted, preferred);
+  work.header = header_of(stored, group.size(), sequence);
   work.details = encode_details(submitted);
-  kept.program = nullptr;
-  kept.layout = nullptr;
-  kept.site = "";
-  if (kept.kind == Kind::Barrier) kept.count = 0;
-  copy_counts(kept.counts, work.counts, group.size());
-  copy_counts(kept.receive_counts, work.receive_counts, group.size());
+  stored.program = nullptr;
+  stored.layout = nullptr;
+  stored.site = "";
+  if (stored.kind == Kind::Barrier) stored.count = 0;
+  copy_counts(stored.counts, work.counts, group.size());
+  copy_counts(stored.receive_counts, work.receive_counts, group.size());
   set_payload(work, group);
 }
 

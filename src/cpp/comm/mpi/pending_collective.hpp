@@ -25,12 +25,12 @@ struct PendingCollective {
   Header header;
   std::string details;             // see details.hpp
   std::vector<std::byte> payload;  // of this rank's header
-  std::vector<Message> received;   // by rank, once all headers are here
+  std::vector<Message> received;   // by rank, when all headers have arrived
   std::unique_ptr<Transfer> transfer;
   bool complete = false;
   Statistics::Entry stats = 0;
   std::chrono::steady_clock::time_point start;
-  int last_missing = -1;  // a rank whose header was missing at the last look; -1: none was
+  int last_missing = -1;  // a rank whose header was missing at the last check; -1: none
 };
 
 // Fill in a collective and the header that this rank sends of it. Afterwards only source and

@@ -24,7 +24,7 @@ struct Process {
   std::atomic<bool> is_initialised{false};  // by ngd, on the MPI thread
   std::atomic<int> failures{0};
   std::atomic<bool> left_to_mpi{false};
-  std::atomic<bool> stuck{false};  // a thread of ours was left inside MPI
+  std::atomic<bool> is_stuck{false};  // a thread of ngd is blocked inside MPI
 };
 Process process;
 
@@ -78,8 +78,9 @@ bool other_threads_may_call() {
 
 }  // namespace
 
-// Making a communicator blocks inside MPI until every rank does the same. It runs on its own thread,
-// which is abandoned at the deadline. MPI is always initialised on that thread: see finalize_mpi.
+// Making a communicator blocks inside MPI until every rank does the same. It runs on its own
+// thread, which is abandoned at the deadline. MPI is always initialised on that thread: see
+// finalize_mpi.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
   if (fork_guard().in_child())
     fail(ErrorKind::Init,
@@ -88,7 +89,7 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
   if (left_to_mpi())
     fail(ErrorKind::Init, "ngd.init: expected a process whose messages have all ended; MPI still ",
          "holds memory of a collective that failed. Start a new process: this one can only exit");
-  if (process.stuck)
+  if (process.is_stuck)
     fail(ErrorKind::Init, "ngd.init: an earlier ngd.init is still blocked inside MPI");
   Endpoint endpoint;
   if (!other_threads_may_call()) {
@@ -98,7 +99,7 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
         mpi_thread().run([fortran_handle] { return duplicate(fortran_handle); });
     const auto limit = std::chrono::duration<double>(timeout_seconds);
     if (timeout_seconds > 0 && result.wait_for(limit) != std::future_status::ready) {
-      process.stuck = true;
+      process.is_stuck = true;
       fail(ErrorKind::CollectiveTimeout, "ngd.init: not every rank of the MPI job arrived within ",
            timeout_seconds, " s (NGD_TIMEOUT). MPI does not report which: read the output of each ",
            "rank, and of mpirun");
@@ -112,8 +113,8 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
 void mark_failed() noexcept { ++process.failures; }
 
 void unmark_failed() noexcept {
-  int left = process.failures;
-  while (left > 0 && !process.failures.compare_exchange_weak(left, left - 1)) {
+  int num_marks = process.failures;
+  while (num_marks > 0 && !process.failures.compare_exchange_weak(num_marks, num_marks - 1)) {
   }
 }
 
@@ -128,10 +129,10 @@ void throw_if_left_to_mpi() {
 
 void keep_for_good(const void* memory) noexcept {
   static std::mutex& mutex = *new std::mutex;
-  static std::vector<const void*>& kept = *new std::vector<const void*>;
+  static std::vector<const void*>& blocks = *new std::vector<const void*>;
   const std::lock_guard lock(mutex);
   try {
-    kept.push_back(memory);  // a leak checker finds it here
+    blocks.push_back(memory);  // a leak checker finds it here
   } catch (const std::bad_alloc&) {
     // The memory is kept, but a leak checker reports it.
   }
@@ -150,7 +151,7 @@ std::string error_text(int code) {
 bool mpi_holds_memory() noexcept { return mpi::left_to_mpi(); }
 
 void finalize_mpi() noexcept {
-  if (!mpi::process.is_initialised || mpi::in_forked_child() || mpi::process.stuck) return;
+  if (!mpi::process.is_initialised || mpi::in_forked_child() || mpi::process.is_stuck) return;
   const mpi::Library& library = mpi::library();
   if (library.finalized()) return;
   if (mpi::process.failures > 0 || mpi::left_to_mpi()) {
@@ -160,7 +161,7 @@ void finalize_mpi() noexcept {
   try {
     mpi::mpi_thread().run([&library] { library.finalize(); }).wait();
   } catch (const std::exception&) {  // no memory for the task
-    library.finalize();              // every MPI that we know takes it from any thread
+    library.finalize();              // every MPI known to ngd allows this in any thread
   }
 }
 

@@ -16,16 +16,17 @@ struct Endpoint {
   int local_size = 1;
 };
 
-// Initialise MPI if that has not been done, and duplicate the world (-1) or the communicator with this
-// Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
+// Initialise MPI if that has not been done, and duplicate the world (-1) or the communicator with
+// this Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// While marks are left, this process must not finalize MPI: its peers may never do the same.
+// Add or remove a mark. While the process has marks, it must not finalize MPI: its peers may never
+// do so.
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 
-// After a failure MPI may keep a message whose memory the caller may free. From then on no call of MPI
-// may move messages, and throw_if_left_to_mpi() throws GroupClosed.
+// After a failure MPI may keep a message whose memory the caller may free. From then on no call of
+// MPI may move messages, and throw_if_left_to_mpi() throws GroupClosed.
 void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void throw_if_left_to_mpi();
@@ -33,8 +34,8 @@ void throw_if_left_to_mpi();
 // Keep memory that MPI may still use when its owner ends. It is never freed.
 void keep_for_good(const void* memory) noexcept;
 
-// Return true in a forked child of the process that opened the first endpoint. A child has copies of
-// all objects here. It must not call MPI, which would receive the messages of its parent.
+// Return true in a forked child of the process that opened the first endpoint. A child has copies
+// of all objects here. It must not call MPI, which would receive the messages of its parent.
 bool in_forked_child() noexcept;
 
 std::string error_text(int code);

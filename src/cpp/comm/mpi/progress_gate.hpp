@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides when the progress thread runs: while works are in flight and no caller waits.
+// Decides when the progress thread runs: while works are pending and no caller waits.
 #pragma once
 
 #include <atomic>
@@ -18,20 +18,20 @@ class ProgressGate {
   // With the mutex held.
   void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
   void wake_thread() noexcept {
-    if (resting_.load(std::memory_order_relaxed)) wake_.notify_one();
+    if (is_resting_.load(std::memory_order_relaxed)) wake_.notify_one();
   }
   void stop() noexcept {
-    stopped_ = true;
+    is_stopped_ = true;
     wake_.notify_all();
   }
-  bool is_stopped() const noexcept { return stopped_; }
+  bool is_stopped() const noexcept { return is_stopped_; }
   bool is_needed() const noexcept { return waiting_ == 0 && in_flight_; }
 
   // Without the mutex, around a wait of a caller.
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
-    // The thread may have looked at `waiting_` and not sleep yet: it holds the mutex in between.
+    // The thread may have read `waiting_` and not sleep yet. It holds the mutex between the two.
     {
       const std::lock_guard lock(mutex_);
     }
@@ -40,20 +40,20 @@ class ProgressGate {
 
   // The thread calls these with the mutex held, which they give back while it sleeps.
   void sleep_until_needed(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit) {
-    resting_ = true;
-    wake_.wait_for(lock, limit, [this] { return stopped_ || is_needed(); });
-    resting_ = false;
+    is_resting_ = true;
+    wake_.wait_for(lock, limit, [this] { return is_stopped_ || is_needed(); });
+    is_resting_ = false;
   }
   void nap(std::unique_lock<std::mutex>& lock, std::chrono::microseconds limit) {
-    wake_.wait_for(lock, limit, [this] { return stopped_; });
+    wake_.wait_for(lock, limit, [this] { return is_stopped_; });
   }
 
  private:
   std::mutex& mutex_;
   std::atomic<int> waiting_{0};
   std::atomic<bool> in_flight_{false};
-  std::atomic<bool> resting_{false};  // the thread sleeps until it is woken
-  bool stopped_ = false;
+  std::atomic<bool> is_resting_{false};  // the thread sleeps until it is woken
+  bool is_stopped_ = false;
   std::condition_variable wake_;
 };
 

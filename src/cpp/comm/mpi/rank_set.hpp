@@ -24,7 +24,7 @@ struct RankSet {
 inline constexpr int kMailTag = 0;
 inline constexpr int kPairTag = 1;
 inline constexpr int kFirstDataTag = 2;
-inline constexpr int kActive = 2;  // collectives whose data may move at once
+inline constexpr int kActive = 2;  // the number of collectives whose data may move at once
 inline constexpr int kTagsPerCollective = 8;
 inline constexpr int kTagsPerGroup = 32;
 static_assert(kFirstDataTag + kActive * kTagsPerCollective <= kTagsPerGroup);

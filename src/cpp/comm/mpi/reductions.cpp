@@ -10,13 +10,15 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// Every rank owns a part of each slice and reduces it: of an all_reduce and a reduce an equal part, of
-// a reduce_scatter the same elements of its block as all other owners.
+// The flat reduction (owners_exchange.hpp): every rank owns a part of each slice, receives the
+// contributions of all ranks to it, and reduces them. In an all_reduce or a reduce, the parts are
+// near-equal parts of the slice. In a reduce_scatter, the part of an owner is inside the owner's
+// block, at the same offset in all blocks.
 class FlatReduction final : public WindowedTransfer {
  public:
   FlatReduction(const RankSet& group, int tag, const Collective& collective, const Blocks& blocks)
       : WindowedTransfer(group, tag, collective, windowing(group, collective, blocks)),
-        scatters_(collective.kind == Kind::ReduceScatter),
+        is_scatter_(collective.kind == Kind::ReduceScatter),
         blocks_(blocks),
         owners_(group) {}
 
@@ -39,7 +41,7 @@ class FlatReduction final : public WindowedTransfer {
 
   // The part of an owner, in elements of the source.
   Slice owned(const Window& window, int owner) const {
-    if (!scatters_) return part_of(window.slice, owner, size_);
+    if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
     const std::size_t skipped = std::min(window.slice.begin, block.count);
     return {block.begin + skipped, std::min(window.slice.count, block.count - skipped)};
@@ -54,7 +56,7 @@ class FlatReduction final : public WindowedTransfer {
     std::byte* result = result_of_mine(window);
     owners_.reduce(window, mine, combine_of(collective_.op), collective_.dtype, result,
                    divisor_of(collective_.op, size_));
-    if (scatters_) return;
+    if (is_scatter_) return;
     const std::span<const std::byte> reduced(result, mine.size());
     const auto result_of = [&](int owner) {
       const Slice part = owned(window, owner);
@@ -69,16 +71,21 @@ class FlatReduction final : public WindowedTransfer {
   // A rank that does not keep its result has no destination: the result goes to scratch memory.
   std::byte* result_of_mine(const Window& window) const {
     const Slice mine = owned(window, rank_);
-    if (scatters_) return destination({window.slice.begin, mine.count});
-    const bool keeps = collective_.kind == Kind::AllReduce || rank_ == collective_.root;
-    return keeps ? destination(mine) : owners_.contribution(window, bytes(mine), rank_);
+    if (is_scatter_) return destination({window.slice.begin, mine.count});
+    const bool keeps_result = collective_.kind == Kind::AllReduce || rank_ == collective_.root;
+    return keeps_result ? destination(mine) : owners_.contribution(window, bytes(mine), rank_);
   }
 
-  const bool scatters_;
+  const bool is_scatter_;
   const Blocks blocks_;
   OwnersExchange owners_;
 };
 
+// The ring all_reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009, section 3). Each rank receives only from the previous rank and sends only to
+// the next rank. A slice has one part per rank. In the reduce-scatter, a partial sum of each part
+// travels around the ring, and each rank adds its own elements. In the all-gather, the sums travel
+// around the ring.
 class RingAllReduce final : public WindowedTransfer {
  public:
   RingAllReduce(const RankSet& group, int tag, const Collective& collective)
@@ -87,14 +94,14 @@ class RingAllReduce final : public WindowedTransfer {
             {collective.count, reduce_window(collective.dtype, group.size()), kReduceWindows}),
         next_((rank_ + 1) % size_),
         previous_((rank_ - 1 + size_) % size_),
-        half_(is_half(collective.dtype)),
-        partial_dtype_(half_ ? DType::F32 : collective.dtype) {}
+        is_half_(is_half(collective.dtype)),
+        partial_dtype_(is_half_ ? DType::F32 : collective.dtype) {}
 
  private:
   Slice part(const Window& window, int owner) const { return part_of(window.slice, owner, size_); }
 
-  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k; after n - 1
-  // steps rank r holds part r. Step k of the all-gather sends part rank - k.
+  // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k. After the
+  // last step, rank r has the whole sum of part r. Step k of the all-gather sends part rank - k.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;
@@ -111,7 +118,8 @@ class RingAllReduce final : public WindowedTransfer {
     return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Scratch holds two partial sums, sent and received alternately, and the widened data of this rank.
+  // Scratch memory has two partial sums, sent and received alternately, and the widened data of
+  // this rank.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));
@@ -131,20 +139,20 @@ class RingAllReduce final : public WindowedTransfer {
 
   void add_mine(Window& window, int k) {
     const Slice in = part(window, ring(rank_ - 2 - k));
-    const bool last = k == size_ - 2;
+    const bool is_last = k == size_ - 2;
     std::byte* sum = partial(window, k % 2);
     std::byte* mine = partial(window, 2);
     own_part(in, mine);
     const void* terms[] = {sum, mine};
-    void* result = last && !half_ ? destination(in) : sum;
+    void* result = is_last && !is_half_ ? destination(in) : sum;
     reduce(combine_of(collective_.op), partial_dtype_, terms, 2, result, in.count,
-           last ? divisor_of(collective_.op, size_) : 1.0);
-    if (last && half_)
+           is_last ? divisor_of(collective_.op, size_) : 1.0);
+    if (is_last && is_half_)
       narrow(collective_.dtype, reinterpret_cast<const float*>(sum), destination(in), in.count);
   }
 
   void own_part(const Slice& s, std::byte* into) const {
-    if (half_) {
+    if (is_half_) {
       widen(collective_.dtype, source(s), reinterpret_cast<float*>(into), s.count);
     } else {
       std::memcpy(into, source(s), bytes(s));
@@ -155,7 +163,7 @@ class RingAllReduce final : public WindowedTransfer {
 
   const int next_;
   const int previous_;
-  const bool half_;
+  const bool is_half_;
   const DType partial_dtype_;
 };
 

@@ -59,13 +59,13 @@ bool Requests::test() {
     if (completed_[i].error != kSuccess)
       throw Unreachable({peers_[static_cast<std::size_t>(completed_[i].index)]},
                         completed_[i].error);
-  const bool all = std::all_of(requests_.begin(), requests_.end(),
-                               [&](Request r) { return r == mpi.no_request; });
-  if (all) {
+  const bool are_all_complete = std::all_of(requests_.begin(), requests_.end(),
+                                            [&](Request r) { return r == mpi.no_request; });
+  if (are_all_complete) {
     requests_.clear();
     peers_.clear();
   }
-  return all;
+  return are_all_complete;
 }
 
 std::vector<int> Requests::pending_peers() const {
@@ -80,21 +80,21 @@ bool give_up(Request& request) noexcept {
   if (request == mpi.no_request) return true;
   if (in_forked_child() || mpi.finalized() || left_to_mpi()) return false;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
-  bool complete = false;
+  bool is_complete = false;
   mpi.cancel(request);
   do {
-    if (mpi.test(request, complete) != kSuccess) return false;
-  } while (!complete && std::chrono::steady_clock::now() < limit);
-  return complete;
+    if (mpi.test(request, is_complete) != kSuccess) return false;
+  } while (!is_complete && std::chrono::steady_clock::now() < limit);
+  return is_complete;
 }
 
 bool Requests::cancel() noexcept {
-  bool clean = true;
-  for (Request& request : requests_) clean = clean && give_up(request);
-  if (!clean) leave_to_mpi();  // from here on nothing calls MPI, so the other requests end here
+  bool is_clean = true;
+  for (Request& request : requests_) is_clean = is_clean && give_up(request);
+  if (!is_clean) leave_to_mpi();  // from here on nothing calls MPI, so the other requests end here
   requests_.clear();
   peers_.clear();
-  return clean;
+  return is_clean;
 }
 
 }  // namespace ngd::comm::mpi

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of nonblocking messages that is polled as one.
+// A set of nonblocking messages. One call tests all of them.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +18,17 @@ class Requests {
   Requests(Requests&&) = default;
   ~Requests() { cancel(); }
 
-  // At most kMaxMessageBytes; nothing is posted for 0 bytes. A peer is a rank of the group.
+  // Post a message of at most kMaxMessageBytes; 0 bytes: post nothing. A peer is a rank of the
+  // group.
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
-  // True when every message posted has completed. Throws Unreachable.
+  // Return true when all posted messages have completed. Throws Unreachable.
   bool test();
-  // The ranks of the world whose messages have not completed, ascending, each once.
+  // Return the ranks of the world whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
-  // Give up what has not completed. Returns false if MPI still holds a buffer, which must then be
-  // kept.
+  // Give up the messages that have not completed. Returns false if MPI still holds a buffer, which
+  // must then be kept.
   bool cancel() noexcept;
 
  private:
@@ -45,7 +46,8 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 // Cancel a message, and wait at most 50 ms until MPI has done so. Returns false if it has not.
 bool give_up(Request& request) noexcept;
 
-// MPI has given up messages to or from some ranks. Without ranks, MPI did not report which.
+// The error that MPI has given up messages to or from some ranks. Without ranks, MPI did not report
+// which.
 class Unreachable final : public Error {
  public:
   Unreachable(const std::vector<int>& who, int code);

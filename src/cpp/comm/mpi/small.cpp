@@ -44,8 +44,8 @@ void finish_small(const Collective& collective, int rank, int size,
     case Kind::Reduce:
     case Kind::ReduceScatter: {
       if (collective.kind == Kind::Reduce && !is_root) return;
-      const bool scatters = collective.kind == Kind::ReduceScatter;
-      const Slice part = scatters ? mine : Slice{0, collective.count};
+      const bool is_scatter = collective.kind == Kind::ReduceScatter;
+      const Slice part = is_scatter ? mine : Slice{0, collective.count};
       if (part.count == 0) return;
       std::vector<const void*> terms;
       for (const std::byte* each : contributions)

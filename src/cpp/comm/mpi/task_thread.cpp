@@ -9,13 +9,13 @@
 namespace ngd::comm::mpi {
 
 TaskThread::TaskThread() {
-  sigset_t all, before;  // signals are for the threads of the program
+  sigset_t all, old_mask;  // the threads of the program handle signals
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_sigmask(SIG_SETMASK, &all, &old_mask);
   struct Restore {
     const sigset_t& mask;
     ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } restore{before};
+  } restore{old_mask};
   std::thread([this] { serve(); }).detach();
 }
 

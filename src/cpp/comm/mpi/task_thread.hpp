@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread that runs tasks, in turn, for as long as the process lives.
+// A thread that runs tasks, one after the other, as long as the process exists.
 //
-// MPI has to be finalized by the thread that initialised it (MPI 4.0, 11.6). MPI_Init_thread may
-// block until every rank of the job has come, so it runs on a thread that the caller can abandon at
-// its deadline. This thread runs MPI_Finalize as well.
+// MPI must be finalized by the thread that initialised it (MPI 4.0, section 11.6). MPI_Init_thread
+// may block until all ranks of the job have arrived, so it runs on a thread that the caller can
+// abandon at its deadline. The same thread runs MPI_Finalize.
 #pragma once
 
 #include <condition_variable>
@@ -19,12 +19,12 @@ namespace ngd::comm::mpi {
 class TaskThread {
  public:
   TaskThread();  // throws std::system_error if no thread can be started
-  // The thread uses the object until the process ends.
+  // Deleted: the thread uses the object until the process ends.
   ~TaskThread() = delete;
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
-  // Runs call() on the thread; the future has its result or its exception.
+  // Run call() on the thread. The future gets its result or its exception.
   template <class Call>
   auto run(Call call) {
     const auto task = std::make_shared<std::packaged_task<decltype(call())()>>(std::move(call));

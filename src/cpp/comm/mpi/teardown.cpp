@@ -31,8 +31,8 @@ bool Teardown::has_sent_failure(bool moves_data) {
   mailbox_.progress();
   if (!mailbox_.everything_sent()) return false;
   if (!moves_data) return true;
-  // MPI reports a short message as sent while it still waits for long ones. A peer that has received
-  // it answers.
+  // MPI reports a short message as sent while it still waits for long ones. A peer that has
+  // received it answers.
   for (int peer = 0; peer < group_.size(); ++peer)
     if (peer != group_.rank() && !mailbox_.ended(peer)) return false;
   return true;

@@ -9,10 +9,10 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The scratch memory of a window has the size of its slice, so a transfer needs about 16 MiB for any
-// number of ranks. A rank's part of a slice is at most half of kMaxMessageBytes, because partial sums
-// may be twice as wide. So much is in flight that a rank that makes progress once per millisecond
-// keeps a link of 10 Gbit/s busy.
+// The scratch memory of a window has the size of its slice, so a transfer needs about 16 MiB for
+// any number of ranks. A rank's part of a slice is at most half of kMaxMessageBytes, because
+// partial sums may be twice as wide. These sizes keep a link of 10 Gbit/s busy if a rank makes
+// progress once per millisecond.
 constexpr std::size_t kMaxWindowBytes = std::size_t{2} << 20;
 constexpr std::size_t kMaxPartBytes = kMaxMessageBytes / 2;
 
@@ -36,7 +36,7 @@ WindowedTransfer::WindowedTransfer(const RankSet& group, int tag, const Collecti
 }
 
 bool WindowedTransfer::advance() {
-  bool complete = true;
+  bool is_complete = true;
   for (Window& window : windows_) {
     while (is_ready(window)) {
       if (!window.active) {
@@ -52,9 +52,9 @@ bool WindowedTransfer::advance() {
       ++window.step;
       ++steps_;
     }
-    complete = complete && !window.active && window.next >= elements();
+    is_complete = is_complete && !window.active && window.next >= elements();
   }
-  return complete;
+  return is_complete;
 }
 
 std::vector<int> WindowedTransfer::pending_peers() const {

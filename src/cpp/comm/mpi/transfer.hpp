@@ -20,11 +20,12 @@ namespace ngd::comm::mpi {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Do what can be done now. Return true when destination holds the result and MPI holds no buffer.
+  // Advance the transfer as far as possible without waiting. Return true when the destination holds
+  // the result and MPI holds no buffer.
   virtual bool advance() = 0;
-  // The ranks of the world that this rank waits for.
+  // Return the ranks of the world that this rank waits for.
   virtual std::vector<int> pending_peers() const = 0;
-  std::uint64_t steps() const { return steps_; }  // grows whenever something has moved
+  std::uint64_t steps() const { return steps_; }  // grows with every step
 
  protected:
   // Add memory for messages. This class owns it and derived classes own the requests, so every
@@ -40,12 +41,12 @@ class Transfer {
   std::deque<MessageBuffer> buffers_;
 };
 
-// A slice of a collective that is transferred on its own. When it is complete, the object moves on to
-// a later slice.
+// A window: it transfers one slice of a collective at a time. When a slice is complete, the window
+// continues with a later slice.
 struct Window {
   Window(const RankSet& group, int number_, int tag_)
       : number(number_), tag(tag_), requests(group) {}
-  const int number;  // among the windows in flight
+  const int number;  // among the windows of the transfer
   const int tag;
   std::size_t next = 0;  // the element at which the next slice of this window begins
   bool active = false;
@@ -55,11 +56,11 @@ struct Window {
   Requests requests;
 };
 
-// A transfer in windows. A few windows are in flight at once, so the sum of one overlaps the messages
-// of another, and scratch memory stays bounded. A window goes through steps: a step does what the
-// messages of the step before allow, and posts its own messages. All ranks cut the elements into the
-// same slices and take the steps of a window in the same order. Each window has its own tag, so the
-// messages of two ranks match in the order posted.
+// A transfer in windows, for operands of any size. A few windows are active at once, so the
+// reduction of one overlaps the messages of another, and the scratch memory is bounded. A window
+// goes through steps: a step uses the messages of the step before, and posts its own. All ranks cut
+// the elements into the same slices, and take the steps of a window in the same order. Each window
+// has its own tag, so the messages of two ranks match in the order in which they were posted.
 class WindowedTransfer : public Transfer {
  public:
   bool advance() final;
@@ -67,14 +68,14 @@ class WindowedTransfer : public Transfer {
 
  protected:
   struct Windowing {
-    std::size_t elements;         // in all
-    std::size_t window_elements;  // in a slice
-    int num_windows;              // in flight
+    std::size_t elements;         // of the collective
+    std::size_t window_elements;  // of a slice
+    int num_windows;              // active at once
   };
   WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
                    Windowing windowing);
 
-  // Return true if window.step may be carried out: all that the step before began has ended.
+  // Return true if window.step may be carried out: the messages of the step before have completed.
   virtual bool is_ready(Window& window) { return window.requests.test(); }
   // The outcome of a step. A blocked step had no effect, and advance() repeats it later.
   enum class Outcome { Continues, SliceComplete, Blocked };
@@ -104,7 +105,8 @@ class LongMessage {
  public:
   LongMessage(const RankSet& group, int peer, int tag, const void* source, void* destination,
               std::size_t bytes);
-  // Post what can be posted, and add it to `steps`. Return true when all has arrived, or been taken.
+  // Post the messages that can be posted, and add their number to `steps`. Return true when all
+  // messages have completed.
   bool advance(std::uint64_t& steps);
   std::vector<int> pending_peers() const;
 
@@ -123,28 +125,30 @@ class LongMessage {
 
 // ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses
 
-// Reductions in which every rank owns a part and reduces it in the canonical order. all_reduce: the
-// owner sends the result to all ranks, 2 S (n - 1) / n bytes per rank; reduce: to the root;
-// reduce_scatter: the result stays with its owner.
+// Reductions in which every rank owns a part and reduces it in the canonical order
+// (base/reduce.hpp); n is the number of ranks, S the bytes of the operand. all_reduce: the owner
+// sends the result to all ranks, 2 S (n - 1) / n bytes per rank. reduce: it sends the result to the
+// root. reduce_scatter: it keeps the result.
 std::unique_ptr<Transfer> make_flat_reduction(const RankSet& group, int tag,
                                               const Collective& collective);
 
-// The ring: n - 1 steps of reduce-scatter, n - 1 of all-gather, each to the next rank. Part r is
-// summed in the order r + 1, r + 2, ..., r. Partial sums of 16-bit floats travel as float32.
+// The ring (reductions.cpp): n - 1 steps of reduce-scatter and n - 1 steps of all-gather, each to
+// the next rank. Part r is summed in the order r + 1, r + 2, ..., r. Partial sums of 16-bit floats
+// travel as float32.
 std::unique_ptr<Transfer> make_ring_all_reduce(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// A pipeline from the root through the ranks after it.
+// The chain broadcast (exchange.cpp): a pipeline from the root through the ranks after it.
 std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
                                                const Collective& collective);
 
-// all_gather, gather, scatter and all_to_all: each block goes directly from its owner to the rank that
-// receives it.
+// The block exchange (exchange.cpp): all_gather, gather, scatter and all_to_all. Each block goes
+// directly from its owner to the rank that receives it.
 std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
-// The elements of a window whose parts are reduced by `owners` ranks, and the number of such windows
-// in flight.
+// The elements of a slice whose parts are reduced by `owners` ranks, and the number of windows that
+// are active at once.
 inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 

@@ -23,7 +23,7 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
-  Sent,       // this rank sends the receiver what the header describes
+  Sent,       // this rank has called the send that the header describes
   Details,    // the payload is the text of the program or the layout, because two ranks differ
   Failed,     // this rank has failed: `error` and the payload are its Failure
   Left        // this rank has closed the group, in order or after it sent Failed
@@ -37,7 +37,7 @@ struct Header {
   std::uint8_t has_program_text = 0;
   std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
   std::uint32_t payload_bytes = 0;
-  // Of Failed and Left: the first collective that this rank will not complete.
+  // Failed, Left: the first collective that this rank will not complete.
   std::uint64_t sequence = 0;
   CallRecord call;
 };
@@ -48,7 +48,7 @@ struct Message {
   std::vector<std::byte> payload;
 };
 
-// Why a rank has failed: the error, the ranks of the world that it names, and its text.
+// The failure of a rank: the kind of error, the ranks of the world that it names, and its text.
 struct Failure {
   ErrorKind kind = ErrorKind::Internal;
   std::vector<int> ranks;
@@ -87,7 +87,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
   return header;
 }
 
-// The send or the receive of a header, for messages.
+// Return the send or the receive of a header, for messages.
 inline Collective pair_of(const Header& header) {
   Collective collective = collective_of(header.call);
   collective.tag = static_cast<int>(header.number);

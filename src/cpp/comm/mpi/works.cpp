@@ -87,8 +87,9 @@ void Works::finish_with_headers(PendingCollective& work) const {
   finish_small(work.collective, group_.rank(), group_.size(), contributions);
 }
 
-// MPI takes no data back that it has begun to send to a rank that has failed. The report of a failure
-// arrives after the header, and MPI delivers what has arrived before it sends. So look again here.
+// When MPI has begun to send data to a rank that has failed, it cannot cancel the message. The
+// report of a failure arrives after the header, and MPI delivers arrived messages before it sends.
+// So this checks again for reports before any data move.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The works that this rank has submitted to a group and that are not complete.
 //
-// Collectives begin in the order submitted, a few at a time. Sends and receives (pairs.hpp) are not
-// part of this order.
+// Collectives begin in the order in which they were submitted, kActive at a time. Sends and
+// receives (pairs.hpp) are not part of this order.
 #pragma once
 
 #include <cstdint>
@@ -25,28 +25,29 @@ class Works {
   Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
 
   Work submit(const Collective& collective);
-  // Do what can be done now. Throws what ends the group.
+  // Advance all works as far as possible. Throws the error that ends the group.
   void advance();
   // End all works; their messages are given up.
   void drop() noexcept;
 
   bool is_complete(Work work) const;
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
-  // Return true if a transfer, a send or a receive is in flight.
+  // Return true if a transfer, a send or a receive is pending.
   bool moves_data() const noexcept;
-  // Grows whenever a work completes and whenever a transfer takes a step.
+  // Return a number that grows whenever a work completes or a transfer takes a step.
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
-  // The sequence number of the first collective that is not complete.
+  // Return the sequence number of the first collective that is not complete.
   std::uint64_t first_incomplete() const noexcept { return completed_ + 1; }
-  // The first incomplete collective, or null.
+  // Return the first incomplete collective, or null.
   const PendingCollective* front() const noexcept {
     return works_.empty() ? nullptr : &works_.front();
   }
 
-  // These are about a work that is not complete. A wait for a collective waits for the first one.
+  // The following functions take a work that is not complete. A wait for a collective waits for the
+  // first one.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   const CallRecord& call_of(Work work) const;
-  bool has_begun(Work work) const;                  // its data move
+  bool has_begun(Work work) const;                  // its data are being transferred
   std::vector<int> awaited_ranks(Work work) const;  // of the world
   Statistics::Entry stats_of(Work work) const;
 
@@ -69,7 +70,7 @@ class Works {
   Pairs pairs_;
   std::deque<PendingCollective> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1
-  std::uint64_t completed_ = 0;  // all up to here
+  std::uint64_t completed_ = 0;  // all collectives up to this one
   std::uint64_t moves_ = 0;
 };
 

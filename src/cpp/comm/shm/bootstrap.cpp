@@ -36,11 +36,11 @@ constexpr const char* kLateStart =
     "slow, "
     "set NGD_TIMEOUT to more seconds.";
 
-// If the queue of connections is full, a rank waits until rank 0 reads it. So it gets in, however
-// many strangers connect without waiting.
+// If the queue of connections is full, a rank waits until rank 0 accepts one. So a rank connects in
+// the end, even if many other processes connect without waiting.
 constexpr timeval kConnectWait{0, 20'000};
 constexpr std::uint64_t kLookAroundNs =
-    1'000'000'000;                    // between two looks at the holders of the names
+    1'000'000'000;                    // between two checks of the holders of the names
 constexpr int kAcceptedAtOnce = 256;  // then messages of ranks are read
 
 int open_descriptors() {
@@ -119,8 +119,9 @@ class Rendezvous {
       if (r != rank_ && !has_come(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void fail_late(const std::vector<int>& who, const std::string& why = {}) const {
-    const std::vector<int> ranks = job_ranks_.of(who);
+  [[noreturn]] void fail_late(const std::vector<int>& late_ranks,
+                              const std::string& why = {}) const {
+    const std::vector<int> ranks = job_ranks_.of(late_ranks);
     fail_of(ranks, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(ranks),
             " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
             kLateStart);
@@ -128,8 +129,8 @@ class Rendezvous {
   [[noreturn]] void fail_no_descriptors() const {
     fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[rank_], ": ", error_text(EMFILE));
   }
-  // The limit of open descriptors of one process is also that of the descriptors that all processes
-  // of the user have sent and not yet received.
+  // RLIMIT_NOFILE of a process limits two numbers: its open descriptors, and the descriptors that
+  // all processes of the user have sent and that are not received yet.
   [[noreturn]] void fail_queue_full() const {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -167,7 +168,7 @@ class Rendezvous {
     int cores = 1;  // of all ranks
   };
 
-  // Asks for no memory.
+  // Allocates no memory.
   void notify_all(ShmCommunicator* world, const FailureView& why) noexcept {
     // Ranks that have finished the rendezvous read it in the segment.
     if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);
@@ -204,8 +205,8 @@ class Rendezvous {
     // A quota below the mask of this rank counts; otherwise the ranks may be bound to different
     // cores.
     const int available = device::available_cores();
-    const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
-    assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
+    const bool has_quota = available < CPU_COUNT(&parcel(rank_).message.cores);
+    assembly.cores = has_quota ? available : std::max(available, CPU_COUNT(&all));
     assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(segments));
     assembly.liveness = make_process_liveness(std::move(peers));
     initialise_segment(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
@@ -213,7 +214,8 @@ class Rendezvous {
   }
 };
 
-class Host final : public Rendezvous {
+// Rank 0: accepts the other ranks, distributes their segments, relays failures.
+class Server final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
 
@@ -266,10 +268,10 @@ class Host final : public Rendezvous {
       if (!channel(r).send(go)) fail_lost(r);
   }
 
-  // Send to the ranks that have connected and have sent nothing yet too: otherwise they would
-  // report that rank 0 is lost. After the shutdown no rank connects any more.
+  // Also send to ranks that have connected and have sent nothing yet: otherwise they would report
+  // that rank 0 is lost. After the shutdown no rank connects any more.
   void notify(const Message& failure) noexcept override {
-    parcel(rank_).pidfd = Descriptor();  // room for a connection
+    parcel(rank_).pidfd = Descriptor();  // frees a descriptor for a connection
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
       for (Channel last = accept(); last.open(); last = accept())
         if (is_mine(last)) last.send(failure);
@@ -293,7 +295,7 @@ class Host final : public Rendezvous {
       }
   }
 
-  // Wait for a new connection, for a Hello, or for any message of a rank that has come.
+  // Wait for a new connection, for a Hello, or for any message of a rank that has sent Hello.
   void poll_once() {
     std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative ones
     for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});
@@ -301,16 +303,16 @@ class Host final : public Rendezvous {
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
       if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
-    // Backwards: greet() may remove the one at the index.
+    // Backwards: admit() may remove the entry at the index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
-      if (fds[1 + channels_.size() + i].revents != 0) greet(i);
+      if (fds[1 + channels_.size() + i].revents != 0) admit(i);
     if (fds[0].revents != 0)
       for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
 
   void receive_from(int rank) {
-    Parcel got;
-    switch (channel(rank).receive(got)) {
+    Parcel received;
+    switch (channel(rank).receive(received)) {
       case Channel::Got::Nothing:
         return;
       case Channel::Got::End:
@@ -319,11 +321,11 @@ class Host final : public Rendezvous {
       case Channel::Got::Parcel:
         break;
     }
-    if (got.message.topic == Topic::Failure) {
+    if (received.message.topic == Topic::Failure) {
       channel(rank).close();  // it has failed itself
-      fail_relayed(got.message);
+      fail_relayed(received.message);
     }
-    if (got.message.topic == Topic::Ready) ++ready_;
+    if (received.message.topic == Topic::Ready) ++ready_;
   }
 
   // Return a channel that is not open if no connection waits.
@@ -346,30 +348,31 @@ class Host final : public Rendezvous {
     return true;
   }
 
-  void greet(std::size_t index) {
-    Parcel got;
-    const Channel::Got what = strangers_[index].receive(got);
-    if (what == Channel::Got::Nothing) return;
+  void admit(std::size_t index) {
+    Parcel received;
+    const Channel::Got result = strangers_[index].receive(received);
+    if (result == Channel::Got::Nothing) return;
     Channel stranger = std::move(strangers_[index]);
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
-    if (what == Channel::Got::End) return;
-    const bool of_mine = got.message.magic == kMagic && got.message.size == size_;
-    if (of_mine && got.message.topic == Topic::Failure) fail_relayed(got.message);
-    if (of_mine && got.cut) {
+    if (result == Channel::Got::End) return;
+    const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
+    if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
+    if (is_of_this_job && received.cut) {
       strangers_.push_back(std::move(stranger));  // it gets the failure too
       fail_no_descriptors();
     }
-    if (const std::string refusal = refuse(got); !refusal.empty()) {
+    if (const std::string refusal = refuse(received); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
       // If the other job has another size, the missing ranks never come.
-      if (got.message.magic == kMagic && got.message.size != size_) fail(ErrorKind::Init, refusal);
+      if (received.message.magic == kMagic && received.message.size != size_)
+        fail(ErrorKind::Init, refusal);
       return;
     }
-    const int rank = got.message.rank;
+    const int rank = received.message.rank;
     channel(rank) = std::move(stranger);
-    parcel(rank) = std::move(got);
+    parcel(rank) = std::move(received);
     Message waiting = make_message(Topic::Waiting, rank_, size_);
     waiting.ranks = set_of(missing());
     for (int r = 1; r < size_; ++r)
@@ -397,11 +400,12 @@ class Host final : public Rendezvous {
 
   Descriptor listener_;
   std::vector<Channel> channels_;   // by rank
-  std::vector<Channel> strangers_;  // connected, without a Hello yet
+  std::vector<Channel> strangers_;  // connections that have not sent Hello yet
   int ready_ = 0;
 };
 
-class Guest final : public Rendezvous {
+// Any other rank: connects to rank 0.
+class Client final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
 
@@ -410,40 +414,40 @@ class Guest final : public Rendezvous {
     connect();
     make_segment();
     Parcel& mine = parcel(rank_);
-    send_to_host(mine.message, mine.segment.get(), mine.pidfd.get());
+    send_to_server(mine.message, mine.segment.get(), mine.pidfd.get());
     std::vector<int> waited_for{0};
     while (!missing().empty()) {
-      Parcel got = next(waited_for);
-      if (got.message.topic == Topic::Waiting) waited_for = ranks_of(got.message.ranks);
-      if (got.cut) fail_no_descriptors();
-      if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
-          got.segment.valid())
-        parcel(got.message.rank) = std::move(got);
+      Parcel received = next(waited_for);
+      if (received.message.topic == Topic::Waiting) waited_for = ranks_of(received.message.ranks);
+      if (received.cut) fail_no_descriptors();
+      if (received.message.topic == Topic::Peer && received.message.rank >= 0 &&
+          received.message.rank < size_ && received.segment.valid())
+        parcel(received.message.rank) = std::move(received);
     }
   }
 
   void synchronise() override {
-    send_to_host(make_message(Topic::Ready, rank_, size_));
+    send_to_server(make_message(Topic::Ready, rank_, size_));
     while (next({0}).message.topic != Topic::Go) continue;
   }
 
   void notify(const Message& failure) noexcept override {
-    if (host_.open()) host_.send(failure);
+    if (server_.open()) server_.send(failure);
   }
 
   void connect() {
-    std::uint64_t looked = now_ns();
+    std::uint64_t last_look_ns = now_ns();
     for (;;) {
       for (const Address& each : addresses_)
         if (connect_to(each)) return;
-      const bool too_late = clock_.expired();
-      if (too_late || now_ns() - looked > kLookAroundNs) {
-        looked = now_ns();
+      const bool is_late = clock_.expired();
+      if (is_late || now_ns() - last_look_ns > kLookAroundNs) {
+        last_look_ns = now_ns();
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
           fail(ErrorKind::Init, "ngd.init: no way to rank ", job_ranks_[0], ": ", others);
-        if (too_late) fail_late({0}, others);
+        if (is_late) fail_late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }
@@ -455,26 +459,26 @@ class Guest final : public Rendezvous {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
     // connect() may wait if it has a timeout: a stranger may hold the name and never accept.
-    const bool ends = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
-                                   sizeof kConnectWait) == 0;
-    if (ends) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
+    const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
+                                          sizeof kConnectWait) == 0;
+    if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
     if (::connect(socket.get(), address.get(), address.length) != 0) return false;
     if (peer_user(socket.get()) != ::geteuid()) return false;
     protocol_step();
     ::fcntl(socket.get(), F_SETFL, flags);
-    host_ = Channel(std::move(socket));
+    server_ = Channel(std::move(socket));
     return true;
   }
 
   // If rank 0 does not read any more, its last message has the reason and has arrived.
-  void send_to_host(const Message& message, int segment_fd = -1, int pidfd = -1) {
-    const Channel::Sent sent = host_.send(message, segment_fd, pidfd, clock_);
+  void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
+    const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;
     const int error = errno;
     if (sent == Channel::Sent::TooManyDescriptors) fail_queue_full();
     for (;;) {
-      Parcel got;
-      if (!receive(got))
+      Parcel received;
+      if (!receive(received))
         fail(ErrorKind::Init, "ngd.init: rank ", job_ranks_[0],
              " cannot be told anything: ", error_text(error));
     }
@@ -482,35 +486,35 @@ class Guest final : public Rendezvous {
 
   Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
-      Parcel got;
-      if (receive(got)) return got;
+      Parcel received;
+      if (receive(received)) return received;
       if (clock_.expired()) fail_late(waited_for.empty() ? std::vector{0} : waited_for);
-      pollfd readable{host_.fd(), POLLIN, 0};
+      pollfd readable{server_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
     }
   }
 
   // Return false if there is no message.
-  bool receive(Parcel& got) {
-    switch (host_.receive(got)) {
+  bool receive(Parcel& received) {
+    switch (server_.receive(received)) {
       case Channel::Got::Nothing:
         return false;
       case Channel::Got::End:
-        host_.close();
+        server_.close();
         fail_lost(0);
       case Channel::Got::Parcel:
         break;
     }
-    if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
+    if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
-    if (got.message.topic == Topic::Failure) {
-      host_.close();  // it has failed itself
-      fail_relayed(got.message);
+    if (received.message.topic == Topic::Failure) {
+      server_.close();  // it has failed itself
+      fail_relayed(received.message);
     }
     return true;
   }
 
-  Channel host_;
+  Channel server_;
 };
 
 }  // namespace
@@ -519,8 +523,8 @@ std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int siz
                                    double timeout_seconds, const std::function<bool()>& interrupt,
                                    bool checked, const JobRanks& job_ranks) {
   const Clock clock(timeout_seconds, interrupt);
-  if (rank == 0) return Host(job_key, rank, size, clock, job_ranks).run(checked);
-  return Guest(job_key, rank, size, clock, job_ranks).run(checked);
+  if (rank == 0) return Server(job_key, rank, size, clock, job_ranks).run(checked);
+  return Client(job_key, rank, size, clock, job_ranks).run(checked);
 }
 
 }  // namespace ngd::comm::shm

@@ -21,17 +21,17 @@ constexpr int kLookForRoomMs = 10;
 
 // A full socket becomes writable when the other end reads. A socket that refuses more descriptors
 // is always writable: the kernel does not report when others have been received.
-void wait_for_room(int fd, bool full, int limit_ms) noexcept {
+void wait_for_room(int fd, bool is_full, int limit_ms) noexcept {
   pollfd writable{fd, POLLOUT, 0};
-  ::poll(full ? &writable : nullptr, full ? 1 : 0,
-         full ? limit_ms : std::min(limit_ms, kLookForRoomMs));
+  ::poll(is_full ? &writable : nullptr, is_full ? 1 : 0,
+         is_full ? limit_ms : std::min(limit_ms, kLookForRoomMs));
 }
 
 }  // namespace
 
 void Message::set_text(std::string_view value) noexcept {
-  const std::string_view kept = head_of(value, sizeof text - 1);
-  *std::copy(kept.begin(), kept.end(), text) = '\0';
+  const std::string_view head = head_of(value, sizeof text - 1);
+  *std::copy(head.begin(), head.end(), text) = '\0';
 }
 
 Message make_message(Topic topic, int rank, int size) {
@@ -130,7 +130,7 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
     // If the other end left without reading everything, the first call returns ECONNRESET, and the
-    // next ones return its last packets. A first end of file may be premature: Linux looks for a
+    // next ones return its last packets. A first end of file may be premature: Linux checks for a
     // packet, and then for the end, and between the two the other side may send a packet and leave.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bootstrap's messages, with the descriptors that travel with them.
+// The messages of the rendezvous, and the descriptors that travel with them.
 #pragma once
 
 #include <sched.h>
@@ -33,16 +33,17 @@ struct Message {
   void set_text(std::string_view value) noexcept;
 };
 
+// A received message and its descriptors.
 struct Parcel {
   Message message;
   Descriptor segment;
   Descriptor pidfd;
-  bool cut = false;  // descriptors that were sent with it were dropped: this process has too many
+  bool cut = false;  // this process has too many descriptors: those sent with it are lost
 };
 
 Message make_message(Topic topic, int rank, int size);
 
-// A deadline and an interrupt callback, for all calls that block here.
+// A deadline and an interrupt callback, for all blocking calls of the rendezvous.
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);

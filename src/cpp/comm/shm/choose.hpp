@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm carries out a collective among the ranks of a host:
+// The choice of the algorithm of a collective among the ranks of a host:
 //
 //   kind                  condition                                     algorithm
 //   barrier                                                             Inline
@@ -29,9 +29,8 @@ Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
 
 // 1. The collective is submitted: choose Inline or Exchange, or leave the task undecided.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
-// 2. My slot has the offsets of my operands: if they must be staged, choose a staged algorithm, so
-// that
-//    it can start before the peers have arrived.
+// 2. This rank's slot has the offsets of its operands: if they must be staged, choose a staged
+// algorithm, which can start before the peers have arrived.
 void choose_from_operands(const Group& group, Task& task);
 // 3. All ranks have arrived: choose from all calls.
 void choose_from_all_calls(const Group& group, Task& task);

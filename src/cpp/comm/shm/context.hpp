@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of a collective in flight that all algorithms share, and the context of an algorithm.
+// The part of a pending collective that all algorithms share, and the context of an algorithm.
 //
 // An algorithm is a state machine (task.hpp lists them). Its state is a class with
-//   bool advance(Context&)        do what can be done now. Return true if the collective is
+//   bool advance(Context&)        continue as far as possible. Return true if the collective is
 //                                 complete on this rank. Otherwise it waits for task.need.
-//   void start_early(Context&)    only some: do what needs no peer, before all ranks have arrived
+//   void start_early(Context&)    only some: do the work that needs no peer before all have arrived
 // No algorithm ever blocks. A collective is complete on a rank if its destination holds the result
 // and no peer reads or writes its operands any more.
 #pragma once
@@ -40,7 +40,7 @@ struct TaskHead {
   const std::byte* source = nullptr;
   std::byte* destination = nullptr;
 
-  Need need;  // what the next step waits for
+  Need need;  // the condition of the next step
   StagingClaim staging;
 
   Statistics::Entry stats = 0;
@@ -49,7 +49,7 @@ struct TaskHead {
   std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  // The bytes of the counts that precede an inline payload.
+  // Return the bytes of the counts that precede an inline payload.
   std::size_t counts_bytes(int ranks) const noexcept {
     return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
   }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// There are two hand-offs: all ranks have arrived; all parts are done. Between these no other code
-// touches the operands, so a rank reads and writes all operands of its part:
-//   broadcast    my part of the root's source is copied to all destinations, tile by tile, so that
-//                it is read once;
-//   all_to_all   of the two blocks that a pair of ranks exchanges, the lower rank swaps the first
-//                half and the higher rank the second. No byte is moved twice, and the block that a
-//                rank keeps is not moved.
-// So all ranks are busy, and no more bytes are moved than necessary. In the exchange
-// (exchange.cpp), the alternative, each consumer copies what it gets. float32 in the graph, in
+// The cooperative algorithm. All operands are in the shared arena, so each rank can read and write
+// the operands of all ranks, and the ranks divide the work. They synchronise twice: when all have
+// arrived, and when all have done their parts. Between these, no other code uses the operands.
+//   broadcast    rank r copies the r-th of n near-equal parts of the root's source to all
+//                destinations, tile by tile, so that it is read from memory once;
+//   all_to_all   in place. Each pair of ranks swaps two blocks: the lower rank swaps their first
+//                halves, the higher rank their second halves. No byte is moved twice, and the block
+//                that a rank keeps is not moved.
+// So all ranks are busy, and no more bytes are moved than necessary. The alternative is the
+// exchange (exchange.cpp), in which each consumer copies its blocks. float32 in the graph, in
 // place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, other work on its cores, least of 80 calls, in
 // us:
 //   bytes                    4 Mi   16 Mi   64 Mi
@@ -26,8 +27,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One core copies a broadcast that fits the caches as fast, with one hand-off. Beyond the caches
-// one core does not use all of the memory's bandwidth.
+// One core copies a broadcast that fits the caches as fast, with one synchronisation less. Beyond
+// the caches one core does not use all of the memory's bandwidth.
 constexpr std::size_t kSmallestBroadcast = kPastCaches;
 constexpr std::size_t kTile = 256 << 10;
 

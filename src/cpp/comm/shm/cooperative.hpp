@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A large broadcast, or an all_to_all in place, with all operands in the shared arena: each rank
-// does a part of the work of all ranks.
+// The cooperative algorithm: a large broadcast, or an all_to_all in place, with all operands in the
+// shared arena. Each rank does a part of the work of all ranks.
 #pragma once
 
 #include "comm/shm/steps.hpp"
@@ -11,7 +11,7 @@ class Cooperative {
  public:
   // Return true if the call that a rank has published allows this algorithm.
   static bool suits(const Group& group, const TaskHead& task, int rank) noexcept;
-  // Return true if the calls of all ranks do.
+  // Return true if the calls of all ranks allow it.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;
 
   bool advance(Context& context);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter are one algorithm. For each
-// ordered pair of ranks, a producer and a consumer, there is a block (Piece). The consumer pulls
-// it: it copies the block to its destination. In a reduce_scatter, it reduces the blocks of all
-// producers, in tree order.
+// The exchange: broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter are one
+// algorithm. For each ordered pair of ranks, a producer and a consumer, there is a block (Piece).
+// The consumer takes it: it copies the block to its destination. In a reduce_scatter, it reduces
+// the blocks of all producers, in the canonical order (base/reduce.hpp).
 //
 // The producer's slot (Slot::source_offset) shows where a consumer finds its block:
-//   inline   beside the flag, if the whole source is at most kInlineBytes;
-//   shared   in the source itself, which is in the shared arena. The producer may have it back when
+//   inline   next to the flag, if the whole source is at most kInlineBytes;
+//   shared   in the source itself, which is in the shared arena. The producer may reuse it when
 //            all ranks have reported that they take no more (Slot::taken = kAll);
 //   staged   in the producer's staging buffers (staging.hpp), one chunk at a time. A chunk holds a
 //            part of the block of every consumer, so that all of them are busy all the time. If all
 //            consumers get the same block, a chunk holds it once. The producer raises `step` to the
 //            number of chunks that it has filled, a consumer raises `taken` to the number of chunks
 //            that it has taken from all its producers.
-// Chunk c + kBuffers waits until all have taken chunk c. A rank takes chunk c when all producers
-// have filled it. Ranks fill and take side by side. In the order of (sequence, chunk, filling
-// before taking), the first act that is not done can always be done: so no ranks wait in a circle.
+// Chunk c + kBuffers is filled when all have taken chunk c. A rank takes chunk c when all producers
+// have filled it. A rank fills and takes alternately. Deadlocks are impossible: order all actions
+// by (sequence, chunk, filling before taking); the first action that is not done can always be
+// done.
 //
 // An all_to_all in place (equal blocks; source and destination are the same) stores chunk c of the
 // peers where its own chunk c was. It takes no chunk before it has filled its own, and no rank
@@ -46,7 +47,7 @@ bool gives_one_block(Kind kind) {
   return kind == Kind::AllGather || kind == Kind::Gather || kind == Kind::Broadcast;
 }
 
-// Return the bytes of one block in one chunk.
+// Return the size of a share: the bytes of one block in one chunk.
 std::uint64_t share_of(Kind kind, int ranks) {
   if (gives_one_block(kind) || ranks <= 2) return kChunkBytes;
   return kChunkBytes / static_cast<std::uint64_t>(ranks - 1) / kLine * kLine;
@@ -59,7 +60,7 @@ std::uint64_t share_at(Kind kind, int ranks, int producer, int consumer) {
   return index * share_of(kind, ranks);
 }
 
-// A collective's blocks, in bytes.
+// The blocks of a collective, in bytes.
 class ByteBlocks {
  public:
   ByteBlocks(const std::uint64_t* counts, std::uint64_t count, std::size_t element)
@@ -85,13 +86,13 @@ class Exchange::Pass {
         share_(share_of(task_.kind, ranks_)) {}
 
   bool advance() {
-    for (bool moved = true; moved;) {
-      moved = fill();
-      if (!state_.own_done_) place_all_own();
-      if (task_.has_arrived && take()) moved = true;
+    for (bool has_progressed = true; has_progressed;) {
+      has_progressed = fill();
+      if (!state_.has_placed_own_) place_all_own();
+      if (task_.has_arrived && take()) has_progressed = true;
     }
     return task_.has_arrived && state_.taken_ == state_.in_chunks_ &&
-           state_.filled_ == state_.out_chunks_ && (!state_.shares_ || all_have_taken());
+           state_.filled_ == state_.out_chunks_ && (!state_.shares_source_ || all_have_taken());
   }
 
  private:
@@ -111,7 +112,7 @@ class Exchange::Pass {
       std::memcpy(chunk + share_at(task_.kind, ranks_, group_.rank(), r),
                   task_.source + piece.source + begin, bytes);
       if (gives_one_block(task_.kind)) {
-        place_own(begin, bytes);  // while it is in my cache
+        place_own(begin, bytes);  // while it is in the cache
         break;
       }
     }
@@ -122,27 +123,28 @@ class Exchange::Pass {
     return true;
   }
 
-  // My block for myself needs no peer. If the peers get the same block through my staging buffers,
-  // it is placed chunk by chunk: all_gather of 64 MiB, 2 ranks, AMD EPYC 9005, in 5.0 ms instead of
-  // 5.6.
+  // The block of this rank for itself needs no peer. If the peers get the same block through this
+  // rank's staging buffers, it is placed chunk by chunk: all_gather of 64 MiB, 2 ranks, AMD EPYC
+  // 9005, in 5.0 ms instead of 5.6.
   void place_all_own() {
-    state_.own_done_ = true;
+    state_.has_placed_own_ = true;
     if (gives_one_block(task_.kind) && state_.out_chunks_ > 0) return;
     if (task_.kind == Kind::ReduceScatter) return;
     place_own(0, piece_of(group_.rank()).bytes);
   }
 
   void place_own(std::uint64_t begin, std::uint64_t bytes) {
-    const Piece& own = piece_of(group_.rank());
-    if (own.bytes == 0) return;
-    const std::byte* from = task_.source + own.source + begin;
-    std::byte* to = task_.destination + own.destination + begin;
-    if (from != to) copy_piece(to, from, bytes, own.bytes);
+    const Piece& own_piece = piece_of(group_.rank());
+    if (own_piece.bytes == 0) return;
+    const std::byte* from = task_.source + own_piece.source + begin;
+    std::byte* to = task_.destination + own_piece.destination + begin;
+    if (from != to) copy_piece(to, from, bytes, own_piece.bytes);
   }
 
   bool take() {
     if (state_.taken_ == state_.in_chunks_) return false;
-    if (state_.in_place_ && state_.taken_ == state_.filled_ && state_.filled_ < state_.out_chunks_)
+    if (state_.is_in_place_ && state_.taken_ == state_.filled_ &&
+        state_.filled_ < state_.out_chunks_)
       return false;
     for (; state_.producer_ < ranks_; ++state_.producer_) {
       const int producer = state_.producer_;
@@ -166,16 +168,18 @@ class Exchange::Pass {
 
   void copy(int producer) {
     const Piece& piece = piece_of(producer);
-    const bool staged = is_staged(producer), whole = !staged && !state_.in_place_;
-    const auto [begin, bytes] = cut(piece, state_.taken_, whole ? piece.bytes : share_);
+    const bool from_staging = is_staged(producer),
+               is_read_whole = !from_staging && !state_.is_in_place_;
+    const auto [begin, bytes] = cut(piece, state_.taken_, is_read_whole ? piece.bytes : share_);
     if (bytes == 0) return;
-    const std::byte* from = staged ? chunk_of(producer) : piece.direct + begin;
+    const std::byte* from = from_staging ? chunk_of(producer) : piece.direct + begin;
     copy_piece(task_.destination + piece.destination + begin, from, bytes, piece.bytes);
   }
 
   void combine() {
-    const Piece& own = piece_of(group_.rank());
-    const auto [begin, bytes] = cut(own, state_.taken_, state_.any_staged_ ? share_ : own.bytes);
+    const Piece& own_piece = piece_of(group_.rank());
+    const auto [begin, bytes] =
+        cut(own_piece, state_.taken_, state_.has_staged_input_ ? share_ : own_piece.bytes);
     for (int p = 0; p < ranks_; ++p)
       group_.sources()[p] = is_staged(p) ? chunk_of(p) : piece_of(p).direct + begin;
     reduce(combine_of(task_.op), task_.dtype, group_.sources(), ranks_, task_.destination + begin,
@@ -204,7 +208,7 @@ class Exchange::Pass {
   bool is_staged(int producer) const {
     return piece_of(producer).direct == nullptr && piece_of(producer).bytes > 0;
   }
-  // Return my share of the chunk that I take now from `producer`.
+  // Return this rank's share of the chunk that it takes next from `producer`.
   const std::byte* chunk_of(int producer) const {
     const Segment& segment = group_.segment(producer);
     return buffer_of(segment, segment.slot(task_.sequence).first_ticket + state_.taken_) +
@@ -223,20 +227,21 @@ bool Exchange::advance(Context& context) { return Pass(context, *this).advance()
 
 namespace {
 
-// Return a producer's block for me if it can be read without a staging buffer.
+// Return a producer's block for this rank if it can be read without a staging buffer, else null.
 const std::byte* direct_of(const Group& group, const TaskHead& task, std::uint64_t source_bytes,
                            int producer, const Piece& piece) {
   const Segment& segment = group.segment(producer);
   const Slot& slot = segment.slot(task.sequence);
-  const bool in_place =
+  const bool is_in_place =
       task.kind == Kind::AllToAll && slot.source_offset == slot.destination_offset;
-  if (slot.source_offset == kPrivate || in_place) return nullptr;
+  if (slot.source_offset == kPrivate || is_in_place) return nullptr;
   if (slot.source_offset != kInline) return segment.at(slot.source_offset) + piece.source;
   return inline_payload(segment, task.sequence, source_bytes, task.counts_bytes(group.size())) +
          piece.source;
 }
 
-// Compare the counts of an all_to_all: a producer must give me as much as I expect.
+// Compare the counts of an all_to_all: a producer must give the number of elements that this rank
+// expects.
 void add_counts(const Group& group, const TaskHead& task, int producer, Piece& piece) {
   const int me = group.rank();
   const auto* counts =
@@ -257,42 +262,45 @@ void add_counts(const Group& group, const TaskHead& task, int producer, Piece& p
 Exchange::Exchange(const Group& group, const TaskHead& task, const Collective& collective,
                    Pieces& pieces)
     : pieces_(&pieces),
-      in_place_(task.kind == Kind::AllToAll && !task.has_counts &&
-                task.source == task.destination) {
+      is_in_place_(task.kind == Kind::AllToAll && !task.has_counts &&
+                   task.source == task.destination) {
   const int ranks = group.size(), me = group.rank();
   const std::size_t element = size_of(task.dtype);
-  const ByteBlocks given(collective.counts, task.count, element);
-  const ByteBlocks got(task.kind == Kind::AllToAll ? collective.receive_counts : collective.counts,
-                       task.count, element);
-  const bool from_all = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
-  const bool to_all = task.kind != Kind::Gather;
-  const bool one_block = gives_one_block(task.kind);
-  source_bytes_ = source_elements(collective, from_all ? me : task.root, ranks) * element;
+  const ByteBlocks source_blocks(collective.counts, task.count, element);
+  const ByteBlocks destination_blocks(
+      task.kind == Kind::AllToAll ? collective.receive_counts : collective.counts, task.count,
+      element);
+  const bool all_produce = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
+  const bool all_consume = task.kind != Kind::Gather;
+  const bool is_one_block = gives_one_block(task.kind);
+  source_bytes_ = source_elements(collective, all_produce ? me : task.root, ranks) * element;
   pieces.incoming.assign(static_cast<std::size_t>(ranks), Piece{});
   pieces.outgoing.assign(static_cast<std::size_t>(ranks), Piece{});
   for (int r = 0; r < ranks; ++r) {
     Piece& in = pieces.incoming[static_cast<std::size_t>(r)];
     Piece& out = pieces.outgoing[static_cast<std::size_t>(r)];
-    if ((from_all || me == task.root) && (to_all || r == task.root))
-      out = one_block ? Piece{0, given.bytes(me)} : Piece{given.begin(r), given.bytes(r)};
-    if ((to_all || me == task.root) && (from_all || r == task.root)) {
+    if ((all_produce || me == task.root) && (all_consume || r == task.root))
+      out = is_one_block ? Piece{0, source_blocks.bytes(me)}
+                         : Piece{source_blocks.begin(r), source_blocks.bytes(r)};
+    if ((all_consume || me == task.root) && (all_produce || r == task.root)) {
       if (task.kind == Kind::AllGather || task.kind == Kind::Gather)
-        in = {0, got.bytes(r), got.begin(r)};
+        in = {0, destination_blocks.bytes(r), destination_blocks.begin(r)};
       else if (task.kind == Kind::AllToAll)
-        in = {given.begin(me), got.bytes(r), got.begin(r)};
+        in = {source_blocks.begin(me), destination_blocks.bytes(r), destination_blocks.begin(r)};
       else
-        in = {one_block ? 0 : given.begin(me), given.bytes(me)};
+        in = {is_one_block ? 0 : source_blocks.begin(me), source_blocks.bytes(me)};
     }
     if (r == me) continue;
-    takes_ |= in.bytes > 0;
+    takes_any_ |= in.bytes > 0;
     out_chunks_ = std::max(out_chunks_, divide_up(out.bytes, share_of(task.kind, ranks)));
   }
 }
 
 void Exchange::publish_operands(const Group& group, TaskHead& task) noexcept {
   may_be_cooperative_ = Cooperative::suits(group, task, group.rank());
-  const bool is_shared = group.mine().slot(task.sequence).source_offset != kPrivate && !in_place_;
-  shares_ = out_chunks_ > 0 && is_shared;
+  const bool is_shared =
+      group.mine().slot(task.sequence).source_offset != kPrivate && !is_in_place_;
+  shares_source_ = out_chunks_ > 0 && is_shared;
   task.staging.is_needed = out_chunks_ > 0 && !is_shared;
   if (!task.staging.is_needed) out_chunks_ = 0;
 }
@@ -309,8 +317,8 @@ void Exchange::add_peers(const Group& group, const TaskHead& task) {
     must_report_taken_ |= group.segment(p).slot(task.sequence).source_offset != kInline;
     if (piece.bytes == 0) continue;
     piece.direct = direct_of(group, task, source_bytes_, p, piece);
-    const bool is_staged = piece.direct == nullptr, is_whole = !is_staged && !in_place_;
-    any_staged_ |= is_staged;
+    const bool is_staged = piece.direct == nullptr, is_whole = !is_staged && !is_in_place_;
+    has_staged_input_ |= is_staged;
     in_chunks_ = std::max(in_chunks_,
                           is_whole ? 1 : divide_up(piece.bytes, share_of(task.kind, group.size())));
   }

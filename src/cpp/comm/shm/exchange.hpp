@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter: each rank pulls its blocks
-// from the ranks that have them.
+// The exchange: broadcast, all_gather, gather, scatter, all_to_all and reduce_scatter. Each rank
+// copies its blocks from the ranks that have them (exchange.cpp defines the words).
 #pragma once
 
 #include <cstdint>
@@ -18,28 +18,28 @@ struct Piece {
   const std::byte* direct = nullptr;  // where it can be read without a staging buffer
 };
 
-// By rank: the pieces that I take from it and give it. They stay with a slot, so that exchanges
-// that use it again ask for no memory.
+// By rank: the pieces that this rank takes from it and gives to it. They stay with a slot, so a
+// later exchange in the slot allocates no memory.
 struct Pieces {
   std::vector<Piece> incoming, outgoing;
 };
 
 class Exchange {
  public:
-  // Plan what I give and take, as far as my own call says it.
+  // Plan the pieces, as far as this rank's own call determines them.
   Exchange(const Group& group, const TaskHead& task, const Collective& collective, Pieces& pieces);
 
-  // Return true if I take nothing from other ranks.
-  bool takes_nothing() const noexcept { return !takes_; }
-  // The bytes of a producer's source, where all blocks are equal.
+  // Return true if this rank takes nothing from other ranks.
+  bool takes_nothing() const noexcept { return !takes_any_; }
+  // Return the bytes of a producer's source, if all blocks are equal.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // My slot has my payload, or the offsets of my operands.
+  // Called when the slot of this rank has its payload, or the offsets of its operands.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 
-  // All ranks have arrived: add what the peers' calls say.
+  // Called when all ranks have arrived: add the facts of the peers' calls to the plan.
   void add_peers(const Group& group, const TaskHead& task);
 
   void start_early(Context& context) { advance(context); }
@@ -50,20 +50,20 @@ class Exchange {
   class Pass;  // one call of advance()
 
   Pieces* pieces_;
-  bool in_place_ = false;            // what I take is stored where what I give was
-  bool may_be_cooperative_ = false;  // as far as my own call says
-  bool takes_ = false;               // I take something from other ranks
-  bool shares_ = false;              // the peers read my source in place
-  bool must_report_taken_ = false;   // some peers wait until I have read their source
-  bool own_done_ = false;            // my own block is in its place
-  bool any_staged_ = false;          // some of what I take is staged
-  bool awaits_reports_ = false;      // all my work is done; peers still read my source
+  bool is_in_place_ = false;         // the blocks that arrive overwrite those that leave
+  bool may_be_cooperative_ = false;  // as far as the call of this rank determines it
+  bool takes_any_ = false;           // this rank takes something from other ranks
+  bool shares_source_ = false;       // the peers read the source of this rank in place
+  bool must_report_taken_ = false;   // peers wait for the report that this rank takes no more
+  bool has_placed_own_ = false;      // the block of this rank for itself is stored
+  bool has_staged_input_ = false;    // this rank takes from staging buffers
+  bool awaits_reports_ = false;      // only the reports of the peers are missing
   std::uint64_t source_bytes_ = 0;
-  std::uint64_t out_chunks_ = 0;  // that pass through my staging buffers
-  std::uint64_t filled_ = 0;      // the number of these that I have filled
-  std::uint64_t in_chunks_ = 0;   // that I take from my peers
-  std::uint64_t taken_ = 0;       // the number of these that I have taken
-  int producer_ = 0;              // whose part of the next one I take next
+  std::uint64_t out_chunks_ = 0;  // chunks that this rank fills, in its staging buffers
+  std::uint64_t filled_ = 0;      // the number of these that are filled
+  std::uint64_t in_chunks_ = 0;   // chunks that this rank takes from its peers
+  std::uint64_t taken_ = 0;       // the number of these that are taken
+  int producer_ = 0;              // from which the next chunk is taken next
 };
 
 }  // namespace ngd::comm::shm

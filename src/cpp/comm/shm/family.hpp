@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all groups of one rank share: the segments, the heap, the wait ladder, and the failure of
-// the rank. A rank that fails in one of its groups has failed in all. A caller holds the monitor's
-// lock, except for what never changes.
+// A family: the state that all groups of one rank share. It has the segments, the heap, the wait
+// ladder, and the failure of the rank. A rank that fails in one of its groups has failed in all. A
+// caller holds the monitor's lock, except for values that never change.
 #pragma once
 
 #include <atomic>
@@ -27,23 +27,24 @@ namespace ngd::comm::shm {
 class Member {
  public:
   virtual ~Member() = default;
-  // Advance what is in flight, without waiting.
+  // Advance all pending works of the group, without waiting.
   virtual void progress() = 0;
-  // The number of works that are not complete.
+  // Return the number of works that are not complete.
   virtual std::uint64_t in_flight() const noexcept = 0;
-  // Throws CollectiveMismatch if a rank has published another collective than this rank.
+  // Throw CollectiveMismatch if a rank has published another collective than this rank.
   virtual void check() const = 0;
   // Return true while a program runs that needs this group (Communicator::watch).
   virtual bool is_watched() const noexcept = 0;
-  // Throws the failure that a rank of this group has reported, if any.
+  // Throw the failure that a rank of this group has reported, if any.
   virtual void check_peers() const = 0;
 };
 
+// The rank of this process among the ranks of the host, and the settings of its family.
 struct Place {
   int rank = 0;
   int size = 1;
   bool crowded = false;  // more ranks than cores
-  bool checked = true;   // false: no fingerprints and no watch, to measure what they cost
+  bool checked = true;   // false: no fingerprints and no watch, to measure their costs
   JobRanks job_ranks;
 };
 
@@ -53,7 +54,7 @@ class Family {
 
   int rank() const noexcept { return place_.rank; }  // in the world
   int size() const noexcept { return place_.size; }
-  // The rank in the job of a rank of the world, for messages and errors.
+  // Return the rank in the job of a rank of the world, for messages and errors.
   int job_rank(int rank) const noexcept { return place_.job_ranks[rank]; }
   bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
@@ -69,27 +70,28 @@ class Family {
   void join(Member& member) { members_.push_back(&member); }
   void leave(Member& member) noexcept { std::erase(members_, &member); }
   const std::vector<Member*>& members() const noexcept { return members_; }
-  // Advance what is in flight in all groups.
+  // Advance the pending works of all groups.
   void progress() {
     for (Member* member : members_) member->progress();
   }
   std::uint64_t in_flight() const noexcept;  // in all groups
 
   // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the job that
-  // the message blames; none means this rank. The first failure is kept. Asks for no memory.
+  // the message blames; none means this rank. The first failure is kept. Allocates no memory.
   void fail_with(ErrorKind kind, std::string_view message,
                  std::span<const int> ranks = {}) noexcept;
   bool failed() const noexcept { return failed_; }
-  // The world is closed, and with it all groups.
+  // Called when the world is closed: all groups are closed with it.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return error_ranks_of(record()); }
-  // Throws GroupClosed for a call of a group that is closed, or after a failure.
+  // Throw GroupClosed for a call of a group that is closed, or after a failure.
   [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
-  // Throws the failure that a rank of the world has reported, if any.
+  // Throw the failure that a rank of the world has reported, if any.
   void check_rank(int rank) const;
-  // Return true if it is time again to make system calls about the peers, or to ask the caller.
+  // Return true if it is time again to make system calls about the peers, or to call the interrupt
+  // callback.
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
@@ -104,7 +106,7 @@ class Family {
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Asks for no memory, so the caller has the list. It has at most one entry.
+  // Allocates no memory, so the caller passes the list. It has at most one entry.
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

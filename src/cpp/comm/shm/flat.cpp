@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data are cut into one part per rank. A rank reduces its part of every rank's source and
-// stores the result to every rank's destination (reduce: to the root's). Each byte is read once and
-// written once, in two hand-offs between ranks: all have arrived; all parts are done. To push the
-// result is faster than to let the peers pull it, which takes a third hand-off. All-reduce of
-// float32 in place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
+// The flat algorithm. The data are cut into n near-equal parts, one per rank. A rank reduces its
+// part of every rank's source and stores the result to every rank's destination (reduce: to the
+// root's). Each byte is read once and written once. The ranks synchronise twice: when all have
+// arrived, and when all parts are done. The reducing rank pushes its result to the peers. It would
+// be slower to let the peers pull it, which needs a third synchronisation. All-reduce of float32 in
+// place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
 //   bytes   64 Ki   1 Mi   4 Mi   16 Mi   64 Mi
 //   push      3.4     35    136     527    2635
 //   pull      4.7     49    430    1593    5949
 //
 // If every operand is in the shared arena, this happens in place. Otherwise the data pass through
-// the staging buffers in chunks. Each chunk goes through three acts (schedule.hpp):
-//   CopyIn    the elements that the peers need of my source, to my buffer
-//   Reduce    if all ranks have copied the chunk in: my part, from my source and the peers'
-//             buffers, to my destination and to the buffers of the ranks that get the result, over
-//             the elements that I have read there
-//   CopyOut   if all ranks have reduced the chunk: the peers' parts, from my buffer
-// After CopyOut a rank has its buffer back without a further flag: a peer that has reduced the
-// chunk has read and written the buffer for the last time. Results that the peers fetch from a
-// buffer of mine instead took 20 % longer. All-reduce of float32 in place from private memory, 2
-// ranks, AMD EPYC 9005, least of many runs, in us:
+// the staging buffers (staging.hpp) in chunks. Each chunk goes through three acts (schedule.hpp):
+//   CopyIn    copy the elements that the peers need, from the source to this rank's buffer
+//   Reduce    when all ranks have copied the chunk in: reduce this rank's part, from its source and
+//             the peers' buffers, to its destination and to the buffers of the ranks that get the
+//             result, over the elements that were read there
+//   CopyOut   when all ranks have reduced the chunk: copy the peers' parts from this rank's buffer
+//             to its destination
+// After CopyOut a rank may fill its buffer again without a further flag: a peer that has reduced
+// the chunk has read and written the buffer for the last time. It took 20 % longer to let the peers
+// fetch the results from the buffer of the reducing rank. All-reduce of float32 in place from
+// private memory, 2 ranks, AMD EPYC 9005, least of many runs, in us:
 //   bytes   256 Ki   1 Mi   4 Mi
 //   push       6.7     30    132
 //   fetch      7.7     34    161
@@ -78,8 +80,8 @@ class Chunk {
   const TaskHead& task_;
   std::uint64_t number_;
   std::size_t element_;
-  Slice range_;  // in the whole, in elements
-  Slice part_;   // mine, in the chunk
+  Slice range_;  // in the operand, in elements
+  Slice part_;   // the part of this rank, in the chunk
 };
 
 void reduce_my_part(Context& context) {

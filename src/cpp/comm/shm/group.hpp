@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a group as one of them sees them: their segments, and the flags in them.
+// A group as one of its ranks sees it: the segments of its ranks, and the flags in them.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace ngd::comm::shm {
 
-// What a collective waits for: until a flag of the ranks [first, last), in their slots of a
-// sequence, reaches a value. This rank's own flags do not count. Letter is a send or a receive with
-// that rank (letters.hpp).
+// A need: a condition that a collective waits for. In their slots of a sequence, a flag of each
+// rank in [first, last) must reach a value. The flags of this rank itself do not count. Letter: a
+// send or a receive with that rank (letters.hpp).
 struct Need {
   enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
   Flag flag = Flag::Published;
-  int first = 0;  // grows past every rank whose flag has reached the value
+  int first = 0;  // all ranks before it have reached the value
   int last = 0;
   std::uint64_t sequence = 0;
   std::uint64_t value = 0;
@@ -38,8 +38,8 @@ class Group {
     int world = 0;
     int job_rank = 0;
   };
-  // `moves` counts flags that this rank waited for and has seen. checked: fingerprints are
-  // compared. held: what my programs compute; it outlives the group.
+  // `moves` counts the flags that this rank has waited for and that were raised. `checked`: compare
+  // fingerprints. `held`: the computations of this rank's steps; it outlives the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
 
@@ -99,14 +99,14 @@ class Group {
   // Return the ranks of the world whose flags a need still waits for.
   std::vector<int> missing(const Need& need) const;
 
-  // Throws CollectiveMismatch if `rank` has published another collective than this rank.
+  // Throw CollectiveMismatch if `rank` has published another collective than this rank.
   void compare(std::uint64_t sequence, int rank) const;
-  // The collective that a rank has published.
+  // Return the collective that a rank has published.
   const CallRecord& call(std::uint64_t sequence, int rank) const noexcept {
     return segment(rank).slot(sequence).call;
   }
 
-  // This rank has left the group: it only refuses further calls.
+  // Called when this rank has left the group: the object only refuses further calls.
   void close() noexcept { closed_ = true; }
   bool is_closed() const noexcept { return closed_; }
 
@@ -130,7 +130,7 @@ class Group {
   std::vector<void*> destinations_;
 };
 
-// As comm::part_of, with parts that begin on cache lines.
+// Return what comm::part_of returns, with parts that begin on cache lines.
 inline Slice lines_of(Slice whole, int part, int parts, std::size_t element_bytes) noexcept {
   return part_of(whole, part, parts, kLine / element_bytes);
 }

@@ -66,8 +66,8 @@ void apply_limit(const Cgroup& cgroup, std::uint64_t free_swap, Headroom& least)
     swap = used == kNone ? 0 : std::min(free_swap, most - std::min(most, used));
   }
   const std::uint64_t caches = sum_of(folder + "memory.stat", names.reclaimable);
-  const std::uint64_t taken = usage - std::min(usage, caches);
-  const std::uint64_t bytes = limit - std::min(limit, taken) + swap;
+  const std::uint64_t in_use = usage - std::min(usage, caches);
+  const std::uint64_t bytes = limit - std::min(limit, in_use) + swap;
   if (bytes < least.bytes)
     least = {bytes, concat("the memory cgroup ", cgroup.name.empty() ? "/" : cgroup.name, " (",
                            limit >> 20, " MiB)")};
@@ -92,10 +92,10 @@ std::string address_space_limit(std::uint64_t bytes) {
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t left = limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used);
-  if (bytes <= left) return "";
+  const std::uint64_t bytes_left = limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used);
+  if (bytes <= bytes_left) return "";
   return concat("RLIMIT_AS allows this process ", limit.rlim_cur >> 20, " MiB, of which ",
-                left >> 20, " MiB are left. Raise it (ulimit -v), equally on all ranks");
+                bytes_left >> 20, " MiB are left. Raise it (ulimit -v), equally on all ranks");
 }
 
 }  // namespace ngd::comm::shm

@@ -25,30 +25,30 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   const auto [begin, size] = *hole;
   const std::uint64_t offset = round_up(begin, unit), end = offset + wanted;
   if (end > committed_) {
-    const std::size_t upto = std::min<std::size_t>(round_up(end, kCommitStep), end_);
-    memory_.commit(committed_, upto - committed_);
-    committed_ = upto;
+    const std::size_t commit_end = std::min<std::size_t>(round_up(end, kCommitStep), end_);
+    memory_.commit(committed_, commit_end - committed_);
+    committed_ = commit_end;
   }
-  const bool before = offset > begin, behind = begin + size > end;
+  const bool leaves_front = offset > begin, leaves_back = begin + size > end;
   const auto used = used_.emplace(offset, wanted).first;
   try {
-    if (before && behind) free_.emplace(end, begin + size - end);
+    if (leaves_front && leaves_back) free_.emplace(end, begin + size - end);
   } catch (...) {
     used_.erase(used);
     throw;
   }
-  if (before) {
+  if (leaves_front) {
     hole->second = offset - begin;
   } else {
     auto node = free_.extract(hole);
     node.key() = end;
     node.mapped() = begin + size - end;
-    if (behind) free_.insert(std::move(node));
+    if (leaves_back) free_.insert(std::move(node));
   }
   return offset;
 }
 
-// Asks for no memory: the node of `used_` moves to `free_`.
+// Allocates no memory: the node of `used_` moves to `free_`.
 void Heap::release(std::uint64_t offset) noexcept {
   auto block = used_.extract(offset);
   if (block.empty()) return;
@@ -57,11 +57,11 @@ void Heap::release(std::uint64_t offset) noexcept {
     block.mapped() += next->second;
     free_.erase(next);
   }
-  const auto behind = free_.lower_bound(offset);
-  if (behind != free_.begin()) {
-    const auto before = std::prev(behind);
-    if (before->first + before->second == offset) {
-      before->second += block.mapped();
+  const auto following = free_.lower_bound(offset);
+  if (following != free_.begin()) {
+    const auto previous = std::prev(following);
+    if (previous->first + previous->second == offset) {
+      previous->second += block.mapped();
       return;
     }
   }

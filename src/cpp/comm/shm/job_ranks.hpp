@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of this host have numbers from 0 in shared memory. In a job on several hosts they have
-// other numbers in the job, and errors name these: a message is written once, where the failure is
-// found, and is never edited.
+// The numbers of this host's ranks in the job. In shared memory, the ranks of a host are numbered
+// from 0. In a job on several hosts they have other numbers, and errors use those: so a message is
+// written once, where the failure is found, and is never edited.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ class JobRanks {
   JobRanks() = default;  // the job has no other ranks
   explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
 
-  // Return the rank in the job of a rank of this host. Another number, which a stranger may send,
-  // is returned as it is.
+  // Return the rank in the job of a rank of this host. A number that is not a rank of this host,
+  // which another program may have sent, is returned as it is.
   int operator[](int rank) const noexcept {
     const bool is_known = rank >= 0 && rank < static_cast<int>(by_rank_.size());
     return is_known ? by_rank_[static_cast<std::size_t>(rank)] : rank;
@@ -24,8 +24,8 @@ class JobRanks {
   // Return the rank on this host of a rank of the job, or -1.
   int local(int job_rank) const noexcept {
     if (by_rank_.empty()) return job_rank;
-    const auto found = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
-    return found == by_rank_.end() ? -1 : static_cast<int>(found - by_rank_.begin());
+    const auto position = std::find(by_rank_.begin(), by_rank_.end(), job_rank);
+    return position == by_rank_.end() ? -1 : static_cast<int>(position - by_rank_.begin());
   }
   std::vector<int> of(std::vector<int> ranks) const {
     for (int& rank : ranks) rank = (*this)[rank];

@@ -37,32 +37,32 @@ Letters::Letters(Family& family, Group& group, Statistics& statistics)
       incoming_(static_cast<std::size_t>(group.size())) {}
 
 Work Letters::submit(const Collective& collective) {
-  PendingLetter fresh;
-  fresh.work = kLetterBit | (submitted_ + 1);
-  fresh.kind = collective.kind;
-  fresh.peer = collective.root;
-  fresh.dtype = collective.dtype;
-  fresh.count = collective.count;
-  fresh.tag = collective.tag;
-  fresh.source = static_cast<const std::byte*>(collective.source);
-  fresh.destination = static_cast<std::byte*>(collective.destination);
-  copy_site(collective.site, fresh.site);
-  fresh.submitted_ns = now_ns();
-  fresh.stats = statistics_.entry_of(collective);
-  const auto peer = static_cast<std::size_t>(fresh.peer);
-  if (fresh.kind == Kind::Send) {
-    if (outgoing_[peer].box == nullptr) open(fresh.peer);
-    fresh.offset = fresh.bytes() <= kLetterBytes
-                       ? kInline
-                       : group_.mine().offset_of(fresh.source, fresh.bytes());
-    outgoing_[peer].sends.push_back(fresh);
+  PendingLetter pending;
+  pending.work = kLetterBit | (submitted_ + 1);
+  pending.kind = collective.kind;
+  pending.peer = collective.root;
+  pending.dtype = collective.dtype;
+  pending.count = collective.count;
+  pending.tag = collective.tag;
+  pending.source = static_cast<const std::byte*>(collective.source);
+  pending.destination = static_cast<std::byte*>(collective.destination);
+  copy_site(collective.site, pending.site);
+  pending.submitted_ns = now_ns();
+  pending.stats = statistics_.entry_of(collective);
+  const auto peer = static_cast<std::size_t>(pending.peer);
+  if (pending.kind == Kind::Send) {
+    if (outgoing_[peer].box == nullptr) open(pending.peer);
+    pending.offset = pending.bytes() <= kLetterBytes
+                         ? kInline
+                         : group_.mine().offset_of(pending.source, pending.bytes());
+    outgoing_[peer].sends.push_back(pending);
   } else {
-    incoming_[peer].receives.push_back(fresh);
+    incoming_[peer].receives.push_back(pending);
   }
   ++submitted_;
   ++in_flight_;
-  fresh.kind == Kind::Send ? progress_sends(fresh.peer) : progress_receives(fresh.peer);
-  return Work{fresh.work};
+  pending.kind == Kind::Send ? progress_sends(pending.peer) : progress_receives(pending.peer);
+  return Work{pending.work};
 }
 
 void Letters::open(int peer) {
@@ -77,15 +77,15 @@ void Letters::open(int peer) {
 }
 
 const PendingLetter* Letters::find(std::uint64_t work) const noexcept {
-  const auto look = [&](const std::deque<PendingLetter>& letters) -> const PendingLetter* {
+  const auto search = [&](const std::deque<PendingLetter>& letters) -> const PendingLetter* {
     for (const PendingLetter& each : letters)
       if (each.work == work && !each.is_complete) return &each;
     return nullptr;
   };
   for (const Outgoing& each : outgoing_)
-    if (const PendingLetter* found = look(each.sends)) return found;
+    if (const PendingLetter* match = search(each.sends)) return match;
   for (const Incoming& each : incoming_)
-    if (const PendingLetter* found = look(each.receives)) return found;
+    if (const PendingLetter* match = search(each.receives)) return match;
   return nullptr;
 }
 

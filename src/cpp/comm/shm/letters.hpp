@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends and receives. A send is a letter from one rank to another one. They are not part of the
-// group's common sequence: the receiver takes a sender's letters in the order in which they were
-// posted. The letters of a pair are in a letter box in the sender's heap, which the first send
-// allocates. The sender's control block has its offset.
+// Sends and receives. A send is a letter from one rank, the sender, to another rank, the receiver.
+// Letters are not part of the group's common sequence: the receiver takes a sender's letters in the
+// order in which they were posted. The letters of an ordered pair of ranks are in a letter box:
+// shared memory in the sender's heap, which the first send allocates. The sender's control block
+// has its offset.
 //
-// A small payload is stored in its letter; the send is complete when the letter is posted. A source
-// in the shared arena is read in place; the send is complete when the receiver has reported that.
-// Other sources pass through the two chunks of the letter box in turn; the send is complete when
-// its last chunk is filled.
+// A payload of at most kLetterBytes is stored in its letter; the send is complete when the letter
+// is posted. A larger source in the shared arena is read in place; the send is complete when the
+// receiver has reported that it has read it. Other sources pass through the two chunks of the
+// letter box alternately; the send is complete when its last chunk is filled.
 #pragma once
 
 #include <atomic>
@@ -85,10 +86,10 @@ class Letters {
   std::uint64_t in_flight() const noexcept { return in_flight_; }
   std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last one ended
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
-  // Return what an unfinished work waits for.
+  // Return the need of a pending work.
   Need need_of(std::uint64_t work) const noexcept;
   std::string describe(std::uint64_t work) const;
-  // Return the offsets of the letter boxes in my heap, which are no longer mine.
+  // Return the offsets of this rank's letter boxes in its heap. The caller must release them.
   std::vector<std::uint64_t> take_blocks() noexcept { return std::move(blocks_); }
 
  private:
@@ -120,7 +121,7 @@ class Letters {
   Statistics& statistics_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  std::vector<std::uint64_t> blocks_;  // the offsets of my letter boxes
+  std::vector<std::uint64_t> blocks_;  // the offsets of this rank's letter boxes
   std::uint64_t submitted_ = 0;
   std::uint64_t in_flight_ = 0;
   std::uint64_t finished_ns_ = 0;

@@ -35,7 +35,7 @@ class ProcessLiveness final : public Liveness {
 
  private:
   std::vector<PeerProcess> peers_;
-  std::vector<bool> in_proc_;  // whether /proc has a peer under the number that it knows
+  std::vector<bool> in_proc_;  // by rank: /proc shows the peer under its own process number
 };
 
 class ThreadLiveness final : public Liveness {

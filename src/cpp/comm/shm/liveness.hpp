@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds out if a rank is still alive. A zombie is dead; kill(pid, 0) and the end of a socket prove
-// nothing.
+// Finds out if the process of a rank is alive. A zombie counts as dead. Neither kill(pid, 0) nor
+// the end of a socket can answer this question.
 #pragma once
 
 #include <cstdint>

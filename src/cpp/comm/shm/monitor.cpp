@@ -10,26 +10,27 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// Between two looks at a word that another thread will change soon: spin, yield, then nap. A system
-// call inside an engine call takes microseconds, a large copy milliseconds.
+// The pauses between two reads of a word that another thread will change soon: spin, then yield,
+// then sleep for a short time. A system call inside an engine call takes microseconds, a large copy
+// milliseconds.
 class Nap {
  public:
   void take() noexcept {
-    if (taken_ < kSpins) {
+    if (num_taken_ < kSpins) {
       pause_cpu();
-    } else if (taken_ < kSpins + kYields) {
+    } else if (num_taken_ < kSpins + kYields) {
       ::sched_yield();
     } else {
-      const timespec nap{0, std::min(kShortestNs << (taken_ - kSpins - kYields), kLongestNs)};
+      const timespec nap{0, std::min(kShortestNs << (num_taken_ - kSpins - kYields), kLongestNs)};
       ::nanosleep(&nap, nullptr);
     }
-    taken_ = std::min(taken_ + 1, kSpins + kYields + kDoublings);
+    num_taken_ = std::min(num_taken_ + 1, kSpins + kYields + kDoublings);
   }
 
  private:
   static constexpr int kSpins = 100, kYields = 10, kDoublings = 5;
   static constexpr long kShortestNs = 10'000, kLongestNs = 200'000;
-  int taken_ = 0;
+  int num_taken_ = 0;
 };
 
 }  // namespace
@@ -72,7 +73,7 @@ void Monitor::lock(RankRecord& sleeper) noexcept {
   wanted_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Nobody else changes the word while it is locked.
+// No other thread changes the word while it is locked.
 void Monitor::unlock() noexcept {
   word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
 }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread of this rank may touch the state of a family.
+// The lock of a family: one thread of this rank at a time uses the state of the family.
 //
-// Two bits tell it. `inside`: a thread is in an engine call, which means submit, wait, done or
-// split; another thread that makes one gets Busy. `locked`: a thread touches the state. An engine
-// call takes both bits at once and gives both back at its end. All other calls (close, abort,
-// stats, allocate, release) are short; they wait for `locked` and take it alone.
+// There are two kinds of calls. An engine call is submit, wait, done or split; it may wait for
+// peers. The other calls (close, abort, stats, allocate, release) are short. The lock has two bits:
+//   inside   a thread is in an engine call. Another thread that begins one gets Busy
+//   locked   a thread uses the state
+// An engine call sets both bits when it begins, and clears both when it ends. A short call waits
+// until `locked` is clear, and sets only this bit.
 //
-// An engine call that waits for its peers keeps `inside`, and hands `locked` over as soon as
-// another thread wants it: `wanted` counts those threads. It also gives `locked` back while it asks
-// its caller whether to go on (comm::Communicator::set_interrupt): the caller may run any code, and
-// that code may close or drop groups. So nobody who holds `locked` waits for anything but memory.
+// An engine call that waits for its peers keeps `inside`, but releases `locked` as soon as another
+// thread wants it; `wanted` counts these threads. It also releases `locked` while it calls the
+// interrupt callback (comm::Communicator::set_interrupt), which may run any code, and so may close
+// or drop groups. Therefore a thread that holds `locked` waits for nothing but memory.
 #pragma once
 
 #include <atomic>
@@ -33,16 +35,17 @@ class Monitor {
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
-  // Of the thread that is inside: whether another one wants `locked`, and a turn for all of these.
+  // For the thread that is inside. wanted(): return true if another thread wants `locked`.
+  // give_way(): release `locked` until no thread wants it.
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
-  // The same in the order of wait.hpp: before falling asleep.
+  // The same with a sequentially consistent load, for a thread that is about to sleep (wait.hpp).
   bool wanted_before_sleep() const noexcept { return wanted_.load() != 0; }
   void give_way() noexcept;
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
   void lock_inside() noexcept;
 
-  // Of a thread that is not inside, or has given `locked` back there. `sleeper` is my own record:
-  // the thread that is inside may sleep there.
+  // For a thread that is not inside, or that has released `locked` inside. `sleeper`: the record of
+  // this rank; if the thread that is inside sleeps there, it is woken.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 
@@ -55,7 +58,7 @@ class Monitor {
   std::atomic<std::uint32_t> wanted_{0};
 };
 
-// An engine call. False if another thread is in one.
+// The duration of an engine call. False if another thread is in one.
 class [[nodiscard]] Inside {
  public:
   explicit Inside(Monitor& monitor) noexcept : monitor_(monitor), has_entered_(monitor.enter()) {}
@@ -71,7 +74,7 @@ class [[nodiscard]] Inside {
   const bool has_entered_;
 };
 
-// While an engine call asks its caller.
+// The duration of the interrupt callback inside of an engine call.
 class Outside {
  public:
   explicit Outside(Monitor& monitor) noexcept : monitor_(monitor) { monitor.unlock_inside(); }
@@ -83,7 +86,7 @@ class Outside {
   Monitor& monitor_;
 };
 
-// Any other call.
+// The duration of a short call.
 class Locked {
  public:
   Locked(Monitor& monitor, RankRecord& sleeper) noexcept : monitor_(monitor) {

@@ -35,13 +35,13 @@ std::optional<uid_t> listener_at(const Address& address) {
   return peer_user(probe.get());
 }
 
-// Return one socket of the kernel's list.
-void note(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
+// Record the user of a socket in the kernel's list, if the socket has one of the names.
+void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
   std::string_view name;
   std::optional<uid_t> user;
-  auto* about = static_cast<unix_diag_msg*>(NLMSG_DATA(entry));
-  auto length = static_cast<int>(NLMSG_PAYLOAD(entry, sizeof *about));
-  for (auto* each = reinterpret_cast<rtattr*>(about + 1); RTA_OK(each, length);
+  auto* socket_info = static_cast<unix_diag_msg*>(NLMSG_DATA(entry));
+  auto length = static_cast<int>(NLMSG_PAYLOAD(entry, sizeof *socket_info));
+  for (auto* each = reinterpret_cast<rtattr*>(socket_info + 1); RTA_OK(each, length);
        each = RTA_NEXT(each, length)) {
     if (each->rta_type == UNIX_DIAG_NAME)
       name = {static_cast<const char*>(RTA_DATA(each)), RTA_PAYLOAD(each)};
@@ -76,11 +76,11 @@ void ask_the_kernel(const std::vector<Address>& addresses, Holders& holders) {
     auto length = ::recv(link.get(), buffer.data(), buffer.size(), 0);
     if (length < 0 && errno == EINTR) continue;
     if (length <= 0) return;
-    auto left = static_cast<unsigned>(length);
-    for (auto* each = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(each, left);
-         each = NLMSG_NEXT(each, left)) {
+    auto bytes_left = static_cast<unsigned>(length);
+    for (auto* each = reinterpret_cast<nlmsghdr*>(buffer.data()); NLMSG_OK(each, bytes_left);
+         each = NLMSG_NEXT(each, bytes_left)) {
       if (each->nlmsg_type == NLMSG_DONE || each->nlmsg_type == NLMSG_ERROR) return;
-      if (each->nlmsg_type == SOCK_DIAG_BY_FAMILY) note(each, addresses, holders);
+      if (each->nlmsg_type == SOCK_DIAG_BY_FAMILY) record_holder(each, addresses, holders);
     }
   }
 }

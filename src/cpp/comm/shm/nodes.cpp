@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// There are n nodes of m ranks. The data are cut into m slices, and a slice into n pieces. The
-// counterparts of a rank are the ranks with the same index on the other nodes. The rank with index
-// i of node h goes through three acts:
-//   Sum       slice i of my node's sources, to my partial sum
-//   Combine   piece h of slice i: the counterparts' partial sums, to all ranks of my node
-//   Spread    the other pieces of slice i: from the counterparts that have combined them, to all
-//             ranks of my node
-// An act begins when all ranks have done the one before. The collective is complete when all ranks
-// have done the last act.
+// The all_reduce for ranks on several NUMA nodes. There are n nodes of m ranks each. The data are
+// cut into m near-equal slices, and each slice into n near-equal pieces. The counterparts of a rank
+// are the ranks with the same index on the other nodes. The rank with index i of node h goes
+// through three acts:
+//   Sum       reduce slice i of the node's sources to the rank's partial sum
+//   Combine   reduce piece h of slice i: the counterparts' partial sums, to all ranks of the node
+//   Spread    copy the other pieces of slice i, from the counterparts that have combined them, to
+//             all ranks of the node
+// An act begins when all ranks have done the act before it. The collective is complete when all
+// ranks have done the last act.
 //
 // Ranks read from other nodes in two acts, and never write there. A node reads (n-1)/n of the data
 // as partial sums and as much as results. This is the least for an all_reduce between n nodes
@@ -15,18 +16,19 @@
 // 2009, section 2). The flat algorithm, where each rank reads from all and writes to all, moves m
 // times as much.
 //
-// m is a power of two, so the tree over a node's ranks is a subtree of the canonical one, and the
-// tree over the nodes is the rest of it. The result has the same bits as flat's. A mean is the mean
-// of the nodes' means, which do not overflow; a division by m is exact except for the smallest
-// floats. 16-bit floats use the flat algorithm: their partial sums are float32, which would double
-// the data between nodes and need other memory.
+// m is a power of two, so the tree over a node's ranks is a subtree of the canonical one
+// (base/reduce.hpp), and the tree over the nodes is the rest of it. The result has the same bits as
+// that of the flat algorithm. A mean is the mean of the nodes' means, which do not overflow; a
+// division by m is exact except for the smallest floats. 16-bit floats use the flat algorithm:
+// their partial sums are float32, which would double the data between nodes and need other memory.
 //
 // If every operand is in the shared arena, partial sums and results are stored in the destinations.
 // This also works in place: only one rank reads a slice of a source, before it writes there.
 // Otherwise the data pass through the staging buffers in chunks, with two more acts (schedule.hpp):
-//   CopyIn    the elements that my node needs of my source, to my buffer, before Sum
-//   CopyOut   my node's parts of the results, from my buffer, in the end
-// My buffer holds my partial sum, and the results for my counterparts, in place of my own slice.
+//   CopyIn    before Sum: copy the elements that the node needs, from the source to the buffer
+//   CopyOut   in the end: copy the results of the node's ranks, from the buffer to the destination
+// In place of its own slice, a rank's buffer holds the partial sum, and the results for its
+// counterparts.
 #include "comm/shm/nodes.hpp"
 
 #include "comm/shm/copy.hpp"
@@ -47,8 +49,8 @@ class Chunk {
         nodes_(group_.nodes()),
         node_(group_.rank() / nodes_.ranks),
         index_(group_.rank() % nodes_.ranks),
-        whole_(is_staged_ ? StagedChunks(group_, task_)[number] : Slice{0, task_.count}),
-        slice_(lines_of({0, whole_.count}, index_, nodes_.ranks, element_)) {}
+        range_(is_staged_ ? StagedChunks(group_, task_)[number] : Slice{0, task_.count}),
+        slice_(lines_of({0, range_.count}, index_, nodes_.ranks, element_)) {}
 
   void carry_out(Act act) const {
     switch (act) {
@@ -67,7 +69,7 @@ class Chunk {
 
  private:
   void copy_in() const {
-    copy_around(buffer(group_.rank()), task_.source + whole_.begin * element_, bytes(whole_),
+    copy_around(buffer(group_.rank()), task_.source + range_.begin * element_, bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
   }
 
@@ -91,12 +93,12 @@ class Chunk {
       const int node = (node_ + distance) % nodes_.count;
       const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, index_)) + theirs.begin * element_;
-      reduce_to_node(theirs, 1, 1.0, false);  // of one source: a copy
+      reduce_to_node(theirs, 1, 1.0, false);  // with one source this is a copy
     }
   }
 
   void copy_out() const {
-    copy_around(task_.destination + whole_.begin * element_, buffer(group_.rank()), bytes(whole_),
+    copy_around(task_.destination + range_.begin * element_, buffer(group_.rank()), bytes(range_),
                 slice_.begin * element_, slice_.end() * element_);
   }
 
@@ -106,7 +108,7 @@ class Chunk {
 
   const std::byte* source(int rank) const {
     if (!is_staged_) return group_.segment(rank).at(slot(rank).source_offset);
-    return rank == group_.rank() ? task_.source + whole_.begin * element_ : buffer(rank);
+    return rank == group_.rank() ? task_.source + range_.begin * element_ : buffer(rank);
   }
   // Return where a rank stores its partial sums, and then the results.
   std::byte* partials(int rank) const {
@@ -117,16 +119,17 @@ class Chunk {
   }
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
-  // Reduce the sources, and store the result at my node's ranks. If the task is staged, my own
-  // result goes to my destination, and to my buffer only if my counterparts read it there.
+  // Reduce the sources, and store the result at all ranks of this node. If the task is staged, this
+  // rank stores its own result in its destination, and in its buffer too if the counterparts read
+  // it there.
   void reduce_to_node(const Slice& range, int sources, double divisor,
-                      bool for_counterparts) const {
+                      bool is_read_by_counterparts) const {
     int results = 0;
     const auto add = [&](std::byte* to) { group_.destinations()[results++] = to; };
     for (int index = 0; index < nodes_.ranks; ++index)
-      if (index != index_ || !is_staged_ || for_counterparts)
+      if (index != index_ || !is_staged_ || is_read_by_counterparts)
         add(partials(rank_at(node_, index)) + range.begin * element_);
-    if (is_staged_) add(task_.destination + (whole_.begin + range.begin) * element_);
+    if (is_staged_) add(task_.destination + (range_.begin + range.begin) * element_);
     reduce_to_many(combine_of(task_.op), task_.dtype, group_.sources(), sources,
                    group_.destinations(), results, range.count, divisor);
   }
@@ -137,9 +140,9 @@ class Chunk {
   bool is_staged_;
   std::size_t element_;
   Nodes nodes_;
-  int node_, index_;  // mine
-  Slice whole_;       // of the task
-  Slice slice_;       // mine
+  int node_, index_;  // of this rank
+  Slice range_;       // of the operand
+  Slice slice_;       // of this rank
 };
 
 Schedule schedule_of(Context& context) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The all_reduce of ranks on several NUMA nodes: first inside each node, then between the nodes.
+// The all_reduce of ranks on several NUMA nodes: a reduction inside each node, then between the
+// nodes.
 #pragma once
 
 #include "comm/shm/steps.hpp"

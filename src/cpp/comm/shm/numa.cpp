@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kNode = "node";
 
 // Return the cores of a list of the kernel, such as "0-3,8".
-cpu_set_t listed(const std::string& path) {
+cpu_set_t parse_core_list(const std::string& path) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   SmallFile file(path.c_str());
@@ -57,17 +57,17 @@ int node_of(const cpu_set_t& cores, const std::string& folder) {
   while (const dirent* entry = ::readdir(nodes.get())) {
     const int number = number_of(entry->d_name);
     if (number == kNoNode) continue;
-    const cpu_set_t here = listed(concat(folder, "/", entry->d_name, "/cpulist"));
-    cpu_set_t both;
-    CPU_AND(&both, &here, &cores);
-    if (CPU_EQUAL(&both, &cores)) return number;
+    const cpu_set_t node_cores = parse_core_list(concat(folder, "/", entry->d_name, "/cpulist"));
+    cpu_set_t common;
+    CPU_AND(&common, &node_cores, &cores);
+    if (CPU_EQUAL(&common, &cores)) return number;
   }
   return kNoNode;
 }
 
 int chosen_node(const cpu_set_t& cores, const std::string& folder) {
-  const int asked = config::numa_node();
-  return asked == config::kOwnNumaNode ? node_of(cores, folder) : asked;
+  const int requested = config::numa_node();
+  return requested == config::kOwnNumaNode ? node_of(cores, folder) : requested;
 }
 
 Nodes nodes_of(const std::vector<int>& node_of_rank) {
@@ -78,10 +78,10 @@ Nodes nodes_of(const std::vector<int>& node_of_rank) {
   if (ranks < 2 || !std::has_single_bit(ranks) || node_of_rank.size() % ranks != 0) return one;
   for (std::size_t r = 0; r < node_of_rank.size(); ++r) {
     const int node = node_of_rank[r];
-    const bool begins = r % ranks == 0;
-    if (node == kNoNode || (!begins && node != nodes.back())) return one;
-    if (begins && std::find(nodes.begin(), nodes.end(), node) != nodes.end()) return one;
-    if (begins) nodes.push_back(node);
+    const bool is_first = r % ranks == 0;
+    if (node == kNoNode || (!is_first && node != nodes.back())) return one;
+    if (is_first && std::find(nodes.begin(), nodes.end(), node) != nodes.end()) return one;
+    if (is_first) nodes.push_back(node);
   }
   return {static_cast<int>(nodes.size()), static_cast<int>(ranks)};
 }

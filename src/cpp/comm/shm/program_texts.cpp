@@ -13,22 +13,22 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     return {};
   if (program->text == nullptr) return {program->hash, program->computation};
   const std::uint64_t name = mix(program->hash, program->computation);
-  auto known = texts_.find(name);
-  if (known == texts_.end()) {
+  auto stored = texts_.find(name);
+  if (stored == texts_.end()) {
     release_unused(slots_free_to);
     const auto length = static_cast<std::uint32_t>(std::strlen(program->text));
     std::uint64_t offset = kPrivate;
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: a message has no text then
+    } catch (const Error&) {  // no memory: messages have no text
     }
-    known = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
-                .first;
+    stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
+                 .first;
     blocks_.reserve(texts_.size());
   }
-  known->second.used = sequence;
-  return known->second;
+  stored->second.used = sequence;
+  return stored->second;
 }
 
 // Release the texts of programs that this rank does not hold any more. If the slot of the last use

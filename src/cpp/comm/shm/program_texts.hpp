@@ -31,7 +31,7 @@ class ProgramTexts {
   // `slots_free_to` as in SlotQueue.
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
-  // Return the offsets of all texts, which are no longer mine. Asks for no memory.
+  // Return the offsets of all texts. The caller must release them. Allocates no memory.
   std::vector<std::uint64_t> take_blocks() noexcept;
 
  private:

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring all_reduce (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// The ring algorithm (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009, section 3). Rank r reads only from its left neighbour, r - 1. The data are
-// cut into one part per rank. All indices are modulo the number of ranks n.
-//   Reduce, round s = 0..n-2:  add my own part r-s-1 to the left neighbour's partial sum of it.
-//                              After the last round I hold the whole sum of part r+1
+// cut into n near-equal parts, one per rank. All indices are modulo n, the number of ranks. There
+// are two phases:
+//   Reduce, round s = 0..n-2:  add part r-s-1 of its source to the left neighbour's sum of it.
+//                              After the last round, rank r has the whole sum of part r+1
 //   Gather, round t = 0..n-2:  copy the whole sum of part r-t from the left neighbour
 // So a part is summed in ring order, beginning with its own rank. This is not the canonical order,
 // but the same on all ranks. 16-bit floats travel as float32 and are rounded once, at the end.
 //
 // If every operand is in the shared arena, the partial sums are stored in the destinations.
 // Otherwise, and for 16-bit floats, they are stored in the staging areas, chunk by chunk. No rank
-// overwrites what its right neighbour has not read: the whole sum of a part has passed through the
-// right neighbour before it comes back to me; a new chunk, and the end of the task, wait for the
+// overwrites data that its right neighbour has not read: the whole sum of a part has passed through
+// the right neighbour before it comes back, and a new chunk, and the end of the task, wait for the
 // neighbour's last round.
 #include "comm/shm/ring.hpp"
 
@@ -97,7 +98,7 @@ class Ring::Pass {
     finish_step();
   }
 
-  // Store my own part of a staged chunk where the partial sums are.
+  // Store this rank's elements of a staged chunk in the memory of the partial sums.
   void load(const Slice& range) {
     std::byte* mine = sums(group_.rank(), range);
     if (is_half(task_.dtype))
@@ -108,22 +109,23 @@ class Ring::Pass {
 
   void reduce_step() {
     const Slice range = part(group_.rank() - state_.round_ - 1);
-    const bool last = state_.round_ == ranks_ - 2;
+    const bool is_last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
-    const bool untouched =
+    const bool is_in_source =
         !is_staged_ && state_.round_ == 0;  // the left neighbour's part is in its source
-    const Segment& left = group_.segment(left_);
+    const Segment& left_segment = group_.segment(left_);
     const std::byte* theirs =
-        untouched ? left.at(left.slot(task_.sequence).source_offset) + range.begin * element_
-                  : sums(left_, range);
+        is_in_source ? left_segment.at(left_segment.slot(task_.sequence).source_offset) +
+                           range.begin * element_
+                     : sums(left_, range);
     if (is_half(task_.dtype)) load(range);
     const void* operands[] = {theirs, is_half(task_.dtype) ? mine : source(range)};
     reduce(combine_of(task_.op), sum_dtype_, operands, 2, mine, range.count,
-           last ? divisor_of(task_.op, ranks_) : 1.0);
-    if (last) store(range);
+           is_last ? divisor_of(task_.op, ranks_) : 1.0);
+    if (is_last) store(range);
     ++state_.round_;
     finish_step();
-    if (last) {
+    if (is_last) {
       state_.phase_ = Phase::Gather;
       state_.round_ = 0;
     }

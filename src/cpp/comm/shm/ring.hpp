@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring all_reduce: the partial sums travel from rank to rank, and then the results do.
+// The ring algorithm for all_reduce: partial sums travel from rank to rank, and then the whole sums
+// do.
 #pragma once
 
 #include "comm/shm/context.hpp"

@@ -18,13 +18,13 @@
 namespace ngd::comm::shm {
 
 enum class Act : std::uint8_t {
-  CopyIn,   // from my source to my staging buffer. Waits until the buffer is free
+  CopyIn,   // from the source to the staging buffer. Waits until the buffer is free
   Move,     // cooperative.cpp
   Reduce,   // flat.cpp
   Sum,      // nodes.cpp
   Combine,  // nodes.cpp
   Spread,   // nodes.cpp
-  CopyOut   // from my staging buffer to my destination. Raises no flag: no rank waits for it
+  CopyOut   // from the staging buffer to the destination. Raises no flag: no rank waits for it
 };
 
 // The acts of each algorithm, in order.
@@ -44,23 +44,23 @@ class Schedule {
  public:
   template <std::size_t n>
   constexpr Schedule(const Act (&acts)[n], std::uint64_t chunks) noexcept
-      : acts_(acts), num_acts_(n), chunks_(chunks), ahead_(acts[0] == Act::CopyIn ? 1 : 0) {}
+      : acts_(acts), num_acts_(n), chunks_(chunks), num_ahead_(acts[0] == Act::CopyIn ? 1 : 0) {}
 
   constexpr std::uint64_t chunks() const noexcept { return chunks_; }
-  // The number of the last step.
-  constexpr std::uint64_t last() const noexcept { return ahead_ + chunks_ * num_acts_; }
+  // Return the number of the last step.
+  constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
   constexpr Step at(std::uint64_t number) const noexcept {
-    if (number <= ahead_) return {Act::CopyIn, 0};
-    const std::uint64_t index = number - ahead_ - 1, act = index % num_acts_;
-    return {acts_[act], index / num_acts_ + (act == 0 ? ahead_ : 0)};
+    if (number <= num_ahead_) return {Act::CopyIn, 0};
+    const std::uint64_t index = number - num_ahead_ - 1, act = index % num_acts_;
+    return {acts_[act], index / num_acts_ + (act == 0 ? num_ahead_ : 0)};
   }
 
   constexpr std::uint64_t number_of(Act act, std::uint64_t chunk) const noexcept {
     std::uint64_t index = 0;
     while (acts_[index] != act) ++index;
-    if (act != Act::CopyIn) return ahead_ + chunk * num_acts_ + index + 1;
-    return chunk == 0 ? 1 : ahead_ + (chunk - 1) * num_acts_ + 1;
+    if (act != Act::CopyIn) return num_ahead_ + chunk * num_acts_ + index + 1;
+    return chunk == 0 ? 1 : num_ahead_ + (chunk - 1) * num_acts_ + 1;
   }
 
   // Return the step that all ranks must have done before step `number` begins, or 0. For the number
@@ -77,7 +77,7 @@ class Schedule {
   const Act* acts_;
   std::uint64_t num_acts_;
   std::uint64_t chunks_;
-  std::uint64_t ahead_;  // the number of chunks that are copied in ahead
+  std::uint64_t num_ahead_;  // the number of chunks that are copied in ahead
 };
 
 }  // namespace ngd::comm::shm

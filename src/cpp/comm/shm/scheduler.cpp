@@ -54,8 +54,8 @@ bool Scheduler::run(Task& task) {
       task.state);
 }
 
-// The staging buffers serve one collective at a time, in sequence. The next one may have them when
-// the one before will not fill them any more.
+// Return true if a task gets the staging buffers. They serve one collective at a time, in the order
+// of the sequence: the next one gets them when the one before does not fill them any more.
 bool Scheduler::take_staging(Task& task) {
   for (std::uint64_t s = queue_.finished() + 1; s < task.sequence; ++s) {
     const Task& earlier = queue_.task(s);

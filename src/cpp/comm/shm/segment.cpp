@@ -88,12 +88,12 @@ class ProcessMemory final : public Memory {
  private:
   // Pages of a memfd that no process has mapped count for the cgroup, but not for one of its
   // processes. If the cgroup is full, the kernel kills another process, such as the launcher, and
-  // frees nothing. So the pages are mapped as they are made, and only if there is enough memory.
+  // frees nothing. So the pages are mapped when allocated, and only if there is enough memory.
   void commit_piece(std::size_t offset, std::size_t bytes) {
-    const Headroom room = headroom();
-    if (room.bytes < bytes + kReserve)
+    const Headroom available = headroom();
+    if (available.bytes < bytes + kReserve)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
-           " bytes more of the shared lane: ", room.limit, " has ", room.bytes >> 20,
+           " bytes more of the shared lane: ", available.limit, " has ", available.bytes >> 20,
            " MiB left, of which ", kReserve >> 20, " are kept free");
     int result = 0;
     do {
@@ -198,10 +198,10 @@ void initialise_segment(Memory& memory, int rank, int size, int node) {
 
 void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
                   std::span<const int> ranks) noexcept {
-  const std::string_view kept =
+  const std::string_view excerpt =
       tail_of(message, kErrorBytes);  // the end of a traceback is the most useful part
-  std::copy(kept.begin(), kept.end(), mine.error_text);
-  mine.error_length = static_cast<std::uint32_t>(kept.size());
+  std::copy(excerpt.begin(), excerpt.end(), mine.error_text);
+  mine.error_length = static_cast<std::uint32_t>(excerpt.size());
   mine.error_kind = static_cast<std::uint32_t>(kind);
   const std::size_t num_ranks = std::min(ranks.size(), std::size(mine.error_ranks));
   std::copy_n(ranks.begin(), num_ranks, mine.error_ranks);
@@ -218,8 +218,8 @@ std::vector<int> error_ranks_of(const RankRecord& record) {
 
 void note_wait(RankRecord& mine, std::string_view what) noexcept {
   std::array<char, kWaitWords * sizeof(std::uint64_t)> text{};
-  const std::string_view kept = head_of(what, text.size());
-  std::copy(kept.begin(), kept.end(), text.begin());
+  const std::string_view excerpt = head_of(what, text.size());
+  std::copy(excerpt.begin(), excerpt.end(), text.begin());
   mine.wait_version.fetch_add(1);
   for (std::size_t i = 0; i < kWaitWords; ++i) {
     std::uint64_t word = 0;

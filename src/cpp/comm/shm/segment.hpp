@@ -8,9 +8,9 @@
 //
 // A control block holds the data of a rank for one group:
 //
-//   control  | Control: flags of the rank; Slot x kSlots: the collectives in flight, by
+//   control  | Control: flags of the rank; Slot x kSlots: the pending collectives, by
 //            | sequence % kSlots
-//   inline   | kInlineBytes x kSlots: payloads that are published beside the flag
+//   inline   | kInlineBytes x kSlots: payloads that are published next to the flag
 //   layouts  | kLayoutBytes x kSlots: of arrays with several axes, and of lists of arrays
 //   staging  | buffers for operands in private memory, chunk by chunk (staging.hpp)
 //
@@ -41,7 +41,7 @@ namespace ngd::comm::shm {
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
 inline constexpr std::uint32_t kLayoutVersion = 9;
 inline constexpr int kMaxRanks = 256;        // of a host
-inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
+inline constexpr std::uint64_t kSlots = 64;  // pending collectives
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kWaitWords = 31;         // of 8 characters
@@ -49,7 +49,7 @@ inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the meas
 inline constexpr std::size_t kLayoutNumbers = 64;     // the most that are kept of a layout
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// Offsets of operands outside the heap: beside the flag; in private memory.
+// Offsets of operands outside of the heap: published next to the flag; in private memory.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
 // A value of Slot::taken: this rank does not read its peers' sources (any more).
@@ -84,8 +84,8 @@ struct RankRecord {
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke this rank, CLOCK_MONOTONIC
 
-  // The rank that this rank waits for outside of shared memory, and when it wrote that. It counts
-  // for one second.
+  // The rank that this rank waits for outside of shared memory, and the time at which it wrote
+  // that. The record is valid for one second.
   std::atomic<std::int32_t> awaited;
   std::atomic<std::uint64_t> awaited_ns;
 
@@ -109,7 +109,7 @@ struct Slot {
   // The progress of this rank in the collective.
   alignas(kLine) std::atomic<std::uint64_t> step;  // its meaning depends on the algorithm
   std::atomic<std::uint64_t> taken;                // chunks read from every peer, or kAll
-  std::uint64_t first_ticket;                      // of my staging buffers (staging.hpp)
+  std::uint64_t first_ticket;                      // of its staging buffers (staging.hpp)
 
   // The call, for messages.
   alignas(kLine) CallRecord call;  // its counts, if any, precede the payload
@@ -130,7 +130,7 @@ struct Control {
   std::atomic<std::uint64_t> sequence;             // the last one that was published
   // The number of ranks that do not use this block any more. They increment it.
   alignas(kLine) std::atomic<std::uint32_t> departed;
-  // By rank: the offset in my heap of the letters that I send it (letters.hpp), or 0.
+  // By rank: the offset in this rank's heap of its letter box for that rank (letters.hpp), or 0.
   alignas(kLine) std::atomic<std::uint64_t> letter_boxes[kMaxRanks];
   Slot slots[kSlots];
 };
@@ -189,8 +189,8 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Segment segment(int rank) const noexcept = 0;  // as a rank of the world
-  // The memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if this
-  // program has closed the descriptor.
+  // Return the memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if
+  // this program has closed the descriptor.
   virtual int descriptor(int) const noexcept { return -1; }
   // Back a range of this rank's own segment with pages. Throws OutOfMemory if the kernel has
   // no more. Without this, the first access would raise SIGBUS.

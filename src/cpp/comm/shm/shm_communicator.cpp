@@ -160,10 +160,10 @@ void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
 
 void ShmCommunicator::report_failure(std::string_view why) noexcept {
   char text[kErrorBytes];
-  const std::string_view kept = tail_of(without_end(why), sizeof text - 64);
+  const std::string_view excerpt = tail_of(without_end(why), sizeof text - 64);
   const int length =
       std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->job_rank(family_->rank()),
-                    static_cast<int>(kept.size()), kept.data());
+                    static_cast<int>(excerpt.size()), excerpt.data());
   family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
 
@@ -219,7 +219,7 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // To give the memory back must ask for none.
+  // Allocated now, because giving the memory back must not allocate any.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

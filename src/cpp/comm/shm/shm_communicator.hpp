@@ -60,7 +60,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   bool is_watched() const noexcept override { return Communicator::is_watched(); }
 
   void check_not_child() const;
-  // Throws GroupClosed if the group cannot be used; call() describes the refused call.
+  // Throw GroupClosed if the group cannot be used; call() describes the refused call.
   template <class Call>
   void check_usable(Call&& call) const {
     if (family_->failed() || group_.is_closed() || family_->closed()) [[unlikely]]
@@ -77,7 +77,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
                                                  std::size_t bytes) override;
 
   std::unique_ptr<Communicator> split_inside(int color, int key);
-  // What a rank sends its peers in a split().
+  // The data that a rank sends to its peers in a split().
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
@@ -99,15 +99,15 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // close() fills this in: it must not ask for memory.
+  // close() fills in this entry, because it must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 
-// The group of all ranks of a family.
+// Return the group of all ranks of a family.
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place);
 
-// Ranks that are threads of this process, for tests. `nodes`: the NUMA node of each.
+// Return ranks that are threads of this process, for tests. `nodes`: the NUMA node of each.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
                                                              const std::vector<int>& nodes = {},
                                                              const JobRanks& job_ranks = {});

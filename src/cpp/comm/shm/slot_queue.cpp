@@ -33,18 +33,19 @@ std::uint64_t SlotQueue::submit(const Collective& collective, Statistics::Entry 
 void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
                       const ProgramText& program, std::uint64_t waited_ns) {
   const std::uint64_t sequence = submitted_ + 1;
-  Task& fresh = task(sequence);
-  fresh.begin(sequence);
-  fresh.stats = stats;
-  fresh.waited_ns = waited_ns;
-  fresh.moved_bytes = larger_side_bytes(collective, group_.rank(), group_.size());
-  fill_in(fresh, collective);
-  choose_from_call(group_, fresh, collective);
-  publish(fresh, collective, program);
+  Task& new_task = task(sequence);
+  new_task.begin(sequence);
+  new_task.stats = stats;
+  new_task.waited_ns = waited_ns;
+  new_task.moved_bytes = larger_side_bytes(collective, group_.rank(), group_.size());
+  fill_in(new_task, collective);
+  choose_from_call(group_, new_task, collective);
+  publish(new_task, collective, program);
   submitted_ = sequence;
 }
 
-// A rank that has not finished sequence - kSlots may still read the slot of the next sequence.
+// The slot of the next sequence is free when all ranks have finished sequence - kSlots: until then
+// they may still read it.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;
@@ -66,22 +67,22 @@ void SlotQueue::report_finished(std::uint64_t before) {
 
 void SlotQueue::add_to_backlog(const Collective& collective, Statistics::Entry stats,
                                const ProgramText& program) {
-  Backlogged& kept = backlog_.emplace_back();
-  kept.collective = collective;
+  Backlogged& entry = backlog_.emplace_back();
+  entry.collective = collective;
   const auto ranks = static_cast<std::size_t>(group_.size());
   if (collective.counts != nullptr)
-    kept.counts.assign(collective.counts, collective.counts + ranks);
+    entry.counts.assign(collective.counts, collective.counts + ranks);
   if (collective.receive_counts != nullptr)
-    kept.receive_counts.assign(collective.receive_counts, collective.receive_counts + ranks);
+    entry.receive_counts.assign(collective.receive_counts, collective.receive_counts + ranks);
   if (collective.layout != nullptr) {
-    kept.layout = *collective.layout;
-    kept.layout_numbers.assign(kept.layout.numbers, kept.layout.numbers + kept.layout.known);
-    kept.layout.numbers = kept.layout_numbers.data();
+    entry.layout = *collective.layout;
+    entry.layout_numbers.assign(entry.layout.numbers, entry.layout.numbers + entry.layout.known);
+    entry.layout.numbers = entry.layout_numbers.data();
   }
-  copy_site(collective.site, kept.site);
-  kept.stats = stats;
-  kept.program = program;
-  kept.since_ns = now_ns();
+  copy_site(collective.site, entry.site);
+  entry.stats = stats;
+  entry.program = program;
+  entry.since_ns = now_ns();
 }
 
 Collective SlotQueue::Backlogged::view() const noexcept {
@@ -150,7 +151,7 @@ void SlotQueue::publish_layout(Slot& slot, std::uint64_t sequence, const Layout&
               group_.mine().layout_numbers(sequence));
 }
 
-// Publish my counts, and my payload or where my operands are.
+// Publish the counts of this rank, and its payload or the offsets of its operands.
 void SlotQueue::publish_operands(Task& task, Slot& slot, const Collective& collective) {
   const Segment& mine = group_.mine();
   const std::size_t counts_bytes = task.counts_bytes(group_.size());

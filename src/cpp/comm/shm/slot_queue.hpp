@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives of a group that this rank has submitted, in the order of their sequence.
 //
-// A collective needs a slot, which publishes it. There are kSlots slots, and the slot of a sequence
-// is free when all ranks have finished the collective kSlots before. Until then a submitted
-// collective waits in the backlog: submit() never blocks, because what it would wait for may need
-// what its caller submits next.
+// A collective needs a slot, in which it is published to the peers. There are kSlots slots, and the
+// slot of a sequence is free when all ranks have finished the collective kSlots before. Until then,
+// a submitted collective waits in the backlog. submit() never blocks: the peers for which it would
+// wait may themselves wait for a later collective of this caller.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,17 @@ class SlotQueue {
  public:
   SlotQueue(Group& group, ProgramTexts& texts, bool checked);
 
-  // Start a collective if it has a slot, or add it to the backlog. Return its sequence.
+  // Start a collective if its slot is free; otherwise add it to the backlog. Return its sequence.
   std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
-  // Start what has a slot now. Return the number of collectives that were started.
+  // Start the collectives of the backlog whose slots are free now. Return their number.
   int start_from_backlog();
   // Return true if the slot of the next collective may not be free.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }
-  // All sequences up to this one are complete on this rank.
+  // Return the last sequence up to which all collectives are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
-  // Count what is complete, and report it to the peers now and then.
+  // Count the complete collectives, and report the number to the peers now and then.
   void finish() {
     const std::uint64_t before = finished_;
     while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
@@ -57,12 +57,12 @@ class SlotQueue {
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // What the oldest collective in the backlog waits for.
+  // Return the need of the oldest collective in the backlog: a free slot.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
  private:
-  // A collective in the backlog, with copies of what its caller may free.
+  // A collective in the backlog, with copies of the arrays that its caller may free.
   struct Backlogged {
     Collective collective;
     std::vector<std::uint64_t> counts, receive_counts, layout_numbers;
@@ -94,7 +94,7 @@ class SlotQueue {
   std::uint64_t submitted_ = 0;  // the sequences of the backlog follow
   std::uint64_t finished_ = 0;
   std::uint64_t slots_free_to_ = kSlots;  // sequences up to this one may be published
-  Need next_slots_;                       // what frees more slots
+  Need next_slots_;                       // the condition for more free slots
   std::deque<Backlogged> backlog_;
 };
 

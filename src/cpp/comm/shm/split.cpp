@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group that is split off uses the segments of the world: each of its ranks allocates a control
-// block in its heap, and one all_gather distributes where these are.
+// split(): the new group uses the segments of the world. Each of its ranks allocates a control
+// block in its own heap, and one all_gather distributes the offsets of the control blocks.
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -11,7 +11,8 @@
 
 namespace ngd::comm::shm {
 
-// This rank does not come to the new group. Peers that have it may already wait there.
+// Mark that this rank does not take part in the new group. Peers that have made the group may
+// already wait for it there.
 void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);

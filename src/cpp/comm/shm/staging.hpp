@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The staging buffers of this rank, as the only rank that fills them sees them.
+// The staging buffers of this rank. A staging buffer is shared memory for one chunk of an operand
+// that is in private memory. Only this rank fills its buffers.
 //
 // Every chunk that is staged has a ticket. Tickets are numbered over all collectives of a group;
 // ticket t uses buffer t % kBuffers. Two rules say when a buffer may be filled again:
 //   - If the peers only read the buffer (exchange.cpp), they report it in Slot::taken. The buffer's
-//     guard is the need for these reports, so a rank can complete a collective earlier.
+//     guard is the need for these reports, so a rank can complete a collective before they arrive.
 //   - If the peers also write results to it (flat.cpp, nodes.cpp), this rank holds the buffer until
 //     it has copied the results out.
 #pragma once
@@ -31,7 +32,7 @@ class Staging {
   }
   // Return true if the buffer of a ticket may be filled.
   bool is_free(Group& group, std::uint64_t ticket) {
-    return !held_[ticket % kBuffers] && group.met(guard(ticket));
+    return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
   // Return the first buffer that is not free, or kBuffers.
   std::uint64_t first_busy(Group& group) {
@@ -39,8 +40,8 @@ class Staging {
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
     return buffer;
   }
-  void hold(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = true; }
-  void give_back(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = false; }
+  void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
+  void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
   // Guard a buffer until all ranks have taken `chunks` chunks of the collective `sequence`.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
@@ -51,7 +52,7 @@ class Staging {
  private:
   std::uint64_t next_ = 0;
   Need guards_[kBuffers];
-  bool held_[kBuffers] = {};
+  bool is_held_[kBuffers] = {};
 };
 
 }  // namespace ngd::comm::shm

@@ -71,8 +71,8 @@ class Steps {
 // The chunks of a staged all_reduce or reduce.
 //
 // With two ranks, a chunk, its buffers and its operands fit the second-level cache. More ranks may
-// have to share a core, and then each hand-off costs more than that. All-reduce of float32 in place
-// from private memory, AMD EPYC 9005 (2 cores), GB/s by chunk:
+// have to share a core, and then a synchronisation costs more than cache misses. All-reduce of
+// float32 in place from private memory, AMD EPYC 9005 (2 cores), GB/s by chunk:
 //   KiB                 64   128   256   512   1024
 //   2 ranks, 16 MiB   12.0  15.1  17.7  16.7   12.9
 //   4 ranks, 16 MiB                1.6   1.7    4.0

@@ -29,9 +29,9 @@ KeptDescriptor::~KeptDescriptor() {
 
 int KeptDescriptor::get() const noexcept {
   struct stat status{};
-  const bool ours = fd_.valid() && ::fstat(fd_.get(), &status) == 0 && status.st_dev == device_ &&
-                    status.st_ino == inode_;
-  return ours ? fd_.get() : -1;
+  const bool is_same_file = fd_.valid() && ::fstat(fd_.get(), &status) == 0 &&
+                            status.st_dev == device_ && status.st_ino == inode_;
+  return is_same_file ? fd_.get() : -1;
 }
 
 Mapping::~Mapping() {
@@ -46,8 +46,8 @@ std::uint64_t now_ns() noexcept {
 }
 
 std::string error_text(int error) {
-  const std::string said = std::system_category().message(error);
-  return error == EMFILE ? said + ": raise RLIMIT_NOFILE (ulimit -n)" : said;
+  const std::string text = std::system_category().message(error);
+  return error == EMFILE ? text + ": raise RLIMIT_NOFILE (ulimit -n)" : text;
 }
 
 }  // namespace ngd::comm::shm

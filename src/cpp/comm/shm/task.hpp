@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective in flight: the common head, and the state of the algorithm that carries it out.
+// A task: a pending collective, with the state of the algorithm that carries it out.
 #pragma once
 
 #include <variant>
@@ -14,7 +14,8 @@
 
 namespace ngd::comm::shm {
 
-// The algorithm follows from the peers' calls, and not all of them have arrived (choose.hpp).
+// The state before the algorithm is chosen: it depends on the peers' calls, and not all of them
+// have arrived (choose.hpp).
 struct Undecided {};
 
 using AlgorithmState = std::variant<Undecided, Inline, FlatDirect, FlatStaged, NodesDirect,

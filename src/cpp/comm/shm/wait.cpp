@@ -14,14 +14,15 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// To read the clock costs as much as one or two pauses.
+// Reading the clock costs as much as one or two pauses.
 constexpr int kSpinsPerLook = 64;
-// A sleep was short if the bell rang within this time: to sleep and to be woken takes as long.
+// A sleep was short if the doorbell rang within this time, which is about the time to fall asleep
+// and wake up.
 constexpr std::uint64_t kShortNs = 50'000;
 // A rank that keeps its core reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank is disturbed for a second if it was off its core for a quarter of the last 50 ms or more.
-// A program of low priority takes four slices of 4 ms per second.
+// A rank is disturbed for a second if it had no core for a quarter of the last 50 ms or more. A
+// program of low priority takes four slices of 4 ms per second.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
@@ -35,29 +36,29 @@ void wake(RankRecord& sleeper) noexcept {
 }
 
 bool Ladder::spin_or_yield() noexcept {
-  if (!crowded_ && !disturbed_) {
+  if (!is_crowded_ && !is_disturbed_) {
     if (spin()) return true;
   } else if (count_ < yields_) {
     ++count_;
     ::sched_yield();
     return true;
   }
-  if (!crowded_) update_disturbed();
+  if (!is_crowded_) update_disturbed();
   return false;
 }
 
-// Time off the core does not count as spinning, up to a limit: work of the caller between two spins
-// looks the same, and the caller must look at its peers and its deadline now and then.
+// Time without a core does not count as spinning, up to a limit: work of the caller between two
+// spins looks the same, and the caller must check its peers and its deadline now and then.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++count_ % kSpinsPerLook != 0) return true;
-  const std::uint64_t now = now_ns(), passed = now - std::exchange(looked_ns_, now);
+  const std::uint64_t now = now_ns(), elapsed_ns = now - std::exchange(last_look_ns_, now);
   if (count_ == kSpinsPerLook) {
     spin_until_ns_ = now + patience_ns_;
     spin_at_most_until_ns_ = spin_until_ns_ + kMostPatienceNs;
-  } else if (passed > kPushedOffNs) {
-    spin_until_ns_ = std::min(spin_until_ns_ + passed, spin_at_most_until_ns_);
-    pushed_off_ns_ += passed;
+  } else if (elapsed_ns > kPushedOffNs) {
+    spin_until_ns_ = std::min(spin_until_ns_ + elapsed_ns, spin_at_most_until_ns_);
+    pushed_off_ns_ += elapsed_ns;
   }
   return now < spin_until_ns_;
 }
@@ -71,9 +72,9 @@ void Ladder::woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept {
 }
 
 void Ladder::update_disturbed() noexcept {
-  const std::uint64_t now = now_ns(), passed = now - updated_ns_;
-  if (passed < (disturbed_ ? kDisturbedNs : kWindowNs)) return;
-  disturbed_ = !disturbed_ && pushed_off_ns_ * kParts >= passed;
+  const std::uint64_t now = now_ns(), elapsed_ns = now - updated_ns_;
+  if (elapsed_ns < (is_disturbed_ ? kDisturbedNs : kWindowNs)) return;
+  is_disturbed_ = !is_disturbed_ && pushed_off_ns_ * kParts >= elapsed_ns;
   updated_ns_ = now;
   pushed_off_ns_ = 0;
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wait ladder: spin, then yield, then sleep on this rank's own doorbell.
+// The wait ladder: a waiting rank spins, then yields, then sleeps on its own doorbell. The doorbell
+// is a futex in the rank's record. A peer that raises a flag rings the doorbell if the rank sleeps,
+// which wakes it.
 //
 // No rank may miss a flag that is raised while it falls asleep. The rank that raises it stores the
-// flag (sequentially consistent), then looks whether a peer sleeps. The rank that goes to sleep
-// stores that it sleeps (sequentially consistent), then looks at the flags once more. In the single
-// order of these four accesses, at least one of the two ranks sees the other.
+// flag (sequentially consistent), then checks if a peer sleeps. The rank that goes to sleep stores
+// that it sleeps (sequentially consistent), then checks the flags once more. In the single order of
+// these four accesses, at least one of the two ranks sees the store of the other.
 #pragma once
 
 #include <cstdint>
@@ -28,46 +30,48 @@ inline constexpr std::uint32_t until_rank(int rank) { return static_cast<std::ui
 
 void wake(RankRecord& sleeper) noexcept;
 
-// `rank` has raised a flag: wake `peer` if it sleeps until then.
+// Called when `rank` has raised a flag: wake `peer` if it sleeps until then.
 inline void ring_bell(RankRecord& peer, int rank) noexcept {
   const std::uint32_t sleeping = peer.sleeping.load();
   if (sleeping != kAwake && (sleeping == kUntilAny || sleeping == until_rank(rank))) [[unlikely]]
     wake(peer);
 }
 
-// Which rung of the ladder a waiting rank has reached.
+// The state of the wait ladder of a rank: it decides between a spin, a yield and a sleep.
 //
 // A rank that has its core to itself spins for longer than a wake-up takes. Otherwise two ranks
 // could always sleep by turns: one wakes the other, spins for less than that wake-up takes, and
 // must be woken itself. Sleepers measure how long a wake-up takes. It is a whole tick of the
 // scheduler if a program of low priority has taken the core by then.
 //
-// If there are more ranks than cores, or if a rank is often pushed off its core, a rank yields a
-// few times and sleeps. To spin would use up its share of the core, and then it would wait for a
-// whole time slice of another program. The number of yields follows from the sleeps: more if the
-// bell rang soon after a rank had gone to sleep, otherwise fewer.
+// If there are more ranks than cores, or if the rank is disturbed, it yields a few times and then
+// sleeps. A rank is disturbed if other programs often preempt it. If it spun, it would use up its
+// share of the core, and then wait for a whole time slice of another program. The number of yields
+// adapts to the sleeps: it grows if the doorbell rang soon after the rank had gone to sleep, and
+// shrinks otherwise.
 class Ladder {
  public:
-  explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
+  explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
   void restart() noexcept { count_ = 0; }
   // Spin or yield once. Return false if it is time to sleep.
   bool spin_or_yield() noexcept;
-  // This rank went to sleep at the first time, a peer rang at the second, and this rank has woken.
+  // Adapt to a sleep: this rank fell asleep at `asleep_ns`, a peer rang the doorbell at `rung_ns`,
+  // and this rank has woken.
   void woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept;
 
  private:
   bool spin() noexcept;
   void update_disturbed() noexcept;
 
-  bool crowded_;
-  bool disturbed_ = false;  // other programs often push this rank off its core
-  int count_ = 0;           // of spins or yields since the restart
+  bool is_crowded_;
+  bool is_disturbed_ = false;  // other programs often preempt this rank
+  int count_ = 0;              // of spins or yields since the restart
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
-  std::uint64_t looked_ns_ = 0;      // the last look at the clock
-  std::uint64_t updated_ns_ = 0;     // the last update of disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time off the core since then, while spinning
+  std::uint64_t last_look_ns_ = 0;   // the last reading of the clock
+  std::uint64_t updated_ns_ = 0;     // the last update of is_disturbed_
+  std::uint64_t pushed_off_ns_ = 0;  // the time without a core since then, while spinning
 
   // The least is a common wake-up, the most two ticks of a scheduler with 250 of them a second.
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;
@@ -76,18 +80,19 @@ class Ladder {
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
-// Sleep until a peer rings or `limit_ns` have passed. After `sleeping` is set, moved() looks once
-// more: if it returns true, do not sleep. `until` is a value of RankRecord::sleeping.
-template <class Moved>
+// Sleep until a peer rings the doorbell or `limit_ns` have passed. After `sleeping` is set,
+// has_changed() checks the flags once more; if it returns true, do not sleep. `until` is a value of
+// RankRecord::sleeping.
+template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
-                  Moved&& moved) {
+                  HasChanged&& has_changed) {
   const std::uint32_t bell = mine.doorbell.load();
   mine.sleeping.store(until);
   struct Awake {
     RankRecord& mine;
     ~Awake() { mine.sleeping.store(kAwake); }
   } awake{mine};
-  if (moved()) return;
+  if (has_changed()) return;
   const std::uint64_t asleep_ns = now_ns();
   sleep_on(mine, bell, limit_ns);
   if (mine.doorbell.load() != bell)

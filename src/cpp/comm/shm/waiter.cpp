@@ -11,8 +11,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two looks at the peers
-constexpr std::uint64_t kLongNs = 100'000'000;  // a wait that has taken so long is published
+constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two checks of the peers
+constexpr std::uint64_t kLongNs = 100'000'000;  // a longer wait is published to the peers
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -62,7 +62,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
   const std::uint64_t& moves = family_.moves();
   ladder.restart();
   for (;;) {
-    const std::uint64_t before = moves;
+    const std::uint64_t moves_before = moves;
     family_.progress();
     if (works_.is_complete(work)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) {
@@ -73,7 +73,7 @@ bool Waiter::block(Work work, Deadline& deadline) {
       monitor.give_way();
       check_still_open(work);
     }
-    if (before != moves) {
+    if (moves_before != moves) {
       ladder.restart();
     } else if (!ladder.spin_or_yield()) {
       inspect(work, deadline);
@@ -86,8 +86,8 @@ bool Waiter::block(Work work, Deadline& deadline) {
 void Waiter::sleep(Work work, const Deadline& deadline) {
   const std::uint64_t now = now_ns();
   const bool is_bounded = deadline.seconds > 0 && deadline.at_ns > now;
-  const std::uint64_t left = is_bounded ? deadline.at_ns - now : kSleepNs;
-  sleep_unless(family_.record(), family_.ladder(), bell_of(work), std::min(left, kSleepNs), [&] {
+  const std::uint64_t ns_left = is_bounded ? deadline.at_ns - now : kSleepNs;
+  sleep_unless(family_.record(), family_.ladder(), bell_of(work), std::min(ns_left, kSleepNs), [&] {
     const std::uint64_t last = family_.moves();
     family_.progress();
     return works_.is_complete(work) || last != family_.moves() ||
@@ -117,7 +117,8 @@ void Waiter::inspect(Work work, Deadline& deadline) {
     throw_if_late(works_.need_of(work), deadline.seconds);
 }
 
-// The errors of ranks that wait for this one then name the call in which this one waits.
+// Publish the call in which this rank waits. Errors of ranks that wait for this one then name the
+// call.
 void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
   if (deadline.is_published || now - deadline.slow_since_ns <= kLongNs) return;
@@ -153,7 +154,7 @@ void Waiter::look_at_peers(Work work) {
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
     const int rank = group_.job_rank(r);
-    const bool has_left = group_.control(r).left.load() != 0;
+    const bool has_left = group_.control(r).ns_left.load() != 0;
     if (!has_left && (!may_watch || family_.liveness().alive(group_.world(r)))) continue;
     const std::uint64_t moves = family_.moves();
     family_.progress();

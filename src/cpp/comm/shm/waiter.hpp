@@ -2,13 +2,16 @@
 // Waits for works of a group, and finds out why a wait does not end.
 //
 // A wait advances all works of the family, spins, yields and sleeps (wait.hpp). Whenever it would
-// sleep, it looks at its peers, unless NGD_CHECK=0. Each of these ends a wait with an error.
-// guarded.hpp catches the error and calls Family::fail_with(): it writes the failure into this rank's
-// record and wakes the peers, which then raise the same error. No later call of this rank succeeds.
+// sleep, it checks its peers, unless Place::checked is false. Each of these ends a wait with an
+// error:
 //   - a rank has reported a failure, or has called another collective (Family::check_rank, Works);
 //   - a rank that this wait needs has left the group, or its process has died (liveness.hpp);
 //   - the interrupt callback of the caller returns true;
 //   - the deadline has passed.
+// guarded.hpp catches the error and calls Family::fail_with(), which writes the failure to this
+// rank's record and wakes the peers. They then throw the same error. No later call of this rank
+// succeeds.
+//
 // Another thread can close the group during a wait (monitor.hpp): the wait ends with GroupClosed.
 #pragma once
 
@@ -35,7 +38,7 @@ class Waiter {
 
   // Wait until a work is complete. Return false if the patience of the caller ends before that.
   bool wait(Work work, const WaitLimits& limits);
-  // Return true if a work is complete. Throws what wait() would throw.
+  // Return true if a work is complete, without waiting. Throws the errors of wait().
   bool poll(Work work);
 
  private:
@@ -45,7 +48,7 @@ class Waiter {
     bool is_error = true;             // otherwise the wait just returns false
     std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
     std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
-    bool is_published = false;        // what I wait for, in my record (note_wait)
+    bool is_published = false;        // note_wait() has published the call of this wait
   };
   static Deadline deadline_of(const WaitLimits& limits);
 

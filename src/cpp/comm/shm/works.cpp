@@ -29,24 +29,24 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task whose need holds a work up: its own, or an earlier one that has its slot or the
-// staging buffers. Null if the work waits for a slot that only peers still use.
+// Return the task whose need blocks a work: the work's own task, or an earlier one that has its
+// slot or the staging buffers. Null if the work waits for a slot that only peers still use.
 const Task* Works::blocker(Work work) const noexcept {
-  const Task* own = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
-  if (own != nullptr) {
-    const bool lacks_nothing = own->need.first >= own->need.last;
-    const bool has_staging = !own->staging.is_needed || own->staging.is_granted;
-    if (!own->has_arrived || (!lacks_nothing && has_staging)) return own;
+  const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
+  if (own_task != nullptr) {
+    const bool lacks_nothing = own_task->need.first >= own_task->need.last;
+    const bool has_staging = !own_task->staging.is_needed || own_task->staging.is_granted;
+    if (!own_task->has_arrived || (!lacks_nothing && has_staging)) return own_task;
   }
-  const std::uint64_t end = own != nullptr ? work.sequence : queue_.submitted() + 1;
+  const std::uint64_t end = own_task != nullptr ? work.sequence : queue_.submitted() + 1;
   for (std::uint64_t sequence = queue_.finished() + 1; sequence < end; ++sequence)
     if (!queue_.task(sequence).is_complete) return &queue_.task(sequence);
-  return own;
+  return own_task;
 }
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // A peer that reports what it has taken lets this rank fill its staging buffers.
+  // A peer that reports the chunks it has taken lets this rank fill its staging buffers.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;

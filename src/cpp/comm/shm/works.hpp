@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions about a work of a group: a collective of the common sequence, or a send or a receive.
+// The state of the works of a group. A work is a collective of the common sequence, or a send or a
+// receive.
 #pragma once
 
 #include <string>
@@ -21,23 +22,24 @@ class Works {
                            : queue_.is_complete(work.sequence);
   }
   std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
-  // Throws Internal if the work was never submitted.
+  // Throw Internal if the work was never submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // When a complete work ended. The thread that waits for it may have lost its core since.
+  // Return the time at which a complete work ended. The thread that waits for it may have lost its
+  // core since then.
   std::uint64_t end_of(Work work) const noexcept;
 
-  // What an unfinished work waits for.
+  // Return the need of a pending work.
   Need need_of(Work work) const noexcept;
   // Return the only rank of the world that can wake a thread that waits for this work and nothing
   // else, or -1.
   int only_awaited_rank(Work work) const noexcept;
 
-  // For messages: the call of a work, of a need, and of a work of a group that was closed.
+  // Return, for messages, the call of a work, of a need, and of a work of a group that was closed.
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;
-  // Throws CollectiveMismatch if a rank has published another collective than this rank, although
+  // Throw CollectiveMismatch if a rank has published another collective than this rank, even if
   // other ranks have not arrived: the absence of a third rank must not hide a mismatch.
   void check_calls() const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU as a device that Python can name. What it is stands in device/cpu/.
+// The row of the CPU in the table of devices. device/cpu/ has its implementation.
 #include "runtime/devices.hpp"
 
 namespace ngd::runtime::cpu {
