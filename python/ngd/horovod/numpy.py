@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for NumPy's arrays, and for whatever NumPy can read.
+"""Horovod's API for NumPy arrays, and for objects that NumPy can convert to arrays.
 
     import ngd.horovod.numpy as hvd
 
-Results are new arrays. A rank number is one of the world, also where a process set is given.
+The functions have the names and arguments of `horovod.torch`. Their results are new arrays. A
+`root_rank` is a rank of the world, even if a process set is given.
 """
 
 from __future__ import annotations
@@ -36,29 +37,34 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `allreduce`, and return a handle."""
-    how = average, name, op, prescale_factor, postscale_factor, process_set
-    return ARRAYS.start("allreduce", tensor, *how)
+    """Start `allreduce` and return its handle.
+
+    Corresponds to `horovod.torch.allreduce_async`.
+    """
+    options = average, name, op, prescale_factor, postscale_factor, process_set
+    return ARRAYS.start("allreduce", tensor, *options)
 
 
 def allreduce(tensor: Any, *args: Any, **kwargs: Any) -> Array:
-    """Reduce over the ranks, element by element.
+    """Reduce an array over the ranks, element by element, and return the result.
+
+    Corresponds to `horovod.torch.allreduce`.
 
     Parameters
     ----------
-    tensor
-        Of one shape and dtype on all ranks.
-    average
-        Horovod's old argument: whether to average. Not with `op`.
-    name
-        Compared between ranks.
-    op
+    tensor : array_like
+        The operand, of the same shape and dtype on all ranks.
+    average : bool, optional
+        Horovod's old form of `op`: Average if True, Sum if False. It cannot be combined with `op`.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
         Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
         towards zero.
-    prescale_factor, postscale_factor
-        Multiply before and after.
-    process_set
-        The ranks.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     return np.asarray(allreduce_async(tensor, *args, **kwargs).wait())
 
@@ -72,29 +78,43 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """Reduce each tensor of a list; see `allreduce`. They travel at once, small ones together."""
-    how = average, name, op, prescale_factor, postscale_factor, process_set
-    return list(ARRAYS.start("grouped_allreduce", tensors, *how).wait())
+    """Reduce each tensor of a list, as `allreduce` does, and return the list of the results.
+
+    All reductions run at the same time. Tensors of less than 65,536 elements are reduced together.
+
+    Corresponds to `horovod.torch.grouped_allreduce`.
+    """
+    options = average, name, op, prescale_factor, postscale_factor, process_set
+    return list(ARRAYS.start("grouped_allreduce", tensors, *options).wait())
 
 
 def allgather_async(
     tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Start `allgather`, and return a handle."""
+    """Start `allgather` and return its handle.
+
+    Corresponds to `horovod.torch.allgather_async`.
+    """
     return ARRAYS.start("allgather", tensor, name, process_set)
 
 
 def allgather(
     tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """Join the ranks' tensors along the first axis; their lengths may differ."""
+    """Return the ranks' arrays, concatenated along the first axis. Their lengths may differ.
+
+    Corresponds to `horovod.torch.allgather`.
+    """
     return np.asarray(allgather_async(tensor, name, process_set).wait())
 
 
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Gather each tensor of a list; see `allgather`."""
+    """Gather each tensor of a list, as `allgather` does, and return the list of the results.
+
+    Corresponds to `horovod.torch.grouped_allgather`.
+    """
     return list(ARRAYS.start_each("allgather", tensors, name, process_set).wait())
 
 
@@ -104,7 +124,10 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `broadcast`, and return a handle."""
+    """Start `broadcast` and return its handle.
+
+    Corresponds to `horovod.torch.broadcast_async`.
+    """
     return ARRAYS.start("broadcast", tensor, root_rank, name, process_set)
 
 
@@ -114,7 +137,12 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """The tensor of one rank, on all of them; each gives one of its shape and dtype."""
+    """Return the array of rank `root_rank` on all ranks.
+
+    All ranks pass an array of the same shape and dtype.
+
+    Corresponds to `horovod.torch.broadcast`.
+    """
     return np.asarray(broadcast_async(tensor, root_rank, name, process_set).wait())
 
 
@@ -124,7 +152,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start `alltoall`, and return a handle, whose result is always a pair."""
+    """Start `alltoall` and return its handle. The result is always a pair (rows, counts).
+
+    Corresponds to `horovod.torch.alltoall_async`.
+    """
     return ARRAYS.start("alltoall", tensor, splits, name, process_set)
 
 
@@ -134,12 +165,26 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows to every rank, `splits[r]` of them to rank r, and receive theirs.
+    """Send `splits[r]` rows to each rank r, and return the rows that the ranks sent to this one.
+
+    Corresponds to `horovod.torch.alltoall`.
+
+    Parameters
+    ----------
+    tensor : array_like
+        The rows to send, in the order of the ranks.
+    splits : sequence of int, optional
+        The number of rows for each rank; by default equal numbers.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
 
     Returns
     -------
-    numpy.ndarray
-        The rows from all ranks, in their order. With splits: this, and how many came from each.
+    numpy.ndarray, or a pair of arrays
+        The received rows, in the order of the ranks. If `splits` is given: the rows, and the number
+        of rows from each rank.
     """
     rows, received = alltoall_async(tensor, splits, name, process_set).wait()
     return rows if splits is None else (rows, received)
@@ -153,31 +198,40 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start `reducescatter`, and return a handle."""
-    how = name, op, process_set, prescale_factor, postscale_factor
-    return ARRAYS.start("reducescatter", tensor, *how)
+    """Start `reducescatter` and return its handle.
+
+    Corresponds to `horovod.torch.reducescatter_async`.
+    """
+    options = name, op, process_set, prescale_factor, postscale_factor
+    return ARRAYS.start("reducescatter", tensor, *options)
 
 
 def reducescatter(tensor: Any, *args: Any, **kwargs: Any) -> Array:
-    """Reduce over the ranks, and return this rank's share of the rows.
+    """Reduce an array over the ranks and return this rank's shard of the rows.
 
-    Where they cannot be shared evenly, the first ranks get one more. `op` is Average or Sum.
+    If the number of rows is not a multiple of the number of ranks, the first ranks get one row
+    more. `op` is Average or Sum.
+
+    Corresponds to `horovod.torch.reducescatter`.
     """
     return np.asarray(reducescatter_async(tensor, *args, **kwargs).wait())
 
 
 def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Array]:
-    """Reduce and scatter each tensor of a list; see `reducescatter`."""
+    """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
+
+    Corresponds to `horovod.torch.grouped_reducescatter`.
+    """
     return list(ARRAYS.start_each("reducescatter", tensors, *args, **kwargs).wait())
 
 
-def dumps(obj: Any) -> bytes:
-    """The object as bytes."""
+def pickle_object(obj: Any) -> bytes:
+    """Pickle an object, by cloudpickle if it is installed."""
     try:
         pickler = importlib.import_module("cloudpickle")
     except ImportError:
         pickler = pickle
-    return bytes(pickler.dumps(obj))
+    return bytes(pickler.pickle_object(obj))
 
 
 def broadcast_object(
@@ -186,24 +240,32 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of one rank, on all of them: pickled, by cloudpickle if it is installed."""
-    mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
-    packed = np.frombuffer(dumps(obj) if mine else b"", np.uint8)
-    length = int(broadcast(np.array([packed.size]), root_rank, name, process_set)[0])
-    if not mine:
-        packed = np.empty(length, np.uint8)
-    sent = broadcast(packed, root_rank, name, process_set)
-    return obj if mine else pickle.loads(sent.tobytes())
+    """Return the object of rank `root_rank` on all ranks.
+
+    The object is pickled, by cloudpickle if it is installed.
+
+    Corresponds to `horovod.torch.broadcast_object`.
+    """
+    own = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
+    pickled = np.frombuffer(pickle_object(obj) if own else b"", np.uint8)
+    num_bytes = int(broadcast(np.array([pickled.size]), root_rank, name, process_set)[0])
+    if not own:
+        pickled = np.empty(num_bytes, np.uint8)
+    broadcasted = broadcast(pickled, root_rank, name, process_set)
+    return obj if own else pickle.loads(broadcasted.tobytes())
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks: pickled."""
-    mine = np.frombuffer(dumps(obj), np.uint8)
-    lengths = allgather(np.array([mine.size]), name, process_set)
-    joined = allgather(mine, name, process_set)
-    return [pickle.loads(part.tobytes()) for part in np.split(joined, np.cumsum(lengths)[:-1])]
+    """Return the list of the objects of all ranks, which are sent as pickles.
+
+    Corresponds to `horovod.torch.allgather_object`.
+    """
+    own = np.frombuffer(pickle_object(obj), np.uint8)
+    sizes = allgather(np.array([own.size]), name, process_set)
+    all_bytes = allgather(own, name, process_set)
+    return [pickle.loads(part.tobytes()) for part in np.split(all_bytes, np.cumsum(sizes)[:-1])]
 
 
 __all__ = [
