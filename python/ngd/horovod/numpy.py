@@ -246,13 +246,13 @@ def broadcast_object(
 
     Corresponds to `horovod.torch.broadcast_object`.
     """
-    own = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
-    pickled = np.frombuffer(pickle_object(obj) if own else b"", np.uint8)
+    is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
+    pickled = np.frombuffer(pickle_object(obj) if is_root else b"", np.uint8)
     num_bytes = int(broadcast(np.array([pickled.size]), root_rank, name, process_set)[0])
-    if not own:
+    if not is_root:
         pickled = np.empty(num_bytes, np.uint8)
-    broadcasted = broadcast(pickled, root_rank, name, process_set)
-    return obj if own else pickle.loads(broadcasted.tobytes())
+    data = broadcast(pickled, root_rank, name, process_set)
+    return obj if is_root else pickle.loads(data.tobytes())
 
 
 def allgather_object(
@@ -262,9 +262,9 @@ def allgather_object(
 
     Corresponds to `horovod.torch.allgather_object`.
     """
-    own = np.frombuffer(pickle_object(obj), np.uint8)
-    sizes = allgather(np.array([own.size]), name, process_set)
-    all_bytes = allgather(own, name, process_set)
+    pickled = np.frombuffer(pickle_object(obj), np.uint8)
+    sizes = allgather(np.array([pickled.size]), name, process_set)
+    all_bytes = allgather(pickled, name, process_set)
     return [pickle.loads(part.tobytes()) for part in np.split(all_bytes, np.cumsum(sizes)[:-1])]
 
 

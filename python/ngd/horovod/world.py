@@ -187,8 +187,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     world = global_process_set.group
     if new_set.process_set_id is not None:
         raise ValueError(
-            f"hvd.add_process_set: expected a new set; got {new_set!r}, which is registered already. "
-            "Use it as it is."
+            f"hvd.add_process_set: expected a new set; got {new_set!r}, which is registered "
+            "already. Use it as it is."
         )
     outside = [r for r in new_set.ranks if not 0 <= r < world.size]
     if not new_set.ranks or outside:

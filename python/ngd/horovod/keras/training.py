@@ -56,8 +56,8 @@ def allreduce(
     op = op_of(op, None if op is not None else average)
     array, wire_dtype = keras.ops.convert_to_numpy(value), wire_dtype_of(compression)
     scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    operand_ = array if wire_dtype is None else np.asarray(keras.ops.cast(array, wire_dtype))
-    return arrays.allreduce(operand_, name=name, op=op, **scales).astype(array.dtype)
+    narrowed = array if wire_dtype is None else np.asarray(keras.ops.cast(array, wire_dtype))
+    return arrays.allreduce(narrowed, name=name, op=op, **scales).astype(array.dtype)
 
 
 def wire_dtype_of(compression: Any) -> str | None:
@@ -140,8 +140,8 @@ def reduce_by_jax(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
     import jax
     from jax.experimental import io_callback
 
-    def reduce(*array: Any) -> Any:
-        return tuple(arrays.grouped_allreduce([np.asarray(g) for g in array], **options))
+    def reduce(*operands: Any) -> Any:
+        return tuple(arrays.grouped_allreduce([np.asarray(g) for g in operands], **options))
 
     shapes = tuple(jax.ShapeDtypeStruct(g.shape, g.dtype) for g in gradients)
     return list(io_callback(reduce, shapes, *gradients, ordered=True))
@@ -235,13 +235,13 @@ def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None
 
 def reduce_gradients(grads: Any, options: dict[str, Any], wire_dtype: str | None) -> list[Any]:
     """Return the gradients, reduced over the ranks; None stays None."""
-    reduced_gradients, ranks = list(grads), options["process_set"]
-    indices = [i for i, gradient in enumerate(reduced_gradients) if gradient is not None]
+    gradients, ranks = list(grads), options["process_set"]
+    indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if ranks.size() > 1 and ranks.included() and indices:
-        reduced = make_reducer(options, wire_dtype)([reduced_gradients[i] for i in indices])
+        reduced = make_reducer(options, wire_dtype)([gradients[i] for i in indices])
         for i, gradient in zip(indices, reduced, strict=True):
-            reduced_gradients[i] = gradient
-    return reduced_gradients
+            gradients[i] = gradient
+    return gradients
 
 
 def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype: str | None) -> Any:

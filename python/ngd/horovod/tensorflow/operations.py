@@ -252,24 +252,24 @@ def broadcast(
 
     Corresponds to `horovod.tensorflow.broadcast`.
     """
-    mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast")
+    is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast")
 
     def send(operand: Any) -> Any:
         return [arrays.broadcast(operand, root_rank, name, process_set)]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def sent(operand: Tensor) -> Any:
+    def broadcast_with_gradient(operand: Tensor) -> Any:
         (result,) = call_numpy(send, [operand], [operand.shape])
 
         def gradient(upstream: Tensor) -> Tensor:
             total = allreduce(upstream, process_set=process_set)  # Horovod averages, too
             # All ranks must run the all-reduce, including those that return zeros.
             with tf.control_dependencies([total]):
-                return total if mine else tf.zeros_like(total)
+                return total if is_root else tf.zeros_like(total)
 
         return result, gradient
 
-    return sent(tf.convert_to_tensor(tensor))
+    return broadcast_with_gradient(tf.convert_to_tensor(tensor))
 
 
 def alltoall(
@@ -359,8 +359,8 @@ def reducescatter(
 
         return result, gradient
 
-    sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
-    return compression.decompress(reduce_with_gradient(sent), ctx)
+    narrowed, ctx = compression.compress(tf.convert_to_tensor(tensor))
+    return compression.decompress(reduce_with_gradient(narrowed), ctx)
 
 
 def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
@@ -438,8 +438,8 @@ def reduced_gradients(gradients: Sequence[Any], options: dict[str, Any], dense: 
         for i, g in enumerate(reduced_list)
         if g is not None and not isinstance(g, tf.IndexedSlices)
     ]
-    reduce_with_gradient = grouped_allreduce([reduced_list[i] for i in positions], **options)
-    for i, g in zip(positions, reduce_with_gradient, strict=True):
+    results = grouped_allreduce([reduced_list[i] for i in positions], **options)
+    for i, g in zip(positions, results, strict=True):
         reduced_list[i] = g
     for i, g in enumerate(reduced_list):
         if isinstance(g, tf.IndexedSlices):
