@@ -56,27 +56,27 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.root_rank, self.process_set = root_rank, process_set
-        self.local_ids = {id(variable) for variable in local_variables or ()}
-        self.is_done = False
+        self.local = {id(variable) for variable in local_variables or ()}
+        self.done = False
 
     def register_local_var(self, var: Any) -> None:
         """Exclude a variable from the copy."""
-        self.local_ids.add(id(var))
+        self.local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Copy the variables, if the model has them already."""
-        self.is_done = False
+        self.done = False
         if self.model.built:
             self.send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Copy the variables after the first batch, if `on_train_begin` has not."""
-        if not self.is_done:
+        if not self.done:
             self.send()
 
     def send(self) -> None:
         """Broadcast the variables of the model and of its optimizer."""
-        model, self.is_done = self.model, True
+        model, self.done = self.model, True
         bring_back(model)
         if not self.process_set.included():
             return
@@ -84,7 +84,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             model.optimizer.build(model.trainable_variables)
         optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
         by_id = {id(v): v for v in (*model.variables, *optimizer_variables)}
-        shared = [v for v in by_id.values() if id(v) not in self.local_ids and v.name != SEEDS]
+        shared = [v for v in by_id.values() if id(v) not in self.local and v.name != SEEDS]
         broadcast_variables(shared, self.root_rank, self.process_set)
 
 
