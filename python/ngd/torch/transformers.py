@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face with compiled steps.
+"""The Trainer of Hugging Face transformers, with compiled steps.
 
     from ngd.torch.transformers import Trainer     # instead of: from transformers import Trainer
 
@@ -82,7 +82,7 @@ class Trainer(transformers.Trainer):
         return loss.detach() / count
 
     def _step(self) -> CompiledStep:
-        optimizer = self.optimizer.optimizer  # that which accelerate has wrapped
+        optimizer = self.optimizer.optimizer  # the optimizer that accelerate has wrapped
         if self._compiled is None or self._compiled.optimizer is not optimizer:
             norm = self.args.max_grad_norm
             self._compiled = compile_step(
@@ -101,9 +101,9 @@ class Trainer(transformers.Trainer):
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
         """Return True if the losses of micro-batches are added up, as transformers.Trainer does."""
-        given = getattr(self, "loss_is_scaled_for_ga", None)
-        if given is not None:
-            return bool(given)
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is not None:
+            return bool(is_scaled)
         has_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         return has_count or self.compute_loss_func is not None
 
