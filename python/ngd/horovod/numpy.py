@@ -65,6 +65,16 @@ def allreduce(tensor: Any, *args: Any, **kwargs: Any) -> Array:
         The factors by which the operand and the result are multiplied; by default 1.
     process_set : ProcessSet
         The ranks; by default the world.
+
+    Examples
+    --------
+    With one rank, the reduction returns the operand times the factors.
+
+    >>> import numpy as np
+    >>> import ngd.horovod.numpy as hvd
+    >>> hvd.init()
+    >>> hvd.allreduce(np.array([1.0, 2.0]), op=hvd.Sum, prescale_factor=3.0)
+    array([3., 6.])
     """
     return np.asarray(allreduce_async(tensor, *args, **kwargs).wait())
 

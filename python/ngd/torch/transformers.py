@@ -33,20 +33,20 @@ class Trainer(transformers.Trainer):
     CompileError
         The model cannot be translated. The message names the line.
     TypeError
-        The optimizer is not one that ngd.torch.compile_step can translate.
+        ngd.torch.compile_step cannot translate the optimizer.
     """
 
     _compiled: CompiledStep | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator. It does not wrap the model: the program has the all-reduce."""
+        """Create the accelerator. It does not wrap the model: the program has the all-reduce."""
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = _unwrapped
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Make the scheduler. The optimizer's step does nothing: the program updates."""
+        """Create the scheduler. The optimizer's step does nothing, because the program updates."""
         self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers wrap a method
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -65,12 +65,12 @@ class Trainer(transformers.Trainer):
         inputs : dict
             The arguments of the model.
         num_items_in_batch : Tensor or int, optional
-            The number of labels of all micro-batches of an update. The loss is divided by it.
+            The number of labels in all micro-batches of an update. The loss is divided by it.
 
         Returns
         -------
         Tensor
-            The part of the loss that is this micro-batch's, as transformers.Trainer returns it.
+            This micro-batch's part of the loss, as transformers.Trainer returns it.
         """
         model.train()
         step, batch = self._step(), self._prepare_inputs(inputs)
