@@ -90,7 +90,8 @@ def grouped_allreduce(
 ) -> list[Array]:
     """Reduce each tensor of a list, as `allreduce` does, and return the list of the results.
 
-    All reductions run at the same time. Tensors of less than 65,536 elements are reduced together.
+    All reductions run at the same time. Tensors of one dtype with less than 65,536 elements are
+    reduced together, except with Adasum.
 
     Corresponds to `horovod.torch.grouped_allreduce`.
     """
@@ -114,6 +115,15 @@ def allgather(
     """Return the ranks' arrays, concatenated along the first axis. Their lengths may differ.
 
     Corresponds to `horovod.torch.allgather`.
+
+    Examples
+    --------
+    With one rank, the result is the operand. A scalar becomes an array of one element.
+
+    >>> import ngd.horovod.numpy as hvd
+    >>> hvd.init()
+    >>> hvd.allgather(2.5)
+    array([2.5])
     """
     return np.asarray(allgather_async(tensor, name, process_set).wait())
 
@@ -149,9 +159,18 @@ def broadcast(
 ) -> Array:
     """Return the array of rank `root_rank` on all ranks.
 
-    All ranks pass an array of the same shape and dtype.
-
     Corresponds to `horovod.torch.broadcast`.
+
+    Parameters
+    ----------
+    tensor : array_like
+        The array to send. The other ranks pass an array of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     return np.asarray(broadcast_async(tensor, root_rank, name, process_set).wait())
 
@@ -195,6 +214,15 @@ def alltoall(
     numpy.ndarray, or a pair of arrays
         The received rows, in the order of the ranks. If `splits` is given: the rows, and the number
         of rows from each rank.
+
+    Examples
+    --------
+    With one rank, the rank sends all rows to itself.
+
+    >>> import ngd.horovod.numpy as hvd
+    >>> hvd.init()
+    >>> hvd.alltoall([1.0, 2.0], splits=[2])
+    (array([1., 2.]), array([2]))
     """
     rows, received = alltoall_async(tensor, splits, name, process_set).wait()
     return rows if splits is None else (rows, received)
@@ -220,9 +248,22 @@ def reducescatter(tensor: Any, *args: Any, **kwargs: Any) -> Array:
     """Reduce an array over the ranks and return this rank's shard of the rows.
 
     If the number of rows is not a multiple of the number of ranks, the first ranks get one row
-    more. `op` is Average or Sum.
+    more.
 
     Corresponds to `horovod.torch.reducescatter`.
+
+    Parameters
+    ----------
+    tensor : array_like
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
+        Average (the default) or Sum.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
     """
     return np.asarray(reducescatter_async(tensor, *args, **kwargs).wait())
 

@@ -209,7 +209,7 @@ def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params:
 def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
     """Run one collective on a batch.
 
-    If the collective divides the first axis, the batch axis becomes the last axis.
+    If the first axis has a meaning for the collective, the batch axis becomes the last axis.
     """
     (x,), (axis,) = operands, axes
     if KINDS[params["kind"]].gives == "whole":

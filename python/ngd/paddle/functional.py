@@ -64,7 +64,10 @@ class AllGather(PyLayer):
 
 
 class ReduceScatter(PyLayer):
-    """A reduce_scatter, whose gradient is an all_gather; for a mean it is divided by the ranks."""
+    """A reduce_scatter, whose gradient is an all_gather.
+
+    The gradient of a mean is divided by the number of ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:

@@ -77,7 +77,8 @@ class Trainer(transformers.Trainer):
         count = self.current_gradient_accumulation_steps
         is_part = self._is_part_of_a_sum(num_items_in_batch)
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-        scale = torch.tensor(float(count if is_part else 1))  # the step takes the mean of its parts
+        # The compiled step takes the mean over micro-batches, so a part of a sum is scaled back.
+        scale = torch.tensor(float(count if is_part else 1))
         loss = step(batch, items, scale, accumulate=not self.accelerator.sync_gradients)
         return loss.detach() / count
 

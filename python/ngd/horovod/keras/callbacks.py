@@ -124,7 +124,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     Parameters
     ----------
     initial_lr : float
-        The learning rate that `multiplier` scales.
+        The learning rate of one process, which `multiplier` scales.
     multiplier : callable or float
         A function of the epoch. A number m stands for `m ** (epoch - start_epoch)`.
     start_epoch : int

@@ -191,8 +191,9 @@ def DistributedOptimizer(
         It must be 1. To accumulate gradients, use `gradient_accumulation_steps` of Keras.
     process_set : ProcessSet
         The ranks; by default the world.
-    device_dense, device_sparse, num_groups, groups, scale_local_gradients
-        Ignored: gradients are dense, on the CPU, and are reduced in one call.
+    device_dense, device_sparse, sparse_as_dense, average_aggregated_gradients, num_groups, groups
+        Ignored, and `scale_local_gradients` too. Gradients are dense, on the CPU, and are reduced
+        in one call.
     """
     expect_fresh(optimizer, gradient_predivide_factor, op, backward_passes_per_step)
     options = {

@@ -46,7 +46,7 @@ _states = itertools.count()
 class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
     """New ranks wait to join. `run` admits them, and the training continues with the current state.
 
-    Corresponds to `horovod.torch.elastic.HostsUpdatedInterrupt`.
+    Corresponds to `horovod.common.exceptions.HostsUpdatedInterrupt`.
     """
 
 
@@ -67,7 +67,7 @@ class State:
 
     Derive your own state from this class by overriding `values` and `take`.
 
-    Corresponds to `horovod.torch.elastic.State`.
+    Corresponds to `horovod.common.elastic.State`. `ObjectState` is the same class.
 
     Parameters
     ----------

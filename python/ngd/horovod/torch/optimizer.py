@@ -25,7 +25,7 @@ from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
 from .operations import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
 
-MAX_PACKED: Final = 1 << 18
+FULL_BUCKET: Final = 1 << 18
 """The size of a bucket of small gradients, in elements, from which the next bucket is opened."""
 
 Bucket = list[Tensor]
@@ -223,7 +223,7 @@ def make_buckets(
             buckets.append([p])
             continue
         small.append(p)
-        if sum(each.numel() for each in small) >= MAX_PACKED:
+        if sum(each.numel() for each in small) >= FULL_BUCKET:
             buckets.append(small)
             small = []
     return [*buckets, small] if small else buckets

@@ -219,11 +219,11 @@ def _export(
     The export fills in `changed`, the Python values that the forward pass changes.
     """
     with watched(where), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
         warnings.filterwarnings("ignore", OWN_ASSIGNMENT, UserWarning)
         try:
             program = export(module, examples, strict=False)
-        except Exception as error:  # of many classes, most of them private
+        except Exception as error:  # the classes vary, and most of them are private
             raise _as_compile_error(where, error) from error
         if changed:
             _expect_same_graph(where, module, examples, program, dict(changed))

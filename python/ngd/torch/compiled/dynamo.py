@@ -241,7 +241,7 @@ class _FakeRun(fx.Interpreter):
         return result
 
     def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
-        """Raise for a write that has a gradient which PyTorch does not compute."""
+        """Raise for a write whose gradient PyTorch would not compute."""
         is_hidden = (
             not torch.is_grad_enabled()
             if written.requires_grad
@@ -436,7 +436,8 @@ class _StaticCopy:
         return placeholder_
 
     def _copy(self, node: fx.Node) -> None:
-        if node.users and _is_fixed(self.known[node]):  # nodes without users have side effects
+        # A node without users is kept for its side effect.
+        if node.users and _is_fixed(self.known[node]):
             value = self.known[node]
             self._new[node] = tuple(value) if isinstance(value, (tuple, list)) else value
             return

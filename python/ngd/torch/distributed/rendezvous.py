@@ -2,9 +2,10 @@
 """The rendezvous: how the ranks of torch.distributed become a group of ngd.
 
 - The default group is ngd's world, if ngd's environment describes the same ranks.
-- Any other group is created by its members, because only they call `new_group` of torch. They agree
-  on its name by the store of torch.distributed. If ngd's world uses MPI, the group is a group of
-  that world. Otherwise the members share memory, so they must be on one host.
+- Any other group is created by its members, because only they call `new_group` of torch. They
+  exchange what they must agree on through the store of torch.distributed. If ngd's world uses MPI,
+  the new group is a group of that world. Otherwise the members share memory, so they must be on one
+  host.
 """
 
 from __future__ import annotations

@@ -300,9 +300,8 @@ class Work(torch.distributed.Work):
         self._calls = []
         self._held = ()
         self._copies = []
-        self._is_over = (
-            True  # last: after an interrupt before this line, the next poll repeats this
-        )
+        # The last statement: after an interrupt before it, the next poll repeats `_end`.
+        self._is_over = True
 
 
 def recorded(name: str, tensors: Sequence[Tensor]) -> Any:

@@ -147,4 +147,5 @@ def transposed_convolution(
     call: Call, x: Any, weight: Any, bias: Any = None, *options: PerAxis
 ) -> Node:
     x, weight, bias = as_node(x), as_node(weight), as_optional_node(bias)
-    return ops.conv_transpose(x, weight, bias, *map(per_axis, options))  # both have one order
+    # PyTorch and ngd take the options in the same order.
+    return ops.conv_transpose(x, weight, bias, *map(per_axis, options))
