@@ -40,6 +40,8 @@ def allreduce_async(
     """Start `allreduce` and return its handle.
 
     Corresponds to `horovod.torch.allreduce_async`.
+
+    The arguments are those of `allreduce`.
     """
     options = average, name, op, prescale_factor, postscale_factor, process_set
     return ARRAYS.start("allreduce", tensor, *options)
@@ -94,6 +96,8 @@ def grouped_allreduce(
     reduced together, except with Adasum.
 
     Corresponds to `horovod.torch.grouped_allreduce`.
+
+    The other arguments are those of `allreduce`.
     """
     options = average, name, op, prescale_factor, postscale_factor, process_set
     return list(ARRAYS.start("grouped_allreduce", tensors, *options).wait())
@@ -105,6 +109,8 @@ def allgather_async(
     """Start `allgather` and return its handle.
 
     Corresponds to `horovod.torch.allgather_async`.
+
+    The arguments are those of `allgather`.
     """
     return ARRAYS.start("allgather", tensor, name, process_set)
 
@@ -115,6 +121,15 @@ def allgather(
     """Return the ranks' arrays, concatenated along the first axis. Their lengths may differ.
 
     Corresponds to `horovod.torch.allgather`.
+
+    Parameters
+    ----------
+    tensor : array_like
+        The operand. The tensors of the ranks may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
 
     Examples
     --------
@@ -134,6 +149,8 @@ def grouped_allgather(
     """Gather each tensor of a list, as `allgather` does, and return the list of the results.
 
     Corresponds to `horovod.torch.grouped_allgather`.
+
+    The other arguments are those of `allgather`.
     """
     return list(ARRAYS.start_each("allgather", tensors, name, process_set).wait())
 
@@ -147,6 +164,8 @@ def broadcast_async(
     """Start `broadcast` and return its handle.
 
     Corresponds to `horovod.torch.broadcast_async`.
+
+    The arguments are those of `broadcast`.
     """
     return ARRAYS.start("broadcast", tensor, root_rank, name, process_set)
 
@@ -184,6 +203,8 @@ def alltoall_async(
     """Start `alltoall` and return its handle. The result is always a pair (rows, counts).
 
     Corresponds to `horovod.torch.alltoall_async`.
+
+    The arguments are those of `alltoall`.
     """
     return ARRAYS.start("alltoall", tensor, splits, name, process_set)
 
@@ -239,6 +260,8 @@ def reducescatter_async(
     """Start `reducescatter` and return its handle.
 
     Corresponds to `horovod.torch.reducescatter_async`.
+
+    The arguments are those of `reducescatter`.
     """
     options = name, op, process_set, prescale_factor, postscale_factor
     return ARRAYS.start("reducescatter", tensor, *options)
@@ -272,6 +295,8 @@ def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[A
     """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
 
     Corresponds to `horovod.torch.grouped_reducescatter`.
+
+    The other arguments are those of `reducescatter`.
     """
     return list(ARRAYS.start_each("reducescatter", tensors, *args, **kwargs).wait())
 
@@ -296,6 +321,17 @@ def broadcast_object(
     The object is pickled, by cloudpickle if it is installed.
 
     Corresponds to `horovod.torch.broadcast_object`.
+
+    Parameters
+    ----------
+    obj : object
+        The object to send. It is ignored on the other ranks.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
     pickled = np.frombuffer(pickle_object(obj) if is_root else b"", np.uint8)
@@ -312,6 +348,15 @@ def allgather_object(
     """Return the list of the objects of all ranks, which are sent as pickles.
 
     Corresponds to `horovod.torch.allgather_object`.
+
+    Parameters
+    ----------
+    obj : object
+        The object of this rank.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     pickled = np.frombuffer(pickle_object(obj), np.uint8)
     sizes = allgather(np.array([pickled.size]), name, process_set)

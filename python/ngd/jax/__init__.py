@@ -336,8 +336,19 @@ def all_reduce(x: Tree, *, op: str, async_op: bool = False, group: Group | None 
 def reduce_scatter(x: Tree, *, op: str, async_op: bool = False, group: Group | None = None) -> Tree:
     """Reduce over the ranks, and give rank r the r-th block of the first axis.
 
-    Corresponds to `jax.lax.psum_scatter` with `tiled=True`. The arguments are those of
-    `all_reduce`. `op` is "sum" or "mean" if gradients are needed; the gradient is an all_gather.
+    Corresponds to `jax.lax.psum_scatter` with `tiled=True`. The gradient is an all_gather.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks. The number of ranks must divide the
+        first axis.
+    op : str
+        "sum", "mean", "min", "max" or "prod". The last three have no gradient.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return map_tree(x, "reduce_scatter", group, async_op, op=op)
 
@@ -346,7 +357,15 @@ def all_gather(x: Tree, *, async_op: bool = False, group: Group | None = None) -
     """Concatenate the ranks' arrays, which have the same shape, along the first axis.
 
     Corresponds to `jax.lax.all_gather` with `tiled=True`. The gradient is a reduce_scatter.
-    `async_op` and `group` are explained in `all_reduce`.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return map_tree(x, "all_gather", group, async_op)
 
@@ -356,9 +375,18 @@ def broadcast(
 ) -> Tree:
     """Return the array of rank `root` on all ranks.
 
-    All ranks pass an array of the same shape and dtype. The gradient is the sum of all ranks'
-    gradients on the root, and zero on the other ranks. `async_op` and `group` are explained in
-    `all_reduce`.
+    The gradient is the sum of all ranks' gradients on the root, and zero on the other ranks.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The arrays to send. The other ranks pass arrays of the same shapes and dtypes.
+    root : int
+        The rank that sends.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return map_tree(x, "broadcast", group, async_op, root=root)
 
@@ -366,8 +394,17 @@ def broadcast(
 def all_to_all(x: Tree, *, async_op: bool = False, group: Group | None = None) -> Tree:
     """Send rank r the r-th block of the first axis, and concatenate the received blocks.
 
-    Corresponds to `jax.lax.all_to_all` with `tiled=True`. The gradient is an all_to_all. `async_op`
-    and `group` are explained in `all_reduce`.
+    Corresponds to `jax.lax.all_to_all` with `tiled=True`. The gradient is an all_to_all.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks. The number of ranks must divide the
+        first axis.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return map_tree(x, "all_to_all", group, async_op)
 

@@ -139,6 +139,15 @@ def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) ->
     """Return the reduction over the ranks.
 
     The gradient is the same reduction. MAX, MIN and PROD have no gradient.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    op : int
+        ReduceOp.SUM (the default), AVG, MAX, MIN or PROD.
+    group : Group, optional
+        The ranks; by default the world.
     """
     expect_gradient(x, op, "functional.all_reduce")
     return AllReduce.apply(x, op, chosen(group))
@@ -148,6 +157,16 @@ def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None
     """Return the r-th block of the rows of the reduction, on rank r.
 
     The gradient is an all_gather.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
+        rows.
+    op : int
+        ReduceOp.SUM (the default), AVG, MAX, MIN or PROD.
+    group : Group, optional
+        The ranks; by default the world.
     """
     where, ranks = "functional.reduce_scatter", chosen(group)
     expect_rows(x, where, ranks)
@@ -159,6 +178,13 @@ def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
     """Return the rows of all ranks, which have the same number of rows.
 
     The gradient is a reduce_scatter.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    group : Group, optional
+        The ranks; by default the world.
     """
     expect_rows(x, "functional.all_gather")
     return AllGather.apply(x, chosen(group))
@@ -168,6 +194,15 @@ def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
     """Return the tensor of rank `src` of the world.
 
     The gradient is the sum of all ranks' gradients, on that rank.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
     """
     where, ranks = "functional.broadcast", chosen(group)
     elements(x, where)
@@ -178,6 +213,14 @@ def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
     """Return the blocks of the rows that all ranks have for this rank.
 
     The gradient is an all_to_all.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
+        rows.
+    group : Group, optional
+        The ranks; by default the world.
     """
     ranks = chosen(group)
     expect_rows(x, "functional.all_to_all", ranks)

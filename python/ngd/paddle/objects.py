@@ -24,6 +24,15 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
     """Append the objects of all ranks to `object_list`, in the order of the ranks.
 
     Corresponds to `paddle.distributed.all_gather_object`.
+
+    Parameters
+    ----------
+    object_list : list
+        The list that gets the objects.
+    obj : object
+        The object of this rank, which can be pickled.
+    group : Group, optional
+        The ranks; by default the world.
     """
     ranks, site = chosen(group), call_site()
     if is_outside(ranks):
@@ -46,6 +55,15 @@ def broadcast_object_list(object_list: list[Any], src: int, group: Group | None 
     The lists must have the same length on all ranks.
 
     Corresponds to `paddle.distributed.broadcast_object_list`.
+
+    Parameters
+    ----------
+    object_list : list
+        The objects to send, or the list to overwrite.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
     """
     ranks, where, site = chosen(group), "broadcast_object_list", call_site()
     if is_outside(ranks):
@@ -79,6 +97,17 @@ def scatter_object_list(
     """Replace the content of `out_object_list` by the object that rank `src` has for this rank.
 
     Corresponds to `paddle.distributed.scatter_object_list`.
+
+    Parameters
+    ----------
+    out_object_list : list
+        The list that gets the object of this rank.
+    in_object_list : list, optional
+        On `src`: one object per rank. It is ignored on the other ranks.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
     """
     ranks, where, site = chosen(group), "scatter_object_list", call_site()
     if is_outside(ranks):

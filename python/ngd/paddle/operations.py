@@ -270,6 +270,19 @@ def reduce(
     """Reduce a tensor as `all_reduce` does; only rank `dst` gets the result.
 
     Corresponds to `paddle.distributed.reduce`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand, of the same shape and dtype on all ranks, and the result on `dst`.
+    dst : int
+        The rank of the world that receives.
+    op : int
+        The reduction, as in `all_reduce`.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     return run_collective("reduce", group, tensor, op=op, root=dst, sync_op=sync_op)
 
@@ -280,6 +293,17 @@ def broadcast(
     """Overwrite a tensor on all ranks by that of rank `src`.
 
     Corresponds to `paddle.distributed.broadcast`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send, or to overwrite; of the same shape and dtype on all ranks.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     return run_collective("broadcast", group, tensor, root=src, sync_op=sync_op)
 
@@ -499,6 +523,17 @@ def send(
     """Send a tensor to rank `dst`. The rank receives tensors in the order in which they are sent.
 
     Corresponds to `paddle.distributed.send`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send.
+    dst : int
+        The rank of the world that receives.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     ranks, where, site = chosen(group), "send", call_site()
     if is_outside(ranks):
@@ -514,6 +549,17 @@ def recv(
     """Receive a tensor from rank `src`; the tensor must have the shape and dtype of the sent one.
 
     Corresponds to `paddle.distributed.recv`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The destination.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     ranks, where, site = chosen(group), "recv", call_site()
     if is_outside(ranks):
@@ -530,6 +576,15 @@ def isend(tensor: Tensor, dst: int, group: Group | None = None) -> Task | None:
     """Start to send a tensor to rank `dst`, and return the task.
 
     Corresponds to `paddle.distributed.isend`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send.
+    dst : int
+        The rank of the world that receives.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return send(tensor, dst, group, sync_op=False)
 
@@ -538,6 +593,15 @@ def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) ->
     """Start to receive a tensor from rank `src`, and return the task.
 
     Corresponds to `paddle.distributed.irecv`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The destination.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
     """
     return recv(tensor, src, group, sync_op=False)
 

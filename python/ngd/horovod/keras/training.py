@@ -70,6 +70,13 @@ def allgather(value: Any, name: str | None = None) -> Any:
     """Return the ranks' arrays, concatenated along the first axis.
 
     Corresponds to `horovod.keras.allgather`.
+
+    Parameters
+    ----------
+    value : number, array or tensor
+        The operand. The ranks' arrays may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
     """
     return arrays.allgather(keras.ops.convert_to_numpy(value), name)
 
@@ -78,6 +85,15 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Return the array of rank `root_rank` on all ranks.
 
     Corresponds to `horovod.keras.broadcast`.
+
+    Parameters
+    ----------
+    value : number, array or tensor
+        The value to send. The other ranks pass one of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
     """
     return arrays.broadcast(keras.ops.convert_to_numpy(value), root_rank, name)
 
@@ -86,6 +102,15 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
     """Reduce an array over the ranks and return this rank's shard of the rows.
 
     Corresponds to `horovod.keras.reducescatter`.
+
+    Parameters
+    ----------
+    value : array or tensor
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
+        Average (the default) or Sum.
     """
     return arrays.reducescatter(keras.ops.convert_to_numpy(value), name, op)
 
@@ -96,6 +121,15 @@ def broadcast_variables(
     """Overwrite Keras variables on all ranks by those of rank `root_rank`.
 
     Corresponds to `horovod.tensorflow.broadcast_variables`.
+
+    Parameters
+    ----------
+    variables : sequence of keras.Variable
+        The variables, in the same order on all ranks.
+    root_rank : int
+        The rank of the world that sends.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     for variable in variables:
         value = keras.ops.convert_to_numpy(variable)

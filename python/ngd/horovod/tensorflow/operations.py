@@ -204,6 +204,17 @@ def allgather(
     The gradient is averaged over the ranks, as in Horovod.
 
     Corresponds to `horovod.tensorflow.allgather`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The operand. The tensors of the ranks may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    ignore_name_scope : bool
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
 
     def gather(operand: Any) -> Any:
@@ -234,6 +245,8 @@ def grouped_allgather(
     """Gather each tensor of a list, as `allgather` does, and return the list of the results.
 
     Corresponds to `horovod.tensorflow.grouped_allgather`.
+
+    The other arguments are those of `allgather`.
     """
     return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
 
@@ -251,6 +264,19 @@ def broadcast(
     goes to the root, as in Horovod.
 
     Corresponds to `horovod.tensorflow.broadcast`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    ignore_name_scope : bool
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast")
 
@@ -340,9 +366,28 @@ def reducescatter(
     """Reduce a tensor over the ranks and return this rank's shard of the rows.
 
     Gradients flow through the call. If the number of rows is not a multiple of the number of ranks,
-    the first ranks get one row more. `op` is Average or Sum.
+    the first ranks get one row more.
 
     Corresponds to `horovod.tensorflow.reducescatter`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The operand, of the same shape and dtype on all ranks.
+    device_dense : str
+        Ignored.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
+        Average (the default) or Sum.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    ignore_name_scope : bool
+        Ignored.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
     """
     factor = prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
 
@@ -367,6 +412,8 @@ def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) 
     """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
 
     Corresponds to `horovod.tensorflow.grouped_reducescatter`.
+
+    The other arguments are those of `reducescatter`.
     """
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
@@ -380,6 +427,17 @@ def broadcast_variables(
     """Overwrite variables on all ranks by those of rank `root_rank`.
 
     Corresponds to `horovod.tensorflow.broadcast_variables`.
+
+    Parameters
+    ----------
+    variables : sequence
+        The variables, in the same order on all ranks.
+    root_rank : int
+        The rank of the world that sends.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    inplace : bool
+        Ignored.
     """
     for variable in variables:
         variable.assign(broadcast(variable, root_rank, process_set=process_set))

@@ -34,6 +34,8 @@ def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `allreduce` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.allreduce_async`.
+
+    The arguments are those of `allreduce`, without `compression`.
     """
     return TENSORS.start("allreduce", tensor, *args, **kwargs)
 
@@ -43,6 +45,8 @@ def allreduce_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `allreduce_` and return its handle.
 
     Corresponds to `horovod.torch.allreduce_async_`.
+
+    The arguments are those of `allreduce`, without `compression`.
     """
     return TENSORS.start_in_place("allreduce", tensor, *args, **kwargs)
 
@@ -51,6 +55,8 @@ def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Reduce a contiguous tensor in place, as `allreduce` does, and return it.
 
     Corresponds to `horovod.torch.allreduce_`.
+
+    The arguments are those of `allreduce`, without `compression`.
     """
     result: Tensor = allreduce_async_(tensor, *args, **kwargs).wait()
     return result
@@ -61,6 +67,8 @@ def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Hand
     """Start `grouped_allreduce` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.grouped_allreduce_async`.
+
+    The other arguments are those of `allreduce`, without `compression`.
     """
     return TENSORS.start("grouped_allreduce", tensors, *args, **kwargs)
 
@@ -70,6 +78,8 @@ def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> Han
     """Start `grouped_allreduce_` and return its handle.
 
     Corresponds to `horovod.torch.grouped_allreduce_async_`.
+
+    The other arguments are those of `allreduce`, without `compression`.
     """
     return TENSORS.start_in_place("grouped_allreduce", tensors, *args, **kwargs)
 
@@ -78,6 +88,8 @@ def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tens
     """Reduce contiguous tensors in place, as `grouped_allreduce` does, and return their list.
 
     Corresponds to `horovod.torch.grouped_allreduce_`.
+
+    The other arguments are those of `allreduce`, without `compression`.
     """
     result: list[Tensor] = grouped_allreduce_async_(tensors, *args, **kwargs).wait()
     return result
@@ -145,6 +157,8 @@ def grouped_allreduce(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tenso
     reduced together.
 
     Corresponds to `horovod.torch.grouped_allreduce`.
+
+    The other arguments are those of `allreduce`.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
@@ -175,6 +189,17 @@ def sparse_allreduce_async(
     Average or Sum.
 
     Corresponds to `horovod.torch.sparse_allreduce_async`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        A sparse tensor, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
+        Average or Sum.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     if op not in (Average, Sum):
         raise ValueError(f"hvd.sparse_allreduce_async: op: expected Average or Sum; got {op!r}")
@@ -197,6 +222,8 @@ def allgather_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `allgather` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.allgather_async`.
+
+    The arguments are those of `allgather`.
     """
     return TENSORS.start("allgather", tensor, *args, **kwargs)
 
@@ -230,6 +257,15 @@ def allgather(
     The gradient is averaged over the ranks, as in Horovod.
 
     Corresponds to `horovod.torch.allgather`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand. The tensors of the ranks may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     result: Tensor = AllGather.apply(tensor, name, process_set)
     return result
@@ -239,6 +275,8 @@ def grouped_allgather_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Hand
     """Start `grouped_allgather` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.grouped_allgather_async`.
+
+    The other arguments are those of `allgather`.
     """
     return TENSORS.start_each("allgather", tensors, *args, **kwargs)
 
@@ -247,6 +285,8 @@ def grouped_allgather(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tenso
     """Gather each tensor of a list, as `allgather` does, and return the list of the results.
 
     Corresponds to `horovod.torch.grouped_allgather`.
+
+    The other arguments are those of `allgather`.
     """
     return [allgather(tensor, *args, **kwargs) for tensor in tensors]
 
@@ -256,6 +296,8 @@ def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `broadcast` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.broadcast_async`.
+
+    The arguments are those of `broadcast`.
     """
     return TENSORS.start("broadcast", tensor, *args, **kwargs)
 
@@ -265,6 +307,8 @@ def broadcast_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `broadcast_` and return its handle.
 
     Corresponds to `horovod.torch.broadcast_async_`.
+
+    The arguments are those of `broadcast`.
     """
     return TENSORS.start_in_place("broadcast", tensor, *args, **kwargs)
 
@@ -273,6 +317,8 @@ def broadcast_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Overwrite a contiguous tensor by that of rank `root_rank`, and return it.
 
     Corresponds to `horovod.torch.broadcast_`.
+
+    The arguments are those of `broadcast`.
     """
     result: Tensor = broadcast_async_(tensor, *args, **kwargs).wait()
     return result
@@ -312,6 +358,17 @@ def broadcast(
     goes to the root, as in Horovod.
 
     Corresponds to `horovod.torch.broadcast`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     result: Tensor = Broadcast.apply(tensor, root_rank, name, process_set)
     return result
@@ -328,6 +385,8 @@ def alltoall_async(tensor: Tensor, splits: Any = None, *args: Any, **kwargs: Any
     """Start `alltoall` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.alltoall_async`.
+
+    The arguments are those of `alltoall`.
     """
     handle = alltoall_pair_async(tensor, splits, *args, **kwargs)
     return handle if splits is not None else handle.then(lambda pair: pair[0])
@@ -388,6 +447,8 @@ def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
     """Start `reducescatter` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.reducescatter_async`.
+
+    The arguments are those of `reducescatter`, without `compression`.
     """
     return TENSORS.start("reducescatter", tensor, *args, **kwargs)
 
@@ -425,9 +486,24 @@ def reducescatter(
     """Reduce a tensor over the ranks and return this rank's shard of the rows.
 
     Gradients flow through the call. If the number of rows is not a multiple of the number of ranks,
-    the first ranks get one row more. `op` is Average or Sum.
+    the first ranks get one row more.
 
     Corresponds to `horovod.torch.reducescatter`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
+        Average (the default) or Sum.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
     """
     sent, ctx = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
@@ -438,6 +514,8 @@ def grouped_reducescatter_async(tensors: Tensors, *args: Any, **kwargs: Any) -> 
     """Start `grouped_reducescatter` and return its handle. Gradients do not flow through it.
 
     Corresponds to `horovod.torch.grouped_reducescatter_async`.
+
+    The other arguments are those of `reducescatter`, without `compression`.
     """
     return TENSORS.start_each("reducescatter", tensors, *args, **kwargs)
 
@@ -446,6 +524,8 @@ def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[T
     """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
 
     Corresponds to `horovod.torch.grouped_reducescatter`.
+
+    The other arguments are those of `reducescatter`.
     """
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
