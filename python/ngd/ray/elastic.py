@@ -66,9 +66,9 @@ class Host:
     """The actor of a host. It runs mpirun, or the commands that mpirun starts there.
 
     The ranks are children of these processes, and NGD_ELASTIC_DIR is the folder of the host. The
-    ranks keep their commits in it. They also see in it that new hosts wait
-    (`membership.hosts_wait`), and record in it that they have ended for them. If this process is
-    killed, a guard (guard.py) cleans up.
+    ranks keep their commits in it. A file in it notifies them that new hosts wait
+    (`membership.hosts_wait`), and by another file they report that they have ended because of
+    that. If this process is killed, a guard (guard.py) cleans up.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Host:
         """A lock that is held while processes of a world are started or ended."""
 
     def begin(self) -> tuple[str, str]:
-        """Prepare the host; return its name, and its mpirun with the version.
+        """Prepare the host. Return its name, and the path and version of its mpirun.
 
-        Names of hosts must differ, and mpirun must be the same on all hosts.
+        Hosts must have different names and the same mpirun.
 
         Raises
         ------
