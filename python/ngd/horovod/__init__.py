@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names over ngd's collectives: a script changes one line.
+"""Horovod's API on ngd's collectives. A script for Horovod runs after one changed line.
 
     import ngd.horovod.torch as hvd   # was: import horovod.torch as hvd
 
-`ngd.horovod.numpy` has them for arrays. docs/horovod.md tells what they do and what they do not.
+`ngd.horovod.torch`, `tensorflow` and `keras` take the tensors of these frameworks, and
+`ngd.horovod.numpy` takes arrays. docs/horovod.md lists the supported functions and the differences.
 """

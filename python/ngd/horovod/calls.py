@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's collectives on NumPy arrays; the frameworks' modules bring theirs to these.
+"""Horovod's collectives on NumPy arrays. The modules of the frameworks call them by `Adapter`.
 
-Horovod's ranks negotiate: a coordinator waits until all of them have called a collective of one
-name. ngd's ranks call in one order. Over the world each call goes behind an announcement, a row of
-numbers from every rank. So a rank that has joined (`join`) learns what the others call and takes
-part; and ranks whose names or shapes differ are told.
+In Horovod, a coordinator matches the collectives of the ranks by their names. In ngd, all ranks
+call the same collectives in the same order. Before each collective on the world, the ranks
+all-gather an announcement: a row of numbers from each rank that describes its call. The
+announcements have two uses:
+
+- A rank that has joined (`join`) learns which collective the other ranks call, and takes part.
+- If the ranks pass different names, shapes, ops or scale factors, all of them raise
+  HorovodInternalError.
 """
 
 from __future__ import annotations
@@ -40,48 +44,51 @@ OPS: Final = {
 }
 
 SMALL: Final = 1 << 16
-"""Elements of an array that travels alone, where many are reduced."""
+"""The size of an array, in elements, from which `grouped_allreduce` reduces it separately."""
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
-"""What a rank announces."""
-KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, FACTORS, COLUMNS = range(9)
-"""The numbers of an announcement, and how many there are."""
+"""The kinds of announcements."""
+KIND, CALLS, OP, DTYPE, SIZE, NAME, SHAPE, FACTORS, COLUMNS = range(9)
+"""The columns of an announcement, and the number of columns."""
 
 
 class Handle:
-    """A collective that has started; `poll` and `synchronize` take it, and a call waits for it."""
+    """The handle of a pending collective.
+
+    `poll` and `synchronize` take it. A call of the handle waits for the result.
+    """
 
     def __init__(
-        self, what: str, site: str, works: Sequence[Work | None], finish: Callable[[], Any]
+        self, call: str, site: str, works: Sequence[Work | None], finish: Callable[[], Any]
     ) -> None:
-        self.what, self.site, self.finish = what, site, finish
+        self.call, self.site, self.finish = call, site, finish
         self.works = [work for work in works if work is not None]
-        self.begun = clock()
+        self.start_time = clock()
         self.result: Any = None
         self.error: Exception | None = None
         self.over = False
 
     def __repr__(self) -> str:
-        return f"<Handle of {self.what}: {'done' if self.over else 'on its way'}>"
+        return f"<Handle of {self.call}: {'done' if self.over else 'on its way'}>"
 
     def __call__(self) -> Any:
-        """Wait, and return the result."""
+        """Wait for the collective and return its result."""
         return self.wait()
 
     def then(self, convert: Callable[[Any], Any]) -> Handle:
-        """Convert the result, once the collective has finished; return this handle."""
+        """Convert the result by `convert` when the collective completes; return this handle."""
         finish = self.finish
         self.finish = lambda: convert(finish())
         return self
 
     def poll(self) -> bool:
-        """Whether `wait` would return, or raise, at once; the result is in its place then."""
+        """Return True if `wait` would return or raise immediately; the result is complete then."""
         if not self.over and all(work.done() for work in self.works):
             self.complete()
         return self.over
 
     def wait(self) -> Any:
-        """The result."""
+        """Wait for the collective and return its result, or raise its error."""
         if not self.over:
             self.complete()
         if self.error is not None:
@@ -89,13 +96,17 @@ class Handle:
         return self.result
 
     def complete(self) -> None:
-        """Wait, and keep what comes of it; while another thread is in the group, nothing does."""
+        """Wait for the collective and store its result or its error.
+
+        If another thread is in a call of the group, BusyError is raised and the handle stays
+        pending.
+        """
         try:
             with as_horovod():
                 for work in self.works:
                     work.wait()
             self.result = self.finish()
-            note(f"hvd.{self.what}", self.site, self.begun)
+            note(f"hvd.{self.call}", self.site, self.start_time)
         except BusyError:
             raise
         except Exception as error:
@@ -105,7 +116,7 @@ class Handle:
 
 @contextmanager
 def as_horovod() -> Iterator[None]:
-    """What goes wrong between ranks is Horovod's error."""
+    """Raise an error of a collective as HorovodInternalError."""
     try:
         yield
     except CollectiveError as error:
@@ -121,7 +132,10 @@ def announce(
     site: str,
     factors: tuple[float, float] = (1.0, 1.0),
 ) -> Any:
-    """Tell the world what this rank is about to call; other sets do not join."""
+    """Start the all-gather that announces a call to the world; return its Work.
+
+    Other process sets have no `join`, and a single rank needs no announcement: the result is None.
+    """
     if ranks is not global_process_set or ranks.size() == 1:
         return None
     global_process_set.calls += 1
@@ -139,24 +153,24 @@ def announce(
     return ranks.group.all_gather(row, async_op=True, site=site)
 
 
-def expect_one_call(announced: Work | None, what: str, name: str | None, shape: Shape) -> None:
-    """Raise where ranks that have not joined give another name, shape, op or factor; on all."""
-    if announced is None:
+def expect_one_call(announcement: Work | None, call: str, name: str | None, shape: Shape) -> None:
+    """Raise on all ranks if the ranks that have not joined differ in name, shape, op or factors."""
+    if announcement is None:
         return
-    rows = announced.wait()
+    rows = announcement.wait()
     rows = rows[rows[:, KIND] != JOIN]
     words = ((NAME, "name"), (SHAPE, "shape"), (OP, "op"), (FACTORS, "pair of scale factors"))
     for column, word in words:
         if (rows[:, column] != rows[0, column]).any():
             raise HorovodInternalError(
-                f"hvd.{what}: expected one {word} on all ranks; got {name!r} of shape {shape} on "
+                f"hvd.{call}: expected one {word} on all ranks; got {name!r} of shape {shape} on "
                 f"rank {global_process_set.rank()}, and another on other ranks. Call it with the "
                 "same arguments on all ranks."
             )
 
 
 def expect_op(op: Any, where: str) -> int:
-    """One of Horovod's reductions."""
+    """Return `op` if it is one of Horovod's reductions; raise ValueError if it is not."""
     if op not in OPS:
         names = ", ".join(("Average", "Sum", "Adasum", "Min", "Max", "Product"))
         raise ValueError(f"hvd.{where}: op: expected one of {names}; got {op!r}")
@@ -173,30 +187,33 @@ def all_reduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Reduce over the ranks; `out`, of the source's dtype and shape, may be its memory."""
-    what, site, group = "allreduce", call_site(), member(process_set, "allreduce")
-    op = expect_op(op_of(op, average), what)
+    """Start to reduce an array over the ranks.
+
+    The result is written to `out`, which has the shape and dtype of `source` and may be its memory.
+    """
+    call, site, group = "allreduce", call_site(), group_of(process_set, "allreduce")
+    op = expect_op(op_of(op, average), call)
     if source.dtype == np.bool_ and op not in (Min, Max):
         raise DTypeError(
             f"hvd.allreduce: op: expected Min or Max for bools; got {OPS[op]}. Cast the tensor."
         )
     factors = prescale_factor, postscale_factor
     if prescale_factor != 1.0:
-        source = multiplied(source, prescale_factor, out)
+        source = multiply_into(source, prescale_factor, out)
     if op == Adasum:
         return adasum(source, out, name, process_set, site, factors)
     reduction, divisor = reduction_of(op, source.dtype, group.size)
     with as_horovod():
-        announced = announce(ALL_REDUCE, name, source, op, process_set, site, factors)
+        announcement = announce(ALL_REDUCE, name, source, op, process_set, site, factors)
         work = group.all_reduce(
             source.reshape(-1), op=reduction, out=out.reshape(-1), async_op=True, site=site
         )
 
     def finish() -> Array:
-        expect_one_call(announced, what, name, source.shape)
-        return scaled(out, divisor, postscale_factor)
+        expect_one_call(announcement, call, name, source.shape)
+        return divide_and_scale(out, divisor, postscale_factor)
 
-    return Handle(what, site, [announced, work], finish)
+    return Handle(call, site, [announcement, work], finish)
 
 
 def all_reduce_many(
@@ -208,9 +225,10 @@ def all_reduce_many(
     *factors_and_set: Any,
     **keywords: Any,
 ) -> Handle:
-    """Reduce arrays, which may be their own destinations; small ones of a dtype travel together.
+    """Start to reduce a list of arrays, and return one handle.
 
-    The other arguments are those of `all_reduce`.
+    An array may be its own destination. Arrays of less than `SMALL` elements are concatenated per
+    dtype, and each dtype has one all-reduce. The other arguments are those of `all_reduce`.
     """
     op = op_of(op, average)
     rest = None, name, op, *factors_and_set
@@ -221,30 +239,30 @@ def all_reduce_many(
             small.setdefault(source.dtype, []).append(i)
         else:
             handles.append(all_reduce(source, out, *rest, **keywords))
-    for places in small.values():
-        flat = np.concatenate([sources[i].reshape(-1) for i in places])
-        packs.append((places, flat))
+    for indices in small.values():
+        flat = np.concatenate([sources[i].reshape(-1) for i in indices])
+        packs.append((indices, flat))
         handles.append(all_reduce(flat, flat, *rest, **keywords))
 
     def unpack(_: list[Array]) -> list[Array]:
-        for places, flat in packs:
-            at = 0
-            for i in places:
-                outs[i][...] = flat[at : at + outs[i].size].reshape(outs[i].shape)
-                at += outs[i].size
+        for indices, flat in packs:
+            offset = 0
+            for i in indices:
+                outs[i][...] = flat[offset : offset + outs[i].size].reshape(outs[i].shape)
+                offset += outs[i].size
         return list(outs)
 
     return handle_of_all("grouped_allreduce", handles).then(unpack)
 
 
-def handle_of_all(what: str, handles: Sequence[Handle]) -> Handle:
-    """Return one handle for many, whose result is the list of their results."""
+def handle_of_all(call: str, handles: Sequence[Handle]) -> Handle:
+    """Return one handle for several; its result is the list of their results."""
     works = [work for each in handles for work in each.works]
-    return Handle(what, call_site(), works, lambda: [each.wait() for each in handles])
+    return Handle(call, call_site(), works, lambda: [each.wait() for each in handles])
 
 
-def member(ranks: ProcessSet, where: str) -> Group:
-    """The group of a set that this rank belongs to."""
+def group_of(ranks: ProcessSet, where: str) -> Group:
+    """Return the group of a process set; raise ValueError if this rank does not belong to it."""
     if not ranks.included():
         raise ValueError(
             f"hvd.{where}: process_set: expected one that has rank {global_process_set.rank()}, "
@@ -254,25 +272,28 @@ def member(ranks: ProcessSet, where: str) -> Group:
 
 
 def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
-    """The engine's reduction, and what its result is to be divided by: integers have no mean."""
+    """Return ngd's op for a reduction, and the divisor of its result.
+
+    ngd has no mean of integers, so their average is a sum that is divided afterwards.
+    """
     if op == Average and not is_float(dtype):
         return "sum", size
     return OPS[op], 1
 
 
-def scaled(out: Array, divisor: int, factor: float) -> Array:
-    """The result of a reduction, divided (towards zero) and scaled in its place."""
+def divide_and_scale(out: Array, divisor: int, factor: float) -> Array:
+    """Divide `out` by an integer, rounding towards zero, and multiply it by `factor`, in place."""
     if divisor != 1:
-        quotient = out // out.dtype.type(divisor)  # towards minus infinity
+        quotient = out // out.dtype.type(divisor)  # rounded towards minus infinity
         quotient += ((out < 0) & (quotient * out.dtype.type(divisor) != out)).astype(out.dtype)
         out[...] = quotient
-    return multiplied(out, factor, out) if factor != 1.0 else out
+    return multiply_into(out, factor, out) if factor != 1.0 else out
 
 
-def multiplied(x: Array, factor: float, out: Array) -> Array:
-    """The array times a number; floats of two bytes are multiplied in float32."""
-    wide = x.astype(np.float32) if x.dtype in (float16, bfloat16) else x
-    out[...] = np.multiply(wide, factor).astype(out.dtype)
+def multiply_into(x: Array, factor: float, out: Array) -> Array:
+    """Write `x * factor` to `out` and return it. 16-bit floats are multiplied in float32."""
+    widened = x.astype(np.float32) if x.dtype in (float16, bfloat16) else x
+    out[...] = np.multiply(widened, factor).astype(out.dtype)
     return out
 
 
@@ -284,10 +305,14 @@ def adasum(
     site: str,
     factors: tuple[float, float],
 ) -> Handle:
-    """Combine the ranks' gradients so that what they agree in counts once.
+    """Start an Adasum reduction, which counts the common direction of two gradients only once.
+
+    For two gradients the result is `(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b`. More gradients
+    are combined in a binary tree, by pairs of neighbouring ranks. Every rank gathers all arrays and
+    computes the result in float64.
 
     S. Maleki et al. 2020, Scaling Distributed Training with Adaptive Summation (arXiv:2006.02924),
-    equation 3, by pairs of neighbours in a binary tree. Every rank gathers all arrays.
+    equation 3.
     """
     group = ranks.group
     if group.size & (group.size - 1):
@@ -297,46 +322,46 @@ def adasum(
     if not is_float(source.dtype):
         raise DTypeError(f"hvd.allreduce: op=Adasum: expected floats; got {source.dtype}")
     with as_horovod():
-        announced = announce(OTHER, name, source, Adasum, ranks, site, factors)
+        announcement = announce(OTHER, name, source, Adasum, ranks, site, factors)
         work = group.all_gather(source.reshape(1, -1), async_op=True, site=site)
 
     def finish() -> Array:
-        expect_one_call(announced, "allreduce", name, source.shape)
+        expect_one_call(announcement, "allreduce", name, source.shape)
         rows = [row.astype(np.float64) for row in work.wait()]
         while len(rows) > 1:
             rows = [adasum_of(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
         out[...] = rows[0].reshape(out.shape)
-        return scaled(out, 1, factors[1])
+        return divide_and_scale(out, 1, factors[1])
 
-    return Handle("allreduce", site, [announced, work], finish)
+    return Handle("allreduce", site, [announcement, work], finish)
 
 
 def adasum_of(a: Array, b: Array) -> Array:
-    """Of two."""
-    dot, of_a, of_b = a @ b, a @ a, b @ b
-    left = 1 - dot / (2 * of_a) if of_a else 1.0
-    right = 1 - dot / (2 * of_b) if of_b else 1.0
-    return np.asarray(left * a + right * b)
+    """Return the Adasum of two vectors; see `adasum`."""
+    dot, squared_a, squared_b = a @ b, a @ a, b @ b
+    scale_a = 1 - dot / (2 * squared_a) if squared_a else 1.0
+    scale_b = 1 - dot / (2 * squared_b) if squared_b else 1.0
+    return np.asarray(scale_a * a + scale_b * b)
 
 
 def all_gather(
     source: Array, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Join the ranks' arrays along the first axis, where their lengths may differ.
+    """Start to concatenate the ranks' arrays along the first axis, whose lengths may differ.
 
-    The lengths are exchanged before it returns.
+    The lengths are exchanged before this function returns.
     """
-    what, site, group = "allgather", call_site(), member(process_set, "allgather")
+    call, site, group = "allgather", call_site(), group_of(process_set, "allgather")
     source = np.atleast_1d(source)
     with as_horovod():
-        announced = announce(OTHER, name, source[:0], Sum, process_set, site)
+        announcement = announce(OTHER, name, source[:0], Sum, process_set, site)
         work = group.all_gather_v(source, async_op=True, site=site)
 
     def finish() -> Any:
-        expect_one_call(announced, what, name, source.shape)
+        expect_one_call(announcement, call, name, source.shape)
         return work.wait()
 
-    return Handle(what, site, [announced, work], finish)
+    return Handle(call, site, [announcement, work], finish)
 
 
 def broadcast(
@@ -346,18 +371,21 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Give every rank the array of a rank of the world; `out` may be the source's memory."""
-    what, site, group = "broadcast", call_site(), member(process_set, "broadcast")
+    """Start to send the array of one rank of the world to all ranks of the set.
+
+    The result is written to `out`, which may be the memory of `source`.
+    """
+    call, site, group = "broadcast", call_site(), group_of(process_set, "broadcast")
     root = process_set.root(root_rank, "hvd.broadcast")
     with as_horovod():
-        announced = announce(OTHER, name, source, Sum, process_set, site)
+        announcement = announce(OTHER, name, source, Sum, process_set, site)
         work = group.broadcast(source, root, out=out, async_op=True, site=site)
 
     def finish() -> Array:
-        expect_one_call(announced, what, name, source.shape)
+        expect_one_call(announcement, call, name, source.shape)
         return out
 
-    return Handle(what, site, [announced, work], finish)
+    return Handle(call, site, [announcement, work], finish)
 
 
 def all_to_all(
@@ -366,32 +394,32 @@ def all_to_all(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Send rows to every rank, so many to each, and receive theirs; and how many came from each.
+    """Start to send `splits[r]` rows to each rank r. The result is (rows, counts from each rank).
 
-    The numbers are exchanged before it returns.
+    The counts are exchanged before this function returns.
     """
-    what, site, group = "alltoall", call_site(), member(process_set, "alltoall")
+    call, site, group = "alltoall", call_site(), group_of(process_set, "alltoall")
     source = np.atleast_1d(source)
     if splits is None:
-        splits = [block_rows(source.shape, group.size, f"hvd.{what}")] * group.size
-    sent = check_row_counts(np.asarray(splits).tolist(), group.size, f"hvd.{what}", "splits")
-    check_sum_of_rows(sent, len(source), f"hvd.{what}", "splits")
+        splits = [block_rows(source.shape, group.size, f"hvd.{call}")] * group.size
+    send_counts = check_row_counts(np.asarray(splits).tolist(), group.size, f"hvd.{call}", "splits")
+    check_sum_of_rows(send_counts, len(source), f"hvd.{call}", "splits")
     with as_horovod(), group.under_way():
-        announced = announce(OTHER, name, source[:0], Sum, process_set, site)
-        received = group.all_to_all(sent, site=site)
+        announcement = announce(OTHER, name, source[:0], Sum, process_set, site)
+        receive_counts = group.all_to_all(send_counts, site=site)
         work = group.all_to_all_v(
-            source, sent.tolist(), received.tolist(), async_op=True, site=site
+            source, send_counts.tolist(), receive_counts.tolist(), async_op=True, site=site
         )
 
     def finish() -> Any:
-        expect_one_call(announced, what, name, source.shape)
-        return work.wait(), received
+        expect_one_call(announcement, call, name, source.shape)
+        return work.wait(), receive_counts
 
-    return Handle(what, site, [announced, work], finish)
+    return Handle(call, site, [announcement, work], finish)
 
 
-def shares(rows: int, size: int) -> list[int]:
-    """How many rows of a reduce-scatter each rank gets: the first ones have one more."""
+def rows_per_rank(rows: int, size: int) -> list[int]:
+    """Return the number of rows that each rank gets; the first ranks get the rows left over."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -403,41 +431,44 @@ def reduce_scatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Reduce over the ranks, and give each its share of the rows."""
-    what, site, group = "reducescatter", call_site(), member(process_set, "reducescatter")
+    """Start to reduce an array over the ranks; each rank gets its shard of the rows."""
+    call, site, group = "reducescatter", call_site(), group_of(process_set, "reducescatter")
     if op not in (Average, Sum):
         raise ValueError(f"hvd.reducescatter: op: expected Average or Sum; got {op!r}")
-    normal_axis(0, source.shape, f"hvd.{what}")
+    normal_axis(0, source.shape, f"hvd.{call}")
     factors = prescale_factor, postscale_factor
     if prescale_factor != 1.0:
-        source = multiplied(source, prescale_factor, np.empty_like(source))
+        source = multiply_into(source, prescale_factor, np.empty_like(source))
     reduction, divisor = reduction_of(op, source.dtype, group.size)
-    counts = shares(len(source), group.size)
+    counts = rows_per_rank(len(source), group.size)
     begin = sum(counts[: group.rank])
     mine = slice(begin, begin + counts[group.rank])
-    even = len(source) % group.size == 0
+    is_even = len(source) % group.size == 0
     with as_horovod():
-        announced = announce(OTHER, name, source, op, process_set, site, factors)
+        announcement = announce(OTHER, name, source, op, process_set, site, factors)
         how: dict[str, Any] = {"op": reduction, "async_op": True, "site": site}
-        work = group.reduce_scatter(source, **how) if even else group.all_reduce(source, **how)
+        work = group.reduce_scatter(source, **how) if is_even else group.all_reduce(source, **how)
 
     def finish() -> Array:
-        expect_one_call(announced, what, name, source.shape)
+        expect_one_call(announcement, call, name, source.shape)
         result = work.wait()
-        return scaled(result if even else result[mine].copy(), divisor, postscale_factor)
+        return divide_and_scale(
+            result if is_even else result[mine].copy(), divisor, postscale_factor
+        )
 
-    return Handle(what, site, [announced, work], finish)
+    return Handle(call, site, [announcement, work], finish)
 
 
 class Collective(NamedTuple):
     """A row of the table of Horovod's collectives."""
 
     start: Callable[..., Handle]
-    """The function that starts it on arrays. Its arguments have Horovod's names and order."""
+    """The function that starts the collective on arrays. Its arguments have Horovod's names and
+    order."""
     fills: bool = False
-    """True if the result has the operand's shape; then `start` takes the memory to fill as well."""
+    """True if the result has the shape of the operand. Then `start` also takes the destination."""
     takes_list: bool = False
-    """True if the operand is a list."""
+    """True if the operand is a list of arrays."""
 
 
 COLLECTIVES: Final = {
@@ -452,21 +483,38 @@ COLLECTIVES: Final = {
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has come."""
-    site, group = call_site(), member(process_set, "barrier")
-    nothing = np.zeros(0, np.uint8)
+    """Wait until every rank of the process set has called this function.
+
+    Corresponds to `horovod.torch.barrier`.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
+    site, group = call_site(), group_of(process_set, "barrier")
+    empty = np.zeros(0, np.uint8)
     with as_horovod():
-        announced = announce(BARRIER, None, nothing, Sum, process_set, site)
+        announcement = announce(BARRIER, None, empty, Sum, process_set, site)
         group.barrier(site=site)
-        if announced is not None:
-            announced.wait()
+        if announcement is not None:
+            announcement.wait()
 
 
 def join(device: int = -1) -> int:
-    """Wait until every rank of the world has called this; it answers what the others call.
+    """Wait until every rank of the world has called this function.
 
-    For data of which some ranks have less: to an allreduce a rank that has joined contributes
-    zeros (to Min, Max and Product, what changes nothing). Average divides by the size of the world.
+    It is for training in which some ranks have fewer batches. Until the last rank joins, a rank
+    that has joined takes part in the all-reduces and barriers of the other ranks. It contributes
+    zeros to Sum and Average, and the neutral element to Min, Max and Product. Average still divides
+    by the size of the world.
+
+    Corresponds to `horovod.torch.join`.
+
+    Parameters
+    ----------
+    device : int
+        Ignored.
 
     Returns
     -------
@@ -476,7 +524,7 @@ def join(device: int = -1) -> int:
     Raises
     ------
     HorovodInternalError
-        A rank that has not joined calls something else than allreduce and barrier.
+        A rank that has not joined called a collective other than allreduce and barrier.
     """
     group, site = global_process_set.group, call_site()
     mine = np.zeros((1, COLUMNS), np.int64)
@@ -484,17 +532,18 @@ def join(device: int = -1) -> int:
     while group.size > 1:
         with as_horovod():
             rows = group.all_gather(mine, site=site)
-            going_on = np.flatnonzero(rows[:, KIND] != JOIN)
-            if not going_on.size:
-                most = int(rows[:, CALLS].max())
-                global_process_set.calls = most  # of all ranks, from here on
-                return int(np.flatnonzero(rows[:, CALLS] == most)[-1])
-            take_part(group, rows[going_on[0]], int(going_on[0]), site)
+            active_ranks = np.flatnonzero(rows[:, KIND] != JOIN)
+            if not active_ranks.size:
+                most_calls = int(rows[:, CALLS].max())
+                # The ranks continue with equal counts, so the next join can compare them again.
+                global_process_set.calls = most_calls
+                return int(np.flatnonzero(rows[:, CALLS] == most_calls)[-1])
+            answer_call(group, rows[active_ranks[0]], int(active_ranks[0]), site)
     return 0
 
 
-def take_part(group: Group, row: Array, caller: int, site: str) -> None:
-    """Answer a call of those that have not joined."""
+def answer_call(group: Group, row: Array, caller: int, site: str) -> None:
+    """Take part in a call that a rank has announced, as a rank that has joined."""
     if row[KIND] == BARRIER:
         group.barrier(site=site)
         return
@@ -506,12 +555,12 @@ def take_part(group: Group, row: Array, caller: int, site: str) -> None:
         )
     dtype, op = ALL[row[DTYPE]], int(row[OP])
     reduction, _ = reduction_of(op, dtype, group.size)
-    mine = np.full(row[COUNT], neutral(op, dtype), dtype)
+    mine = np.full(row[SIZE], neutral_element(op, dtype), dtype)
     group.all_reduce(mine, op=reduction, out=mine, site=site)
 
 
-def neutral(op: int, dtype: DType) -> Any:
-    """What changes nothing in a reduction."""
+def neutral_element(op: int, dtype: DType) -> Any:
+    """Return the value that does not change the result of a reduction."""
     if op == Product:
         return 1
     if op not in (Min, Max):
@@ -524,17 +573,23 @@ def neutral(op: int, dtype: DType) -> Any:
 
 
 def poll(handle: Any) -> bool:
-    """Whether `synchronize` would return at once."""
+    """Return True if `synchronize(handle)` would return immediately.
+
+    Corresponds to `horovod.torch.poll`.
+    """
     return bool(handle.poll())
 
 
 def synchronize(handle: Any) -> Any:
-    """Wait for a handle, and return its result."""
+    """Wait for a pending collective and return its result.
+
+    Corresponds to `horovod.torch.synchronize`.
+    """
     return handle.wait()
 
 
 def expect_average(where: str, predivide: float, op: int) -> None:
-    """Check that a factor to divide by before the sum comes with Average."""
+    """Raise ValueError if `gradient_predivide_factor` is used with an op other than Average."""
     if predivide != 1.0 and op != Average:
         raise ValueError(
             f"hvd.{where}: gradient_predivide_factor: expected op=Average with it; got another op. "
@@ -543,7 +598,7 @@ def expect_average(where: str, predivide: float, op: int) -> None:
 
 
 def op_of(op: int | None, average: bool | None) -> int:
-    """The reduction that a caller asks for, by the old argument or the new."""
+    """Return the reduction that the arguments `op` and `average` (Horovod's old form) ask for."""
     if average is not None and op is not None:
         raise ValueError("hvd.allreduce: expected op or average; got both. Remove average.")
     if average is not None:

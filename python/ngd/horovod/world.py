@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part: the world by Horovod's names, and sets of its ranks."""
+"""The world under Horovod's names, and sets of its ranks."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ from ..comm import Group, calls, world
 from ..comm.checks import position_of_world_rank
 from ..profiling import timeline
 
-NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."
+NOT_INITIALIZED: Final = "Horovod has not been initialized; use hvd.init()."
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: a rank is lost, did not come, or called another one."""
+    """A collective failed: a rank is lost, is late, or called another collective.
+
+    Corresponds to `horovod.common.exceptions.HorovodInternalError`.
+    """
 
 
 class ProcessSet:
-    """Ranks that communicate: all of them, or some.
+    """A set of ranks that communicate with each other.
+
+    Corresponds to `horovod.common.process_sets.ProcessSet`.
 
     Parameters
     ----------
-    ranks_or_comm
-        The ranks of the world that belong to it.
+    ranks_or_comm : iterable of int
+        The ranks of the world that belong to the set.
 
     Attributes
     ----------
-    ranks
-        These, in rising order.
-    process_set_id
-        0 is the world; None before `add_process_set`.
+    ranks : list of int
+        The ranks of the set, in ascending order.
+    process_set_id : int or None
+        The number of the set; 0 is the world. It is None before `add_process_set`.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
@@ -46,7 +51,7 @@ class ProcessSet:
 
     @property
     def group(self) -> Group:
-        """The ranks, as ngd has them."""
+        """The group of ngd with the same ranks."""
         if self._group is None:
             raise ValueError(
                 f"hvd.ProcessSet: expected a registered set; got {self!r}. Register it by "
@@ -55,15 +60,15 @@ class ProcessSet:
         return self._group
 
     def included(self) -> bool:
-        """Whether this rank belongs to it."""
+        """Return True if this rank belongs to the set."""
         return self.group.is_member
 
     def size(self) -> int:
-        """How many ranks it has."""
+        """Return the number of ranks in the set."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The number of this process in it."""
+        """Return the rank of this process in the set."""
         if not self.included():
             raise ValueError(
                 f"hvd.ProcessSet.rank: expected a set that has rank {rank()}, which is this one; "
@@ -72,43 +77,44 @@ class ProcessSet:
         return self.group.rank
 
     def root(self, root_rank: int, where: str) -> int:
-        """Return the number in the set of a rank of the world."""
+        """Return the rank in the set that a rank of the world has."""
         return position_of_world_rank(root_rank, self.ranks, where, "root_rank")
 
 
 class World(ProcessSet):
-    """All ranks: `global_process_set`."""
+    """The process set of all ranks, `global_process_set`."""
 
     def __init__(self) -> None:
         super().__init__(())
         self.calls = 0
-        """How many collectives this rank has announced (calls.py)."""
+        """The number of collectives that this rank has announced; see calls.py."""
         self.process_set_id = 0
-        self.across = (0, 1)
-        """Which host is this, and how many have a rank of this local number."""
-        self.same_everywhere = True
+        self.cross = (0, 1)
+        """The index of this host among the hosts that have a rank with this local rank, and their
+        number."""
+        self.has_equal_hosts = True
         self.sets: dict[int, ProcessSet] = {0: self}
         self.next_id = 1
 
     @property
     def group(self) -> Group:
-        """The world of ngd."""
+        """The world of ngd; ValueError if `init` has not been called."""
         if self._group is None or self._group.closed:
-            raise ValueError(NOT_BEGUN)
+            raise ValueError(NOT_INITIALIZED)
         return self._group
 
-    def begin(self, group: Group) -> None:
-        """Take the world that there is now."""
+    def attach(self, group: Group) -> None:
+        """Use a new world of ngd."""
         rows = group.all_gather(np.array([[group.local_rank, group.local_size]], np.int64))
-        alike = np.flatnonzero(rows[:, 0] == group.local_rank)
-        self.across = int(np.searchsorted(alike, group.rank)), len(alike)
-        self.same_everywhere = bool((rows[:, 1] == rows[0, 1]).all())
+        counterparts = np.flatnonzero(rows[:, 0] == group.local_rank)
+        self.cross = int(np.searchsorted(counterparts, group.rank)), len(counterparts)
+        self.has_equal_hosts = bool((rows[:, 1] == rows[0, 1]).all())
         self.sets, self.next_id, self.calls = {0: self}, 1, 0
         self.ranks = list(range(group.size))
         self._group = group
 
-    def end(self) -> None:
-        """Forget the world, and the sets that were registered in it."""
+    def detach(self) -> None:
+        """Forget the world and the process sets that were registered in it."""
         for process_set in self.sets.values():
             process_set._group = None
             if process_set is not self:
@@ -122,14 +128,17 @@ global_process_set = World()
 def init(
     comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
-    """Join the other ranks of the job.
+    """Join the other ranks of the job, and register process sets.
+
+    Corresponds to `horovod.torch.init`.
 
     Parameters
     ----------
-    comm
-        An mpi4py communicator (build mode OMPI); by default all ranks of the launcher.
-    process_sets
-        Sets of ranks to register, the same list on all ranks; or "dynamic", which they always are.
+    comm : mpi4py communicator, optional
+        The ranks (only in build mode OMPI); by default all ranks of the launcher.
+    process_sets : sequence, optional
+        Process sets, or lists of ranks, to register. All ranks pass the same list. "dynamic" is
+        accepted and changes nothing, because sets can always be added later.
     """
     if isinstance(comm, (list, tuple)):
         raise TypeError(
@@ -138,7 +147,7 @@ def init(
         )
     group = world.init(comm=comm)
     if global_process_set._group is not group:
-        global_process_set.begin(group)
+        global_process_set.attach(group)
     if process_sets is None or isinstance(process_sets, str):
         return
     for process_set in process_sets:
@@ -147,47 +156,66 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the world; `init` makes a new one."""
+    """Leave the world. A later `init` joins a new one.
+
+    Corresponds to `horovod.torch.shutdown`.
+    """
     stop_timeline()
     world.shutdown()
-    global_process_set.end()
+    global_process_set.detach()
 
 
 def is_initialized() -> bool:
-    """Whether there is a world."""
+    """Return True if this process has joined a world and the world is not closed.
+
+    Corresponds to `horovod.torch.is_initialized`.
+    """
     return global_process_set._group is not None and not global_process_set._group.closed
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set of ranks; all ranks of the world call it alike."""
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    """Register a set of ranks and return it. All ranks of the world call it with the same set.
+
+    Corresponds to `horovod.torch.add_process_set`.
+
+    Parameters
+    ----------
+    process_set : ProcessSet or sequence of int
+        The set, or its ranks.
+    """
+    new_set = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     world = global_process_set.group
-    if made.process_set_id is not None:
+    if new_set.process_set_id is not None:
         raise ValueError(
-            f"hvd.add_process_set: expected a new set; got {made!r}, which is registered already. "
-            "Use it as it is."
+            f"hvd.add_process_set: expected a new set; got {new_set!r}, which is registered "
+            "already. Use it as it is."
         )
-    outside = [r for r in made.ranks if not 0 <= r < world.size]
-    if not made.ranks or outside:
+    outside = [r for r in new_set.ranks if not 0 <= r < world.size]
+    if not new_set.ranks or outside:
         raise ValueError(
-            f"hvd.add_process_set: expected ranks from 0 to {world.size - 1}; got {made.ranks}"
+            f"hvd.add_process_set: expected ranks from 0 to {world.size - 1}; got {new_set.ranks}"
         )
-    if any(other.ranks == made.ranks for other in global_process_set.sets.values()):
+    if any(other.ranks == new_set.ranks for other in global_process_set.sets.values()):
         raise ValueError(
             f"hvd.add_process_set: expected other ranks than those of the registered sets; got "
-            f"{made.ranks}. Use the set that has these ranks."
+            f"{new_set.ranks}. Use the set that has these ranks."
         )
     number = global_process_set.next_id
-    mine = 0 if world.rank in made.ranks else None
-    made._group = world.split(mine, name=f"process set {number}")
-    made.process_set_id = number
+    color = 0 if world.rank in new_set.ranks else None
+    new_set._group = world.split(color, name=f"process set {number}")
+    new_set.process_set_id = number
     global_process_set.next_id += 1
-    global_process_set.sets[number] = made
-    return made
+    global_process_set.sets[number] = new_set
+    return new_set
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a set; whether there was one. All ranks of the world call it alike."""
+    """Remove a set and return True; return False if it was not registered.
+
+    All ranks of the world call it with the same set.
+
+    Corresponds to `horovod.torch.remove_process_set`.
+    """
     number = process_set.process_set_id
     if not number or global_process_set.sets.get(number) is not process_set:
         return False
@@ -197,55 +225,82 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-def begun() -> World:
-    """The world, which `init` has made."""
+def initialized_world() -> World:
+    """Return the world; ValueError if `init` has not been called."""
     if not is_initialized():
-        raise ValueError(NOT_BEGUN)
+        raise ValueError(NOT_INITIALIZED)
     return global_process_set
 
 
 def rank() -> int:
-    """The number of this process in the world, from 0."""
+    """Return the rank of this process in the world, from 0.
+
+    Corresponds to `horovod.torch.rank`.
+    """
     return global_process_set.group.rank
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """Return the number of ranks in the world.
+
+    Corresponds to `horovod.torch.size`.
+    """
     return global_process_set.group.size
 
 
 def local_rank() -> int:
-    """The number of this process among those on this host."""
+    """Return the rank of this process among those of its host, from 0.
+
+    Corresponds to `horovod.torch.local_rank`.
+    """
     return global_process_set.group.local_rank
 
 
 def local_size() -> int:
-    """How many ranks this host has."""
+    """Return the number of ranks on this host.
+
+    Corresponds to `horovod.torch.local_size`.
+    """
     return global_process_set.group.local_size
 
 
 def cross_rank() -> int:
-    """Which of the hosts that have a rank of this local number is this one."""
-    return begun().across[0]
+    """Return the index of this host among the hosts that have a rank with this local rank.
+
+    Corresponds to `horovod.torch.cross_rank`.
+    """
+    return initialized_world().cross[0]
 
 
 def cross_size() -> int:
-    """How many hosts have a rank of this local number."""
-    return begun().across[1]
+    """Return the number of hosts that have a rank with this local rank.
+
+    Corresponds to `horovod.torch.cross_size`.
+    """
+    return initialized_world().cross[1]
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have equally many ranks."""
-    return begun().same_everywhere
+    """Return True if all hosts have the same number of ranks.
+
+    Corresponds to `horovod.torch.is_homogeneous`.
+    """
+    return initialized_world().has_equal_hosts
 
 
 def mpi_built() -> bool:
-    """Whether this build of ngd goes over MPI between hosts."""
+    """Return True if this build of ngd uses MPI between hosts.
+
+    Corresponds to `horovod.torch.mpi_built`.
+    """
     return calls.build_info()["mode"] == "OMPI"
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks of this job meet over MPI."""
+    """Return True if the ranks of this job communicate over MPI.
+
+    Corresponds to `horovod.torch.mpi_enabled`.
+    """
     return is_initialized() and global_process_set.group.communicator.name in (
         "mpi",
         "hierarchical",
@@ -253,17 +308,20 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call: they may, one after the other."""
+    """Return True if MPI is used: several threads may then call it, one after the other.
+
+    Corresponds to `horovod.torch.mpi_threads_supported`.
+    """
     return mpi_enabled()
 
 
 def absent() -> bool:
-    """False: ngd has no such transport."""
+    """Return False: ngd does not have this transport."""
     return False
 
 
 def absent_version() -> int:
-    """0: ngd has no such transport."""
+    """Return 0: ngd does not have this transport."""
     return 0
 
 
@@ -274,9 +332,18 @@ _timeline: AbstractContextManager[Any] | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what the ranks do, as `ngd.timeline` does; `stop_timeline` writes the file.
+    """Start to record a timeline, as `ngd.timeline` does. `stop_timeline` writes the file.
 
-    All ranks call both; rank 0 writes. There are no cycles to mark.
+    All ranks call both functions, and rank 0 writes the file.
+
+    Corresponds to `horovod.torch.start_timeline`.
+
+    Parameters
+    ----------
+    file_path : str
+        The file to write.
+    mark_cycles : bool
+        Ignored: ngd has no cycles.
     """
     global _timeline
     if _timeline is not None:
@@ -284,17 +351,20 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             "hvd.start_timeline: expected no recording; got one that runs. Call "
             "hvd.stop_timeline() first."
         )
-    began = timeline(file_path)
-    began.__enter__()
-    _timeline = began
+    recording = timeline(file_path)
+    recording.__enter__()
+    _timeline = recording
 
 
 def stop_timeline() -> None:
-    """End what `start_timeline` began, and write its file."""
+    """Stop the recording that `start_timeline` started, and write its file.
+
+    Corresponds to `horovod.torch.stop_timeline`.
+    """
     global _timeline
-    ending, _timeline = _timeline, None
-    if ending is not None:
-        ending.__exit__(None, None, None)
+    recording, _timeline = _timeline, None
+    if recording is not None:
+        recording.__exit__(None, None, None)
 
 
 __all__ = [

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives inside programs of JAX: in jax.jit, with gradients and vmap.
+"""Collectives in functions that JAX compiles, with gradients and vmap.
 
     import ngd.jax
 
     step = jax.jit(lambda w, x: w - 0.1 * ngd.jax.all_reduce(jax.grad(loss)(w, x), op="mean"))
 
-Each rank is a process with one CPU device; jax.distributed is not needed. Arrays are those of
-ngd's collectives (docs/collectives.md), or trees of them; every rank traces the same program. A
-call is one of XLA's foreign function interface: no copy, no Python while the program runs.
+Each rank is a process with one CPU device; jax.distributed is not needed. The operands are arrays
+as in ngd's collectives (docs/collectives.md), or trees of arrays. Every rank traces the same
+program. A call is a custom call of XLA's foreign function interface. It copies no array and runs no
+Python while the program runs.
 
-In one function the calls run in the order of the program: each takes a token from the one before,
-which needs nothing of the user. Calls of functions that were compiled apart, or of bodies of loops,
-have that order as long as their operands do; another order is an error on all ranks. JAX drops a
-call whose result nobody reads: all ranks have to read it, or none.
+In one compiled function, the calls run in the order of the program, because each call takes a token
+from the call before it. The token is not part of this API. Calls in separately compiled functions,
+or in the bodies of loops, have the order that their operands require. If the order differs between
+ranks, all ranks raise an error. JAX drops a call whose result is not used, so all ranks must use
+the result, or none.
 
-With async_op=True another thread of the process makes the calls. XLA continues with computations
+With `async_op=True`, another thread of the process makes the call. XLA continues with computations
 that do not need the result, while the call waits for the other ranks.
 """
 
@@ -43,20 +45,21 @@ from ..errors import DTypeError, GradientError, ShapeError
 from ..ops.collectives.checks import expect_reduction, expect_rows
 
 Tree: TypeAlias = Any
-"""An array of JAX, or a tree of them."""
+"""An array of JAX, or a tree of arrays."""
 
 TARGET: Final = "ngd_collective"
+"""The name of the custom call in XLA programs."""
 LINEAR: Final = ("none", "sum", "mean")
-"""The ops that have a gradient."""
+"""The reductions that have a gradient."""
 
 _groups: Final[list[Group]] = []
-"""Those that compiled programs may call, by their numbers; they are kept."""
+"""The groups that compiled programs may call, by their number. They are never released."""
 
 
 def number_of(group: Group) -> int:
-    """What programs call a group."""
-    for number, known in enumerate(_groups):
-        if known is group:
+    """Return the number by which compiled programs refer to a group."""
+    for number, registered in enumerate(_groups):
+        if registered is group:
             return number
     number = group.communicator.register_for_xla()
     assert number == len(_groups), "programs know groups by their place in this list"
@@ -65,87 +68,93 @@ def number_of(group: Group) -> int:
 
 
 collective_p: Final = Primitive("ngd_collective")
-"""Of one array; params: kind, op, root, group, asynchronous, site."""
+"""The primitive of a collective on one array. Params: kind, op, root, group, asynchronous, site."""
 send_p: Final = Primitive("ngd_send")
-"""Gives a scalar for an array. Its second operand is what shall have been computed before.
+"""The primitive of a send. It takes an array and returns a scalar.
 
-Params: root (who receives), tag, group, asynchronous, site.
-"""
+The second operand is a value that must be computed before the send. Params: root (the receiving
+rank), tag, group, asynchronous, site."""
 recv_p: Final = Primitive("ngd_recv")
-"""Gives an array for a scalar; second operand and params as of send_p, and shape, dtype."""
+"""The primitive of a receive. It takes a scalar and returns an array.
+
+The second operand and the params are those of send_p, and shape and dtype."""
 
 
 def operand(x: Any, where: str) -> Any:
-    """An array that may travel."""
+    """Return `x` as an array of JAX; DTypeError if ngd cannot send its dtype."""
     x = jnp.asarray(x)
     if np.dtype(x.dtype) not in ALL:
         raise DTypeError(f"{where}: expected numbers or booleans; got {x.dtype}")
     return x
 
 
-def collective(
+def bind_collective(
     x: Any, kind: Kind, op: str, group: Group | None, root: int, asynchronous: bool
 ) -> Any:
-    """One call of one array."""
+    """Check the arguments of a collective on one array, and bind its primitive."""
     where = f"ngd.jax.{kind.name}"
     ranks, x = chosen(group), operand(x, where)
-    given = Type(np.dtype(x.dtype), x.shape)
+    operand_type = Type(np.dtype(x.dtype), x.shape)
     if kind.reduces:
-        expect_reduction(where, op, given)
+        expect_reduction(where, op, operand_type)
     if kind.rooted:
         root = check_root(root, ranks.size, where)
     if kind.gives != "whole":
-        expect_rows(where, given)
+        expect_rows(where, operand_type)
     if kind.gives == "blocks":
         block_rows(x.shape, ranks.size, where)
-    how = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
-    return collective_p.bind(x, **how, asynchronous=bool(asynchronous), site=call_site())
+    params = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
+    return collective_p.bind(x, **params, asynchronous=bool(asynchronous), site=call_site())
 
 
-def between_two(
+def point_to_point_params(
     call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
 ) -> dict[str, Any]:
-    """Return the parameters of send_p and recv_p that describe the other rank."""
+    """Return the params of send_p and recv_p that describe the other rank."""
     where, ranks = f"ngd.jax.{call}", chosen(group)
     other = check_other_rank(other, ranks.rank, ranks.size, where, name)
-    how = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
-    return {**how, "asynchronous": bool(asynchronous), "site": call_site()}
+    params = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
+    return {**params, "asynchronous": bool(asynchronous), "site": call_site()}
 
 
-def abstract(x: Any, *, kind: str, group: int, **_: Any) -> Any:
-    """The result's type."""
+def result_aval(x: Any, *, kind: str, group: int, **_: Any) -> Any:
+    """Return the shape and dtype of the result of a collective."""
     rows = [KINDS[kind].rows(n, _groups[group].size) for n in x.shape[:1]]
     return jax.core.ShapedArray((*rows, *x.shape[1:]), x.dtype)
 
 
 @functools.cache
-def compiled(primitive: Primitive, **how: Any) -> Any:
-    """A program of one call."""
-    return jax.jit(functools.partial(primitive.bind, **how))
+def compiled_call(primitive: Primitive, **params: Any) -> Any:
+    """Return a compiled function that only runs one primitive."""
+    return jax.jit(functools.partial(primitive.bind, **params))
 
 
-def run(primitive: Primitive, *operands: Any, **how: Any) -> Any:
-    """Outside of jax.jit."""
-    return compiled(primitive, **how)(*operands)
+def run(primitive: Primitive, *operands: Any, **params: Any) -> Any:
+    """Run a primitive outside of jax.jit."""
+    return compiled_call(primitive, **params)(*operands)
 
 
 def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers: int) -> Any:
-    """A call that takes the token of the one before in its block, and gives its own."""
+    """Lower a primitive to a custom call.
+
+    In each block of the program, the custom call takes the token of the custom call before it and
+    returns a token for the next one.
+    """
     register()
     token = jax.core.ShapedArray((), np.dtype(np.int32))
-    of_x, (of_result,) = ctx.avals_in[0], ctx.avals_out
-    with_tokens = ctx.replace(avals_in=[of_x, token], avals_out=[of_result, token])
-    same = KINDS[kind].gives == KINDS[kind].gets == "whole"
+    operand_aval, (output_aval,) = ctx.avals_in[0], ctx.avals_out
+    token_context = ctx.replace(avals_in=[operand_aval, token], avals_out=[output_aval, token])
+    is_in_place = KINDS[kind].gives == KINDS[kind].gets == "whole"
     rule = ffi.ffi_lowering(
-        TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if same else {1: 1}
+        TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if is_in_place else {1: 1}
     )
     attrs = {name: np.int64(number) for name, number in numbers.items()}
-    result, _ = rule(with_tokens, x, last_token(), kind=kind, op=op, site=site, **attrs)
+    result, _ = rule(token_context, x, last_token(), kind=kind, op=op, site=site, **attrs)
     return [result]
 
 
 def last_token() -> Any:
-    """What the last call in the block that is being written has given; else a first token."""
+    """Return the token of the last call in the block that is being built, or a new token."""
     block = mlir.ir.InsertionPoint.current.block
     for operation in reversed(list(block.operations)):
         if operation.operation.name == "stablehlo.custom_call":
@@ -157,128 +166,141 @@ def last_token() -> Any:
 
 @functools.cache
 def register() -> None:
-    """Tell XLA where the handler is."""
+    """Register ngd's handler of the custom call in XLA."""
     handler = ctypes.CFUNCTYPE(None)(_core.xla_handler())
     ffi.register_ffi_target(TARGET, ffi.pycapsule(handler), platform="cpu")
 
 
-def of_tangents(primals: Any, tangents: Any, **how: Any) -> Any:
-    """The same call, of the tangent."""
-    if how["op"] not in LINEAR:
+def jvp_collective(primals: Any, tangents: Any, **params: Any) -> Any:
+    """Run a collective, and the same collective on the tangent."""
+    if params["op"] not in LINEAR:
         raise GradientError(
-            f"ngd.jax.{how['kind']}: expected op='sum' or 'mean' to differentiate; got "
-            f"op={how['op']!r}, which has no gradient. Use jax.lax.stop_gradient on its operand."
+            f"ngd.jax.{params['kind']}: expected op='sum' or 'mean' to differentiate; got "
+            f"op={params['op']!r}, which has no gradient. Use jax.lax.stop_gradient on its operand."
         )
     (x,), (tangent,) = primals, tangents
-    result = collective_p.bind(x, **how)
+    result = collective_p.bind(x, **params)
     if type(tangent) is ad.Zero:
         return result, ad.Zero.from_primal_value(result)
-    return result, collective_p.bind(tangent, **how)
+    return result, collective_p.bind(tangent, **params)
 
 
-def transposed(upstream: Any, x: Any, *, kind: str, op: str, **how: Any) -> Any:
-    """The gradient of the sum of all ranks' results."""
+def transpose_collective(upstream: Any, x: Any, *, kind: str, op: str, **params: Any) -> Any:
+    """Return the gradient of the sum of all ranks' results.
+
+    docs/adr/0003-gradient-of-all-reduce.md has the table of adjoints.
+    """
     if type(upstream) is ad.Zero:
         return [ad.Zero(x.aval)]
-    group = _groups[how["group"]]
+    group = _groups[params["group"]]
     if kind in ("all_reduce", "all_to_all"):
-        return [collective_p.bind(upstream, kind=kind, op=op, **how)]
+        return [collective_p.bind(upstream, kind=kind, op=op, **params)]
     if kind == "all_gather":
-        return [collective_p.bind(upstream, kind="reduce_scatter", op="sum", **how)]
+        return [collective_p.bind(upstream, kind="reduce_scatter", op="sum", **params)]
     if kind == "reduce_scatter":
-        gathered = collective_p.bind(upstream, kind="all_gather", op="none", **how)
+        gathered = collective_p.bind(upstream, kind="all_gather", op="none", **params)
         return [gathered / group.size if op == "mean" else gathered]
-    total = collective_p.bind(upstream, kind="all_reduce", op="sum", **how)
-    mine = np.bool_(group.rank == how["root"])  # JAX would drop a call whose result nobody reads
-    return [jnp.where(mine, total, jnp.zeros_like(total))]
+    total = collective_p.bind(upstream, kind="all_reduce", op="sum", **params)
+    # All ranks use `total`, because JAX drops a call whose result is not used.
+    is_root = np.bool_(group.rank == params["root"])
+    return [jnp.where(is_root, total, jnp.zeros_like(total))]
 
 
-def batched(operands: Any, axes: Any, **how: Any) -> Any:
-    """One call for a batch, whose axis goes to the end where the first one counts."""
+def batch_collective(operands: Any, axes: Any, **params: Any) -> Any:
+    """Run one collective on a batch.
+
+    If the first axis has a meaning for the collective, the batch axis becomes the last axis.
+    """
     (x,), (axis,) = operands, axes
-    if KINDS[how["kind"]].gives == "whole":
-        return collective_p.bind(x, **how), axis
-    result = collective_p.bind(jnp.moveaxis(x, axis, -1), **how)
+    if KINDS[params["kind"]].gives == "whole":
+        return collective_p.bind(x, **params), axis
+    result = collective_p.bind(jnp.moveaxis(x, axis, -1), **params)
     return result, result.ndim - 1
 
 
-def of_exchanged(primitive: Primitive, primals: Any, tangents: Any, **how: Any) -> Any:
-    """The same call, of the tangent; it rests on the first one, which JAX would else drop."""
-    result = primitive.bind(*primals, **how)
+def jvp_exchange(primitive: Primitive, primals: Any, tangents: Any, **params: Any) -> Any:
+    """Run a send or a receive, and the same call on the tangent.
+
+    The second call depends on the result of the first one, which JAX would otherwise drop.
+    """
+    result = primitive.bind(*primals, **params)
     if type(tangents[0]) is ad.Zero:
         return result, ad.Zero.from_primal_value(result)
-    return result, primitive.bind(tangents[0], result, **how)
+    return result, primitive.bind(tangents[0], result, **params)
 
 
-def received_back(token: Any, x: Any, before: Any, **how: Any) -> Any:
-    """The gradient of what was sent, which the other rank sends."""
+def transpose_send(token: Any, x: Any, before: Any, **params: Any) -> Any:
+    """Receive the gradient of the array that was sent; the other rank sends it."""
     if type(token) is ad.Zero:
         return [ad.Zero(x.aval), None]
-    return [recv_p.bind(token, before, shape=x.aval.shape, dtype=x.aval.dtype, **how), None]
+    return [recv_p.bind(token, before, shape=x.aval.shape, dtype=x.aval.dtype, **params), None]
 
 
-def sent_back(upstream: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **how: Any) -> Any:
-    """Sends the gradient of what was received; the token is the gradient of `after`."""
+def transpose_recv(
+    upstream: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **params: Any
+) -> Any:
+    """Send the gradient of the array that was received; its token is the gradient of `after`."""
     if type(upstream) is ad.Zero:
         return [ad.Zero(after.aval), None]
-    return [send_p.bind(upstream, before, **how).astype(after.aval.dtype), None]
+    return [send_p.bind(upstream, before, **params).astype(after.aval.dtype), None]
 
 
-def batch_of(operands: Any, axes: Any) -> int:
-    """How many there are."""
-    of_both = zip(operands, axes, strict=True)
-    return int(next(x.shape[axis] for x, axis in of_both if axis is not None))
+def batch_size(operands: Any, axes: Any) -> int:
+    """Return the size of the batch axis."""
+    pairs = zip(operands, axes, strict=True)
+    return int(next(x.shape[axis] for x, axis in pairs if axis is not None))
 
 
-def batch_sent(operands: Any, axes: Any, **how: Any) -> Any:
-    """One send for a batch: its axis is the first, as the other rank expects."""
-    count, (x, before), axis = batch_of(operands, axes), operands, axes[0]
-    of_all = (count, *x.shape)
-    x = jnp.broadcast_to(x, of_all) if axis is None else jnp.moveaxis(x, axis, 0)
-    return jnp.broadcast_to(send_p.bind(x, before, **how), (count,)), 0
+def batch_send(operands: Any, axes: Any, **params: Any) -> Any:
+    """Send a batch in one call, with the batch axis as the first axis."""
+    count, (x, before), axis = batch_size(operands, axes), operands, axes[0]
+    batch_shape = (count, *x.shape)
+    x = jnp.broadcast_to(x, batch_shape) if axis is None else jnp.moveaxis(x, axis, 0)
+    return jnp.broadcast_to(send_p.bind(x, before, **params), (count,)), 0
 
 
-def batch_received(operands: Any, axes: Any, *, shape: Any, **how: Any) -> Any:
-    """One receive for a batch."""
+def batch_recv(operands: Any, axes: Any, *, shape: Any, **params: Any) -> Any:
+    """Receive a batch in one call."""
     after, before = operands
-    shape = (batch_of(operands, axes), *shape)
-    return recv_p.bind(after.sum(), before, shape=shape, **how), 0
+    shape = (batch_size(operands, axes), *shape)
+    return recv_p.bind(after.sum(), before, shape=shape, **params), 0
 
 
-def lower_send(ctx: Any, x: Any, before: Any, **how: Any) -> Any:
-    """`before` is in the order that tokens keep."""
-    return lower(ctx, x, kind="send", **how)
+def lower_send(ctx: Any, x: Any, before: Any, **params: Any) -> Any:
+    """Lower `send`. The tokens keep the order, so `before` is not needed in the program."""
+    return lower(ctx, x, kind="send", **params)
 
 
-def lower_recv(ctx: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **how: Any) -> Any:
-    """As lower_send; the result's type says what is received."""
-    return lower(ctx, after, kind="recv", **how)
+def lower_recv(ctx: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **params: Any) -> Any:
+    """Lower `recv`. The type of the result gives the shape and dtype to receive."""
+    return lower(ctx, after, kind="recv", **params)
 
 
 def define(primitive: Primitive, lowering: Any) -> None:
-    """What JAX calls outside of programs, and where it writes one."""
+    """Register how JAX runs a primitive outside of programs, and how it lowers the primitive."""
     primitive.def_impl(functools.partial(run, primitive))
-    mlir.register_lowering(primitive, lowering, platform="cpu", cacheable=False)  # tokens differ
+    # A cached lowering would reuse the token of another call.
+    mlir.register_lowering(primitive, lowering, platform="cpu", cacheable=False)
 
 
 define(collective_p, lower)
 define(send_p, lower_send)
 define(recv_p, lower_recv)
-collective_p.def_abstract_eval(abstract)
+collective_p.def_abstract_eval(result_aval)
 send_p.def_abstract_eval(lambda x, _, **__: jax.core.ShapedArray((), x.dtype))
 recv_p.def_abstract_eval(lambda *_, shape, dtype, **__: jax.core.ShapedArray(shape, dtype))
-ad.primitive_jvps[collective_p] = of_tangents
-ad.primitive_jvps[send_p] = functools.partial(of_exchanged, send_p)
-ad.primitive_jvps[recv_p] = functools.partial(of_exchanged, recv_p)
-ad.primitive_transposes[collective_p] = transposed
-ad.primitive_transposes[send_p] = received_back
-ad.primitive_transposes[recv_p] = sent_back
-batching.primitive_batchers[collective_p] = batched
-batching.primitive_batchers[send_p] = batch_sent
-batching.primitive_batchers[recv_p] = batch_received
+ad.primitive_jvps[collective_p] = jvp_collective
+ad.primitive_jvps[send_p] = functools.partial(jvp_exchange, send_p)
+ad.primitive_jvps[recv_p] = functools.partial(jvp_exchange, recv_p)
+ad.primitive_transposes[collective_p] = transpose_collective
+ad.primitive_transposes[send_p] = transpose_send
+ad.primitive_transposes[recv_p] = transpose_recv
+batching.primitive_batchers[collective_p] = batch_collective
+batching.primitive_batchers[send_p] = batch_send
+batching.primitive_batchers[recv_p] = batch_recv
 
 
-def each(
+def map_tree(
     tree: Tree,
     name: str,
     group: Group | None,
@@ -287,62 +309,135 @@ def each(
     op: str = "none",
     root: int = 0,
 ) -> Tree:
-    """A call for each array of a tree."""
+    """Run a collective on each array of a tree."""
     kind = KINDS[name]
-    return jax.tree.map(lambda x: collective(x, kind, op, group, root, asynchronous), tree)
+    return jax.tree.map(lambda x: bind_collective(x, kind, op, group, root, asynchronous), tree)
 
 
 def all_reduce(x: Tree, *, op: str, async_op: bool = False, group: Group | None = None) -> Tree:
     """Reduce over the ranks, element by element; every rank gets the result.
 
+    Corresponds to `jax.lax.psum` (op "sum"), `pmean`, `pmin` and `pmax`.
+
     Parameters
     ----------
-    x
-        An array of one shape and dtype on all ranks, or a tree of them.
-    op
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks.
+    op : str
         "sum", "mean", "min", "max" or "prod". The last three have no gradient.
-    async_op
+    async_op : bool
         If True, XLA continues with work that does not need the result. Ranks may differ in this.
-    group
+    group : Group, optional
         The ranks; by default the world.
     """
-    return each(x, "all_reduce", group, async_op, op=op)
+    return map_tree(x, "all_reduce", group, async_op, op=op)
 
 
 def reduce_scatter(x: Tree, *, op: str, async_op: bool = False, group: Group | None = None) -> Tree:
-    """Reduce over the ranks, and give rank r the r-th part of the first axis."""
-    return each(x, "reduce_scatter", group, async_op, op=op)
+    """Reduce over the ranks, and give rank r the r-th block of the first axis.
+
+    Corresponds to `jax.lax.psum_scatter` with `tiled=True`. The gradient is an all_gather.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks. The number of ranks must divide the
+        first axis.
+    op : str
+        "sum", "mean", "min", "max" or "prod". The last three have no gradient.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
+    """
+    return map_tree(x, "reduce_scatter", group, async_op, op=op)
 
 
 def all_gather(x: Tree, *, async_op: bool = False, group: Group | None = None) -> Tree:
-    """Join the ranks' arrays, of one shape, along the first axis."""
-    return each(x, "all_gather", group, async_op)
+    """Concatenate the ranks' arrays, which have the same shape, along the first axis.
+
+    Corresponds to `jax.lax.all_gather` with `tiled=True`. The gradient is a reduce_scatter.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
+    """
+    return map_tree(x, "all_gather", group, async_op)
 
 
 def broadcast(
     x: Tree, root: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Tree:
-    """Give every rank the root's array; each gives one of its shape and dtype."""
-    return each(x, "broadcast", group, async_op, root=root)
+    """Return the array of rank `root` on all ranks.
+
+    The gradient is the sum of all ranks' gradients on the root, and zero on the other ranks.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The arrays to send. The other ranks pass arrays of the same shapes and dtypes.
+    root : int
+        The rank that sends.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
+    """
+    return map_tree(x, "broadcast", group, async_op, root=root)
 
 
 def all_to_all(x: Tree, *, async_op: bool = False, group: Group | None = None) -> Tree:
-    """Send rank r the r-th part of the first axis, and receive the parts from all ranks."""
-    return each(x, "all_to_all", group, async_op)
+    """Send rank r the r-th block of the first axis, and concatenate the received blocks.
+
+    Corresponds to `jax.lax.all_to_all` with `tiled=True`. The gradient is an all_to_all.
+
+    Parameters
+    ----------
+    x : array or tree of arrays
+        The operand, of the same shapes and dtypes on all ranks. The number of ranks must divide the
+        first axis.
+    async_op : bool
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
+    group : Group, optional
+        The ranks; by default the world.
+    """
+    return map_tree(x, "all_to_all", group, async_op)
 
 
 def send(
     x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Give an array to rank `to`, whose recv takes it. The result is a token.
+    """Send an array to rank `to`, which receives it by `recv`. Return a token.
 
-    The token is a scalar 0 of x's dtype, which is there when x has been taken. Nothing is sent
-    unless somebody reads it: return it, or add it to the loss, which is then differentiated through
-    the other rank; see recv. Between two ranks the order of sends is that of receives; the tag, the
-    dtype and the number of elements are compared.
+    The token is a scalar 0 of the dtype of `x`. It is computed when the array has been received.
+    Nothing is sent unless the token is used: return it, or add it to the loss. If the token is part
+    of the loss, the gradient flows through the other rank; see `recv`. A rank receives arrays in
+    the order in which the other rank sends them. The ranks compare the tag, the dtype and the
+    number of elements.
+
+    Parameters
+    ----------
+    x : array
+        The array.
+    to : int
+        The rank that receives it.
+    tag : int
+        A number that both ranks pass.
+    async_op : bool
+        If True, XLA continues with work that does not need the result.
+    group : Group, optional
+        The ranks; by default the world.
     """
-    x, how = operand(x, "ngd.jax.send"), between_two("send", "to", to, tag, group, async_op)
-    return send_p.bind(x, np.int32(0), **how)
+    x, params = (
+        operand(x, "ngd.jax.send"),
+        point_to_point_params("send", "to", to, tag, group, async_op),
+    )
+    return send_p.bind(x, np.int32(0), **params)
 
 
 def recv(
@@ -355,11 +450,30 @@ def recv(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Receive an array of this shape and dtype that rank `source` sends.
+    """Receive an array of this shape and dtype from rank `source`.
 
-    `after` is a scalar that is computed before; its value is not looked at. Its gradient is the
-    token of the send that gives the gradient of what was received back to `source`. So a rank whose
-    loss rests on what it received differentiates by `after`, too, and reads that token:
+    Parameters
+    ----------
+    source : int
+        The rank that sends the array.
+    tag : int
+        A number that both ranks pass.
+    shape : int or sequence of int
+        The shape of the array.
+    dtype : dtype
+        The dtype of the array.
+    after : scalar, optional
+        A value that is computed before the receive. The value itself is ignored.
+    async_op : bool
+        If True, XLA continues with work that does not need the result.
+    group : Group, optional
+        The ranks; by default the world.
+
+    Notes
+    -----
+    The gradient of `after` is the token of the send that returns the gradient of the array to
+    `source`. A rank whose loss depends on a received array must therefore also differentiate by
+    `after`, and use this token:
 
         # rank 0
         loss = lambda w: send(tanh(x @ w), 1)
@@ -373,17 +487,18 @@ def recv(
         gv, token = jax.grad(loss, (0, 1))(v, 0.0)
     """
     where = "ngd.jax.recv"
-    wanted = as_dtype(dtype, where)
-    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+    wanted_dtype = as_dtype(dtype, where)
+    if jax.dtypes.canonicalize_dtype(wanted_dtype) != wanted_dtype:
         raise DTypeError(
-            f"{where}: expected a dtype that JAX has enabled; got {wanted}. Set jax_enable_x64."
+            f"{where}: expected a dtype that JAX has enabled; got {wanted_dtype}. "
+            "Set jax_enable_x64."
         )
-    after = jnp.zeros((), wanted) if after is None else jnp.asarray(after)
+    after = jnp.zeros((), wanted_dtype) if after is None else jnp.asarray(after)
     if after.ndim:
         raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")
-    how = between_two("recv", "source", source, tag, group, async_op)
-    how |= {"shape": lengths(shape, where, wanted.itemsize), "dtype": wanted}
-    return recv_p.bind(after, np.int32(0), **how)
+    params = point_to_point_params("recv", "source", source, tag, group, async_op)
+    params |= {"shape": lengths(shape, where, wanted_dtype.itemsize), "dtype": wanted_dtype}
+    return recv_p.bind(after, np.int32(0), **params)
 
 
 __all__ = [

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paddle.distributed's names for PaddlePaddle's tensors on the CPU.
+"""The API of `paddle.distributed` for PaddlePaddle's CPU tensors, on ngd's collectives.
 
     import ngd.paddle as dist
 
     dist.init_parallel_env()
     model = dist.DataParallel(model)
 
-docs/paddle.md tells what it does and what it does not.
+docs/paddle.md lists the supported functions and the differences.
 """
 
 from .._util.links import page_url as _page_url

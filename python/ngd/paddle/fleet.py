@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of Paddle's Fleet data-parallel training needs.
+"""The part of Paddle's Fleet API that data-parallel training needs.
 
 from ngd.paddle import fleet
 
@@ -22,19 +22,21 @@ from . import operations, world
 from .objects import gathered
 from .parallel import DataParallel
 
-SERVED: Final = {
+SUPPORTED: Final = {
     "find_unused_parameters",
     "fuse_grad_size_in_MB",
     "last_comm_group_size_MB",
     "hybrid_configs",
 }
-"""The switches of a strategy that have a meaning here."""
-IN_PARTS: Final = ("mp_degree", "pp_degree", "sharding_degree", "sep_degree")
+"""The settings of a strategy that have an effect."""
+MODEL_PARALLEL_DEGREES: Final = ("mp_degree", "pp_degree", "sharding_degree", "sep_degree")
+"""The settings of `hybrid_configs` that divide a model among ranks; they must be 1."""
 MODES: Final = ("sum", "mean", "max", "min")
+"""The reductions of `all_reduce`."""
 
 
 class _State:
-    """What `init` has been told, and has found."""
+    """The strategy that `init` was given, and the host of each rank."""
 
     def __init__(self) -> None:
         self.strategy: Any = None
@@ -52,32 +54,34 @@ def init(
 ) -> None:
     """Join the other ranks of the job.
 
+    Corresponds to `paddle.distributed.fleet.init`.
+
     Parameters
     ----------
-    role_maker
-        None, or one that was made with is_collective=True.
-    is_collective
-        True: there are no servers.
-    strategy
-        Switches; one that has no meaning here is refused by name.
-    log_level
-        Nothing is logged.
+    role_maker : RoleMaker, optional
+        None, or a role maker that was created with is_collective=True.
+    is_collective : bool
+        It must be True, except with such a role maker: ngd has no parameter servers.
+    strategy : DistributedStrategy, optional
+        The settings. A setting without an effect must have its default.
+    log_level : int or str
+        Ignored: nothing is logged.
 
     Raises
     ------
     NotImplementedError
-        Servers, or a switch, that are not here.
+        The call asks for parameter servers, or changes a setting without an effect.
     """
     if not (is_collective or getattr(role_maker, "_is_collective", False)):
-        no_servers("fleet.init: is_collective: expected True")
+        raise_no_servers("fleet.init: is_collective: expected True")
     ranks = world.init_parallel_env()
-    expect_served(strategy, "fleet.init", ranks.nranks)
+    expect_supported(strategy, "fleet.init", ranks.nranks)
     _state.strategy = strategy
     _state.hosts = gathered(ranks.group, socket.gethostname(), call_site())
 
 
-def expect_served(strategy: Any, where: str, size: int) -> None:
-    """Refuse a switch that was turned and has no meaning here."""
+def expect_supported(strategy: Any, where: str, size: int) -> None:
+    """Raise if a setting that has no effect differs from its default."""
     if strategy is None:
         return
     if not isinstance(strategy, DistributedStrategy):
@@ -85,16 +89,16 @@ def expect_served(strategy: Any, where: str, size: int) -> None:
             f"{where}: strategy: expected a fleet.DistributedStrategy; got "
             f"{type(strategy).__name__}"
         )
-    given, usual = strategy.strategy, DistributedStrategy().strategy
+    given, default = strategy.strategy, DistributedStrategy().strategy
     names = [field.name for field in given.DESCRIPTOR.fields]
-    turned = [n for n in names if getattr(given, n) != getattr(usual, n) and n not in SERVED]
-    if turned:
+    changed = [n for n in names if getattr(given, n) != getattr(default, n) and n not in SUPPORTED]
+    if changed:
         raise NotImplementedError(
-            f"{where}: strategy: expected only {', '.join(sorted(SERVED))}; got "
-            f"{', '.join(turned)}. Remove the others."
+            f"{where}: strategy: expected only {', '.join(sorted(SUPPORTED))}; got "
+            f"{', '.join(changed)}. Remove the others."
         )
     hybrid = strategy.hybrid_configs
-    parts = [name for name in IN_PARTS if hybrid.get(name, 1) > 1]
+    parts = [name for name in MODEL_PARALLEL_DEGREES if hybrid.get(name, 1) > 1]
     if parts or hybrid["dp_degree"] not in (-1, size):
         raise NotImplementedError(
             f"{where}: strategy: hybrid_configs: expected dp_degree {size} or -1, and the others "
@@ -102,8 +106,8 @@ def expect_served(strategy: Any, where: str, size: int) -> None:
         )
 
 
-def begun() -> world.Group:
-    """The world that `init` has joined."""
+def expect_initialized() -> world.Group:
+    """Return the world that `init` has joined; RuntimeError if `init` has not been called."""
     if not _state.hosts or not world.is_initialized():
         raise RuntimeError(
             "ngd.paddle.fleet: expected an initialized fleet; got none. Call "
@@ -113,8 +117,13 @@ def begun() -> world.Group:
 
 
 def distributed_model(model: Any) -> Any:
-    """The layer as a DataParallel, as the strategy says; where there is one rank, the layer."""
-    if begun().nranks == 1:
+    """Return the layer as a DataParallel with the settings of the strategy.
+
+    If there is only one rank, the layer itself is returned.
+
+    Corresponds to `paddle.distributed.fleet.distributed_model`.
+    """
+    if expect_initialized().nranks == 1:
         return model
     strategy = _state.strategy or DistributedStrategy()
     return DataParallel(
@@ -126,91 +135,131 @@ def distributed_model(model: Any) -> Any:
 
 
 def distributed_optimizer(optimizer: Any, strategy: DistributedStrategy | None = None) -> Any:
-    """The optimizer: the gradients of a `distributed_model` are averaged before it sees them."""
-    expect_served(strategy, "fleet.distributed_optimizer", begun().nranks)
+    """Return the optimizer itself.
+
+    The gradients of a `distributed_model` are averaged before the optimizer reads them. A strategy
+    replaces that of `init`.
+
+    Corresponds to `paddle.distributed.fleet.distributed_optimizer`.
+    """
+    expect_supported(strategy, "fleet.distributed_optimizer", expect_initialized().nranks)
     if strategy is not None:
         _state.strategy = strategy
     return optimizer
 
 
 def worker_index() -> int:
-    """The number of this process in the world."""
-    return begun().rank
+    """Return the rank of this process in the world.
+
+    Corresponds to `paddle.distributed.fleet.worker_index`.
+    """
+    return expect_initialized().rank
 
 
 def worker_num() -> int:
-    """How many ranks there are."""
-    return begun().nranks
+    """Return the number of ranks in the world.
+
+    Corresponds to `paddle.distributed.fleet.worker_num`.
+    """
+    return expect_initialized().nranks
 
 
 rank, nranks, world_size = worker_index, worker_num, worker_num
 
 
 def is_first_worker() -> bool:
-    """Whether this is rank 0."""
+    """Return True on rank 0.
+
+    Corresponds to `paddle.distributed.fleet.is_first_worker`.
+    """
     return worker_index() == 0
 
 
 def is_worker() -> bool:
-    """True: all ranks are."""
-    begun()
+    """Return True: every rank is a worker.
+
+    Corresponds to `paddle.distributed.fleet.is_worker`.
+    """
+    expect_initialized()
     return True
 
 
 def is_server() -> bool:
-    """False: there are none."""
-    begun()
+    """Return False: there are no parameter servers.
+
+    Corresponds to `paddle.distributed.fleet.is_server`.
+    """
+    expect_initialized()
     return False
 
 
 def server_num() -> int:
-    """0: there are none."""
-    begun()
+    """Return 0: there are no parameter servers.
+
+    Corresponds to `paddle.distributed.fleet.server_num`.
+    """
+    expect_initialized()
     return 0
 
 
 def local_rank() -> int:
-    """The number of this process among those of its host."""
-    return begun().group.local_rank
+    """Return the rank of this process among those of its host.
+
+    Corresponds to `paddle.distributed.fleet.local_rank`.
+    """
+    return expect_initialized().group.local_rank
 
 
 def node_num() -> int:
-    """How many hosts there are."""
-    begun()
+    """Return the number of hosts.
+
+    Corresponds to `paddle.distributed.fleet.node_num`.
+    """
+    expect_initialized()
     return len(set(_state.hosts))
 
 
 def worker_endpoints(to_string: bool = False) -> Any:
-    """The ranks as "HOST:RANK", in a list or joined by commas; nobody listens there."""
-    begun()
+    """Return the ranks as "HOST:RANK", in a list or joined by commas.
+
+    No process listens at these addresses.
+
+    Corresponds to `paddle.distributed.fleet.worker_endpoints`.
+    """
+    expect_initialized()
     names = [f"{host}:{number}" for number, host in enumerate(_state.hosts)]
     return ",".join(names) if to_string else names
 
 
 def barrier_worker() -> None:
-    """Return when every rank has come."""
-    begun()
+    """Wait until every rank has called this function.
+
+    Corresponds to `paddle.distributed.fleet.barrier_worker`.
+    """
+    expect_initialized()
     operations.barrier()
 
 
 def all_reduce(input: Any, mode: str = "sum") -> Any:
-    """The reduction of numbers, or of an array, over the ranks, as a NumPy array.
+    """Return the reduction of a value over the ranks, as a NumPy array.
+
+    Corresponds to `paddle.distributed.fleet.utils.all_reduce`.
 
     Parameters
     ----------
-    input
-        A number, an array, or a tensor.
-    mode
-        "sum", "mean" of floats, "max" or "min".
+    input : number, array or tensor
+        The operand.
+    mode : str
+        "sum", "mean" (of floats), "max" or "min".
     """
     if mode not in MODES:
         raise ValueError(f"fleet.all_reduce: mode: expected {', '.join(MODES)}; got {mode!r}")
     given = input.numpy() if isinstance(input, paddle.Tensor) else np.asarray(input)
-    return begun().group.all_reduce(given, op=mode, site=call_site())
+    return expect_initialized().group.all_reduce(given, op=mode, site=call_site())
 
 
-def no_servers(what: str) -> NoReturn:
-    """Refuse what needs parameter servers."""
+def raise_no_servers(what: str) -> NoReturn:
+    """Raise NotImplementedError for a call that needs parameter servers."""
     raise NotImplementedError(
         f"{what}: expected collective training; got a call for parameter servers, which "
         "ngd.paddle does not have. Use fleet.init(is_collective=True) and DataParallel."
@@ -218,20 +267,20 @@ def no_servers(what: str) -> NoReturn:
 
 
 def init_worker(*_: Any, **__: Any) -> NoReturn:
-    """Not here: there are no servers."""
-    no_servers("fleet.init_worker")
+    """Raise NotImplementedError: there are no parameter servers."""
+    raise_no_servers("fleet.init_worker")
 
 
 def init_server(*_: Any, **__: Any) -> NoReturn:
-    """Not here: there are no servers."""
-    no_servers("fleet.init_server")
+    """Raise NotImplementedError: there are no parameter servers."""
+    raise_no_servers("fleet.init_server")
 
 
 def run_server(*_: Any, **__: Any) -> NoReturn:
-    """Not here: there are no servers."""
-    no_servers("fleet.run_server")
+    """Raise NotImplementedError: there are no parameter servers."""
+    raise_no_servers("fleet.run_server")
 
 
 def stop_worker(*_: Any, **__: Any) -> NoReturn:
-    """Not here: there are no servers."""
-    no_servers("fleet.stop_worker")
+    """Raise NotImplementedError: there are no parameter servers."""
+    raise_no_servers("fleet.stop_worker")

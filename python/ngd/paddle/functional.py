@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives whose results are new tensors, through which gradients flow.
+"""Collectives that return new tensors and through which gradients flow.
 
-They are those of the sum of all ranks' results, as in ngd's graphs (docs/adr/0003). All ranks call
-them in one order, and go back through them in one order.
+The gradients are those of the sum of all ranks' results, as in ngd's graphs
+(docs/adr/0003-gradient-of-all-reduce.md). All ranks call the functions in the same order, and their
+backward passes come in the same order.
 """
 
 from __future__ import annotations
@@ -23,97 +24,100 @@ LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 """The reductions that have a gradient."""
 
 
-def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **how: Any) -> Tensor:
-    """One call of ngd's group; the result has so many times the rows of the operand."""
+def run(where: str, x: Tensor, ranks: Group, rows: float = 1, **options: Any) -> Tensor:
+    """Run a collective of ngd's group; the result has `rows` times as many rows as the operand."""
     shape = [int(n * rows) if i == 0 else n for i, n in enumerate(x.shape)]
     result = paddle.empty(shape, dtype=x.dtype)
     call = getattr(ranks.group, where)
-    call(elements(x, where), out=elements(result, where), site=call_site(), **how)
+    call(elements(x, where), out=elements(result, where), site=call_site(), **options)
     return result
 
 
 class AllReduce(PyLayer):
-    """The gradient of a sum or mean is the same of gradients."""
+    """An all_reduce. The gradient of a sum or a mean is the same reduction of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:
-        """Reduce."""
-        ctx.how = op, ranks
+        """Reduce the tensor."""
+        ctx.saved = op, ranks
         return run("all_reduce", x, ranks, op=reduction(op, x, "functional.all_reduce"))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Reduce the gradient."""
-        return AllReduce.apply(gradient, *ctx.how)
+        return AllReduce.apply(gradient, *ctx.saved)
 
 
 class AllGather(PyLayer):
-    """The gradient is a reduce_scatter."""
+    """An all_gather, whose gradient is a reduce_scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Group) -> Tensor:
-        """Join."""
+        """Concatenate the ranks' tensors."""
         ctx.ranks = ranks
         return run("all_gather", x, ranks, ranks.nranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Sum, and take my rows."""
+        """Sum the gradients and return this rank's rows."""
         return ReduceScatter.apply(gradient, ReduceOp.SUM, ctx.ranks)
 
 
 class ReduceScatter(PyLayer):
-    """The gradient is an all_gather; that of a mean has a factor."""
+    """A reduce_scatter, whose gradient is an all_gather.
+
+    The gradient of a mean is divided by the number of ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: int, ranks: Group) -> Tensor:
-        """Reduce, and take my rows."""
-        ctx.how = op, ranks
+        """Reduce, and return this rank's rows."""
+        ctx.saved = op, ranks
         name = reduction(op, x, "functional.reduce_scatter")
         return run("reduce_scatter", x, ranks, 1 / ranks.nranks, op=name)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Join the gradients."""
-        op, ranks = ctx.how
-        joined = AllGather.apply(gradient, ranks)
-        return joined / ranks.nranks if op == ReduceOp.AVG else joined
+        """Concatenate the ranks' gradients."""
+        op, ranks = ctx.saved
+        gathered = AllGather.apply(gradient, ranks)
+        return gathered / ranks.nranks if op == ReduceOp.AVG else gathered
 
 
 class Broadcast(PyLayer):
-    """The gradient is the sum, for the root."""
+    """A broadcast, whose gradient is the sum of the ranks' gradients on the root."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, root: int, ranks: Group) -> Tensor:
-        """Send."""
-        ctx.how = root, ranks
+        """Return the tensor of the root."""
+        ctx.saved = root, ranks
         return run("broadcast", x, ranks, root=root)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Sum for the root."""
-        root, ranks = ctx.how
+        """Return the sum of the gradients on the root, and zeros on the other ranks."""
+        root, ranks = ctx.saved
         total = AllReduce.apply(gradient, ReduceOp.SUM, ranks)
         return total if ranks.rank == root else paddle.zeros_like(total)
 
 
 class AllToAll(PyLayer):
-    """The gradient is an all_to_all."""
+    """An all_to_all, whose gradient is an all_to_all."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Group) -> Tensor:
-        """Exchange."""
+        """Exchange the blocks."""
         ctx.ranks = ranks
         return run("all_to_all", x, ranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Send it back."""
+        """Send the gradient of each block back."""
         return AllToAll.apply(gradient, ctx.ranks)
 
 
 def expect_gradient(x: Tensor, op: int, where: str) -> None:
-    """Refuse a gradient that there is not."""
+    """Raise GradientError if a tensor needs a gradient that the reduction does not have."""
     reduction(op, x, where)
     if op not in LINEAR and not x.stop_gradient and paddle.is_grad_enabled():
         raise GradientError(
@@ -123,7 +127,7 @@ def expect_gradient(x: Tensor, op: int, where: str) -> None:
 
 
 def expect_rows(x: Tensor, where: str, ranks: Group | None = None) -> None:
-    """Raise ShapeError for a scalar, or for rows that the ranks cannot share evenly."""
+    """Raise ShapeError for a scalar, or if the ranks cannot divide the rows evenly."""
     elements(x, where)
     shape = tuple(x.shape)
     normal_axis(0, shape, where)
@@ -132,13 +136,38 @@ def expect_rows(x: Tensor, where: str, ranks: Group | None = None) -> None:
 
 
 def all_reduce(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
-    """The reduction over the ranks; its gradient is the same one. MAX, MIN and PROD have none."""
+    """Return the reduction over the ranks.
+
+    The gradient is the same reduction. MAX, MIN and PROD have no gradient.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    op : int
+        ReduceOp.SUM (the default), AVG, MAX, MIN or PROD.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     expect_gradient(x, op, "functional.all_reduce")
     return AllReduce.apply(x, op, chosen(group))
 
 
 def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None) -> Tensor:
-    """The r-th part of the rows of the reduction, on rank r; its gradient is an all_gather."""
+    """Return the r-th block of the rows of the reduction, on rank r.
+
+    The gradient is an all_gather.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
+        rows.
+    op : int
+        ReduceOp.SUM (the default), AVG, MAX, MIN or PROD.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     where, ranks = "functional.reduce_scatter", chosen(group)
     expect_rows(x, where, ranks)
     expect_gradient(x, op, where)
@@ -146,20 +175,53 @@ def reduce_scatter(x: Tensor, op: int = ReduceOp.SUM, group: Group | None = None
 
 
 def all_gather(x: Tensor, group: Group | None = None) -> Tensor:
-    """The rows of all ranks, equally many of each; its gradient is a reduce_scatter."""
+    """Return the rows of all ranks, which have the same number of rows.
+
+    The gradient is a reduce_scatter.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     expect_rows(x, "functional.all_gather")
     return AllGather.apply(x, chosen(group))
 
 
 def broadcast(x: Tensor, src: int, group: Group | None = None) -> Tensor:
-    """The tensor of rank `src` of the world; its gradient is the sum, on that rank."""
+    """Return the tensor of rank `src` of the world.
+
+    The gradient is the sum of all ranks' gradients, on that rank.
+
+    Parameters
+    ----------
+    x : Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     where, ranks = "functional.broadcast", chosen(group)
     elements(x, where)
     return Broadcast.apply(x, ranks.place_of(src, where, "src"), ranks)
 
 
 def all_to_all(x: Tensor, group: Group | None = None) -> Tensor:
-    """The parts of the rows that all ranks have for this one; its gradient is an all_to_all."""
+    """Return the blocks of the rows that all ranks have for this rank.
+
+    The gradient is an all_to_all.
+
+    Parameters
+    ----------
+    x : Tensor
+        The operand, of the same shape and dtype on all ranks. The number of ranks must divide the
+        rows.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     ranks = chosen(group)
     expect_rows(x, "functional.all_to_all", ranks)
     return AllToAll.apply(x, ranks)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as the engine wants them: their elements end to end, as NumPy sees them.
+"""Tensors as contiguous arrays of NumPy, which ngd's collectives take.
 
-A tensor that is not contiguous travels as a copy, and so do several that go as one.
+A tensor that is not contiguous is sent as a copy. Several tensors that are sent in one message are
+copied, too.
 """
 
 from __future__ import annotations
@@ -16,75 +17,80 @@ from ..dtypes import Array, bfloat16, is_float
 from ..errors import DTypeError, ShapeError
 
 Tensor: TypeAlias = Any
-"""A paddle.Tensor, dense and on the CPU."""
+"""A dense paddle.Tensor on the CPU."""
 
 Finish: TypeAlias = Callable[[], None]
+"""A function that copies received data to its destination."""
 
 REDUCTIONS: Final = {0: "sum", 1: "max", 2: "min", 3: "prod", 4: "mean"}
-"""By paddle.distributed.ReduceOp: SUM, MAX, MIN, PROD, AVG."""
-OF_TRUTHS: Final = {0: "max", 1: "max", 2: "min", 3: "min"}
-"""Of booleans a sum is an or, a product an and."""
+"""ngd's reductions, by the number of paddle.distributed.ReduceOp: SUM, MAX, MIN, PROD, AVG."""
+BOOLEAN_REDUCTIONS: Final = {0: "max", 1: "max", 2: "min", 3: "min"}
+"""The reductions of booleans: a sum is a logical or, and a product is a logical and."""
 NAMES: Final = ("SUM", "MAX", "MIN", "PROD", "AVG")
+"""The names of the reductions, by number."""
 
 
 def view(tensor: Tensor, where: str) -> Array:
-    """A tensor's own memory, in its shape and strides."""
+    """Return a tensor's own memory as an array, with its shape and strides."""
     if not isinstance(tensor, paddle.Tensor):
         raise TypeError(f"{where}: expected a paddle.Tensor; got {type(tensor).__name__}")
     if not tensor.is_dense() or not tensor.place.is_cpu_place():
         raise TypeError(f"{where}: expected a dense tensor on the CPU; got one on {tensor.place}")
-    own = tensor.detach()
-    if own.dtype == paddle.bfloat16:
-        seen: Array = np.from_dlpack(own.view(paddle.int16)).view(bfloat16)
+    detached = tensor.detach()
+    if detached.dtype == paddle.bfloat16:
+        seen: Array = np.from_dlpack(detached.view(paddle.int16)).view(bfloat16)
         return seen
     try:
-        return np.from_dlpack(own)
+        return np.from_dlpack(detached)
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
-            f"{where}: expected a dtype that NumPy can read; got {own.dtype} ({error}). Cast the "
-            "tensor."
+            f"{where}: expected a dtype that NumPy can read; got {detached.dtype} ({error}). "
+            "Cast the tensor."
         ) from None
 
 
 def elements(tensor: Tensor, where: str) -> Array:
-    """What a tensor holds, end to end: its own memory where it is contiguous."""
+    """Return the elements of a tensor in one dimension: its own memory if it is contiguous."""
     return as_numbers(view(tensor, where).reshape(-1))
 
 
 def as_numbers(flat: Array) -> Array:
-    """Complex numbers as pairs."""
+    """Return a complex array as an array of pairs of real numbers; any other array as it is."""
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 
 def place(tensor: Tensor, where: str) -> tuple[Array, Finish]:
-    """Memory that becomes what a tensor holds, and what puts it there."""
-    seen = view(tensor, where)
-    if seen.flags.c_contiguous:
-        return as_numbers(seen.reshape(-1)), nothing
-    held = np.empty(seen.shape, seen.dtype)
+    """Return a contiguous array to receive into, and a function that then fills the tensor.
+
+    If the tensor is contiguous, the array is its own memory.
+    """
+    array = view(tensor, where)
+    if array.flags.c_contiguous:
+        return as_numbers(array.reshape(-1)), nothing
+    staging = np.empty(array.shape, array.dtype)
 
     def put() -> None:
-        seen[...] = held
+        array[...] = staging
 
-    return as_numbers(held.reshape(-1)), put
+    return as_numbers(staging.reshape(-1)), put
 
 
 def joined(tensors: Sequence[Tensor], where: str) -> Array:
-    """A copy of what tensors hold, end to end."""
+    """Return a copy of the elements of several tensors, one after the other."""
     parts = [elements(tensor, where) for tensor in tensors]
     same_dtype(parts, where)
     return np.concatenate(parts)
 
 
 def place_of_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
-    """Memory that becomes what tensors hold, end to end, and what puts it there."""
-    places = [place(tensor, where) for tensor in tensors]
-    same_dtype([each for each, _ in places], where)
-    whole = np.empty(sum(each.size for each, _ in places), places[0][0].dtype)
+    """Return one array for several tensors, and a function that fills the tensors from it."""
+    destinations = [place(tensor, where) for tensor in tensors]
+    same_dtype([each for each, _ in destinations], where)
+    whole = np.empty(sum(each.size for each, _ in destinations), destinations[0][0].dtype)
 
     def put() -> None:
         begin = 0
-        for each, finish in places:
+        for each, finish in destinations:
             each[...] = whole[begin : begin + each.size]
             begin += each.size
             finish()
@@ -93,18 +99,18 @@ def place_of_all(tensors: Sequence[Tensor], where: str) -> tuple[Array, Finish]:
 
 
 def nothing() -> None:
-    """There is nothing to put."""
+    """Do nothing: the data is already at its destination."""
 
 
 def same_dtype(arrays: Sequence[Array], where: str) -> None:
-    """Raise DTypeError for tensors of several dtypes."""
+    """Raise DTypeError if the arrays have different dtypes."""
     dtypes = sorted({str(each.dtype) for each in arrays})
     if len(dtypes) > 1:
         raise DTypeError(f"{where}: expected tensors of one dtype; got {' and '.join(dtypes)}")
 
 
 def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
-    """A tensor, or an object, for each rank."""
+    """Return a list of tensors or objects; ValueError unless it has one element per rank."""
     if not isinstance(tensors, (list, tuple)) or len(tensors) != count:
         got = len(tensors) if isinstance(tensors, (list, tuple)) else type(tensors).__name__
         raise ValueError(f"{where}: {name}: expected a list of {count}, one a rank; got {got}")
@@ -112,22 +118,22 @@ def blocks(tensors: Any, count: int, where: str, name: str) -> list[Tensor]:
 
 
 def expect_size(array: Array, size: int, where: str, name: str) -> None:
-    """Raise ShapeError for a tensor of another number of elements."""
+    """Raise ShapeError if an array does not have `size` elements."""
     if array.size != size:
         raise ShapeError(f"{where}: {name}: expected {size} elements; got {array.size}")
 
 
 def reduction(op: Any, tensor: Tensor, where: str) -> str:
-    """The engine's name of a reduction."""
+    """Return ngd's name of a reduction; DTypeError if the tensor's dtype does not support it."""
     if type(op) is not int or op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected a ReduceOp: {', '.join(NAMES)}; got {op!r}")
-    seen = view(tensor, where).dtype
-    name = (OF_TRUTHS if seen == np.bool_ else REDUCTIONS).get(op)
-    of_pairs = seen.kind == "c" and name not in ("sum", "mean")
-    of_integers = name == "mean" and seen.kind != "c" and not is_float(seen)
-    if name is None or of_pairs or of_integers:
+    dtype = view(tensor, where).dtype
+    name = (BOOLEAN_REDUCTIONS if dtype == np.bool_ else REDUCTIONS).get(op)
+    is_complex_unsupported = dtype.kind == "c" and name not in ("sum", "mean")
+    is_integer_mean = name == "mean" and dtype.kind != "c" and not is_float(dtype)
+    if name is None or is_complex_unsupported or is_integer_mean:
         raise DTypeError(
-            f"{where}: op: expected a reduction of {seen}; got ReduceOp.{NAMES[op]}, which does "
+            f"{where}: op: expected a reduction of {dtype}; got ReduceOp.{NAMES[op]}, which does "
             "not take this dtype. Cast the tensor, or use another op."
         )
     return name

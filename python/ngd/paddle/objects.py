@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python objects between ranks, as pickles."""
+"""Collectives on Python objects, which are sent as pickles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,24 @@ from .world import Group, chosen, is_outside
 
 
 def bytes_of(value: Any) -> Array:
-    """What an object travels as."""
+    """Return the pickle of an object as an array of bytes."""
     return np.frombuffer(pickle.dumps(value), np.uint8)
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
-    """Append the objects of all ranks to a list, in their order."""
+    """Append the objects of all ranks to `object_list`, in the order of the ranks.
+
+    Corresponds to `paddle.distributed.all_gather_object`.
+
+    Parameters
+    ----------
+    object_list : list
+        The list that gets the objects.
+    obj : object
+        The object of this rank, which can be pickled.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     ranks, site = chosen(group), call_site()
     if is_outside(ranks):
         return
@@ -29,36 +41,50 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = No
 
 
 def gathered(group: comm.Group, value: Any, site: str) -> list[Any]:
-    """The objects of all ranks."""
-    mine = bytes_of(value)
+    """Return the list of the objects of all ranks."""
+    pickled = bytes_of(value)
     with group.under_way():
-        counts = group.all_gather(np.array([mine.size]), site=site)
-        whole = group.all_gather_v(mine, counts=counts, site=site)
-    return [pickle.loads(part.tobytes()) for part in np.split(whole, np.cumsum(counts)[:-1])]
+        counts = group.all_gather(np.array([pickled.size]), site=site)
+        all_pickles = group.all_gather_v(pickled, counts=counts, site=site)
+    return [pickle.loads(part.tobytes()) for part in np.split(all_pickles, np.cumsum(counts)[:-1])]
 
 
 def broadcast_object_list(object_list: list[Any], src: int, group: Group | None = None) -> None:
-    """Give every rank the objects of rank `src`, in lists of one length."""
+    """Replace the elements of `object_list` on all ranks by those of rank `src`.
+
+    The lists must have the same length on all ranks.
+
+    Corresponds to `paddle.distributed.broadcast_object_list`.
+
+    Parameters
+    ----------
+    object_list : list
+        The objects to send, or the list to overwrite.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     ranks, where, site = chosen(group), "broadcast_object_list", call_site()
     if is_outside(ranks):
         return
     root = ranks.place_of(src, where, "src")
-    given = list(object_list) if root == ranks.rank else None
-    found = sent_from(ranks.group, given, root, site)
-    if len(found) != len(object_list):
+    objects = list(object_list) if root == ranks.rank else None
+    received = broadcast_pickled(ranks.group, objects, root, site)
+    if len(received) != len(object_list):
         raise ValueError(
-            f"{where}: object_list: expected {len(found)} objects, as rank {src} has; got "
+            f"{where}: object_list: expected {len(received)} objects, as rank {src} has; got "
             f"{len(object_list)}"
         )
-    object_list[:] = found
+    object_list[:] = received
 
 
-def sent_from(group: comm.Group, value: Any, root: int, site: str) -> Any:
-    """The object of the root."""
-    mine = bytes_of(value)
+def broadcast_pickled(group: comm.Group, value: Any, root: int, site: str) -> Any:
+    """Return the object of the root on all ranks."""
+    pickled = bytes_of(value)
     with group.under_way():
-        size = group.broadcast(np.array([mine.size]), root, site=site)
-        data = mine if group.rank == root else np.empty(int(size[0]), np.uint8)
+        size = group.broadcast(np.array([pickled.size]), root, site=site)
+        data = pickled if group.rank == root else np.empty(int(size[0]), np.uint8)
         return pickle.loads(group.broadcast(data, root, site=site))
 
 
@@ -68,12 +94,26 @@ def scatter_object_list(
     src: int = 0,
     group: Group | None = None,
 ) -> None:
-    """Give every rank its object of those of rank `src`, as the only one of a list."""
+    """Replace the content of `out_object_list` by the object that rank `src` has for this rank.
+
+    Corresponds to `paddle.distributed.scatter_object_list`.
+
+    Parameters
+    ----------
+    out_object_list : list
+        The list that gets the object of this rank.
+    in_object_list : list, optional
+        On `src`: one object per rank. It is ignored on the other ranks.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     ranks, where, site = chosen(group), "scatter_object_list", call_site()
     if is_outside(ranks):
         return
     root = ranks.place_of(src, where, "src")
-    given = None
+    objects = None
     if root == ranks.rank:
-        given = blocks(in_object_list, ranks.nranks, where, "in_object_list")
-    out_object_list[:] = [sent_from(ranks.group, given, root, site)[ranks.rank]]
+        objects = blocks(in_object_list, ranks.nranks, where, "in_object_list")
+    out_object_list[:] = [broadcast_pickled(ranks.group, objects, root, site)[ranks.rank]]

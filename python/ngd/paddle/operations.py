@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paddle.distributed's collectives on tensors.
+"""The collectives of `paddle.distributed` on tensors.
 
-`src`, `dst` and peers are ranks of the world, also where a group is given. A tensor is filled in
-place, in its own memory where it is contiguous. With `sync_op=False` a call returns when it has
-begun; its tensors belong to it until `wait()` of its task. A group that this rank is no member of
-makes a warning, and the call does nothing.
+`src`, `dst` and `peer` are ranks of the world, even if a group is given. A tensor is filled in
+place, without a copy if it is contiguous. With `sync_op=False` a call returns a task as soon as the
+collective has started; do not use its tensors before `wait()` of the task. If this rank is not a
+member of the group, the call warns and does nothing.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from .world import Group, chosen, is_outside
 
 
 class Task:
-    """A collective that has begun."""
+    """The handle of a pending collective, like the tasks that `paddle.distributed` returns."""
 
     def __init__(self, work: Work, tensors: Sequence[Tensor], finish: Finish) -> None:
         self.work, self.tensors, self.finish = work, tensors, finish
         self.over = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return True when it is over, and its tensors are filled.
+        """Wait for the collective, fill its tensors and return True.
 
         Parameters
         ----------
-        timeout
-            Seconds, after which False comes back and it goes on; by default NGD_TIMEOUT, after
-            which it has failed.
+        timeout : float, optional
+            The longest time to wait, in seconds. After it, False is returned and the collective
+            continues. Without a timeout, the collective fails after NGD_TIMEOUT.
         """
         if self.over:
             return True
@@ -68,40 +68,52 @@ class Task:
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Return True if `wait` would return or raise immediately."""
         return self.over or self.work.done()
 
     def is_sync(self) -> bool:
-        """Whether nothing is left to wait for."""
+        """Return True if the collective is complete and its tensors are filled."""
         return self.over
 
 
-_under_way: Final[list[Task]] = []
-"""Tasks that nobody has waited for; `wait(tensor)` finds them here."""
+_pending: Final[list[Task]] = []
+"""The tasks that were not waited for. `wait(tensor)` searches this list."""
 
 
-def started(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: bool) -> Task:
-    """The task of a work, which is over where the caller waits."""
+def start_task(work: Work, tensors: Sequence[Tensor], finish: Finish, sync_op: bool) -> Task:
+    """Return the task of a pending collective, and wait for it if `sync_op` is True."""
     task = Task(work, tensors, finish)
     if sync_op:
         task.wait()
         return task
-    _under_way[:] = [each for each in _under_way if not is_settled(each)]
-    _under_way.append(task)
+    _pending[:] = [each for each in _pending if not is_settled(each)]
+    _pending.append(task)
     return task
 
 
 def is_settled(task: Task) -> bool:
-    """Whether a task is over; one that has failed is, and the group is closed."""
+    """Return True if a task has completed or failed."""
     with contextlib.suppress(CollectiveError):
         return task.over or (task.work.done() and task.wait())
     return True
 
 
 def wait(tensor: Tensor, group: Group | None = None, use_calc_stream: bool = True) -> None:
-    """Wait for the tasks that a tensor belongs to; there are no streams."""
-    for task in [t for t in _under_way if any(each is tensor for each in t.tensors)]:
-        _under_way.remove(task)
+    """Wait for the tasks that use a tensor.
+
+    Corresponds to `paddle.distributed.wait`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor.
+    group : Group, optional
+        Ignored.
+    use_calc_stream : bool
+        Ignored: the CPU has no streams.
+    """
+    for task in [t for t in _pending if any(each is tensor for each in t.tensors)]:
+        _pending.remove(task)
         task.wait()
 
 
@@ -111,13 +123,13 @@ class Staged(NamedTuple):
     source: Array | None
     out: Array | None
     finish: Finish
-    """Puts the contents of `out` into the caller's tensors, if they are not the same memory."""
+    """A function that copies `out` to the caller's tensors, if they are not the same memory."""
     tensors: list[Tensor]
-    """The caller's tensors, which belong to the collective until it is over."""
+    """The caller's tensors, which the collective uses until it completes."""
 
 
 def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
-    """Stage a collective from a tensor to itself."""
+    """Prepare a collective whose operand and result are the same tensor."""
     if not gets_result:
         return Staged(elements(tensor, where), None, nothing, [tensor])
     out, finish = place(tensor, where)
@@ -126,25 +138,28 @@ def stage_whole(tensor: Tensor, where: str, gets_result: bool) -> Staged:
 
 
 def stage_gather(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Stage a collective from a tensor to `given`, a block per rank."""
+    """Prepare a collective from a tensor to `given`, which has one block per rank."""
     source = elements(tensor, where)
-    out, finish, tensors = received(given, tensor, count, where, list_name)
+    out, finish, tensors = stage_outputs(given, tensor, count, where, list_name)
     expect_size(out, count * source.size, where, list_name)
     return Staged(source, out, finish, [tensor, *tensors])
 
 
 def stage_scatter(tensor: Tensor, given: Any, count: int, where: str, list_name: str) -> Staged:
-    """Stage a collective from `given`, a block per rank, to a tensor."""
+    """Prepare a collective from `given`, which has one block per rank, to a tensor."""
     out, finish = place(tensor, where)
-    source, tensors = given_blocks(given, count, where, list_name)
+    source, tensors = stage_inputs(given, count, where, list_name)
     expect_size(source, count * out.size, where, list_name)
     return Staged(source, out, finish, [tensor, *tensors])
 
 
-def received(
+def stage_outputs(
     given: Any, like: Tensor, count: int, where: str, name: str
 ) -> tuple[Array, Finish, list[Tensor]]:
-    """Memory for a block from each rank: one tensor, or many, which an empty list gets."""
+    """Return memory for one block from each rank; an empty list is filled with new tensors.
+
+    `given` is one tensor for all blocks, or a list of tensors.
+    """
     if isinstance(given, paddle.Tensor):
         return *place(given, where), [given]
     if isinstance(given, list) and not given:
@@ -157,12 +172,12 @@ def received(
 
 
 def elements_each(tensor: Tensor) -> int:
-    """Return the count of numbers that represent one element: two for a complex number."""
+    """Return the number of real numbers per element: two for a complex tensor."""
     return 2 if tensor.is_complex() else 1
 
 
-def given_blocks(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
-    """Return the blocks for all ranks as one array, from one tensor or many of one size."""
+def stage_inputs(given: Any, count: int, where: str, name: str) -> tuple[Array, list[Tensor]]:
+    """Return the blocks for all ranks as one array, from one tensor or from a list of tensors."""
     if isinstance(given, paddle.Tensor):
         return elements(given, where), [given]
     tensors = blocks(given, count, where, name)
@@ -183,10 +198,11 @@ def start_collective(
     root: Any = None,
     sync_op: bool = True,
 ) -> Task:
-    """Start a collective of equal blocks, by its row of the table `KINDS`.
+    """Start a collective with equal blocks, as its row of the table `KINDS` describes.
 
-    A rank gives and gets `tensor`, except where the row says "blocks": then it is `given`, one
-    tensor for all ranks or a list of one per rank. `list_name` is the caller's name for it.
+    Each rank gives and gets `tensor`. If the row says "blocks", it gives or gets `given` instead:
+    one tensor for all ranks, or a list with one tensor per rank. `list_name` is the name of that
+    argument in messages.
     """
     kind, site = KINDS[name], call_site()
     arguments: dict[str, Any] = {}
@@ -206,7 +222,7 @@ def start_collective(
         staged = stage_whole(tensor, name, gets_result=is_root or kind.rooted != "gets")
     call = getattr(ranks.group, name)
     work = call(staged.source, out=staged.out, async_op=True, site=site, **arguments)
-    return started(work, staged.tensors, staged.finish, sync_op)
+    return start_task(work, staged.tensors, staged.finish, sync_op)
 
 
 def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) -> Task | None:
@@ -220,19 +236,26 @@ def run_collective(name: str, group: Group | None, *args: Any, **kwargs: Any) ->
 def all_reduce(
     tensor: Tensor, op: int = ReduceOp.SUM, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Reduce over the ranks, element by element, in place.
+    """Reduce a tensor over the ranks, element by element, in place.
+
+    Corresponds to `paddle.distributed.all_reduce`.
 
     Parameters
     ----------
-    tensor
-        Of one shape and dtype on all ranks.
-    op
-        ReduceOp.SUM, MAX, MIN, PROD, or AVG of floats. Of booleans SUM and MAX are an or, PROD and
-        MIN an and; of complex numbers there are SUM and AVG.
-    group
-        The ranks: all by default.
-    sync_op
-        Whether to wait for the result.
+    tensor : Tensor
+        The operand and the result, of the same shape and dtype on all ranks.
+    op : int
+        ReduceOp.SUM, MAX, MIN, PROD, or AVG of floats. For booleans, SUM and MAX are a logical or,
+        and PROD and MIN are a logical and. Complex numbers only have SUM and AVG.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+
+    Returns
+    -------
+    Task or None
+        The handle of the collective; None if this rank is not a member of the group.
     """
     return run_collective("all_reduce", group, tensor, op=op, sync_op=sync_op)
 
@@ -244,29 +267,70 @@ def reduce(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Reduce as `all_reduce` does; only rank `dst` gets the result."""
+    """Reduce a tensor as `all_reduce` does; only rank `dst` gets the result.
+
+    Corresponds to `paddle.distributed.reduce`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand, of the same shape and dtype on all ranks, and the result on `dst`.
+    dst : int
+        The rank of the world that receives.
+    op : int
+        The reduction, as in `all_reduce`.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+    """
     return run_collective("reduce", group, tensor, op=op, root=dst, sync_op=sync_op)
 
 
 def broadcast(
     tensor: Tensor, src: int, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Give every rank the tensor of rank `src`, in place."""
+    """Overwrite a tensor on all ranks by that of rank `src`.
+
+    Corresponds to `paddle.distributed.broadcast`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send, or to overwrite; of the same shape and dtype on all ranks.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+    """
     return run_collective("broadcast", group, tensor, root=src, sync_op=sync_op)
 
 
 def all_gather(
     tensor_list: Any, tensor: Tensor, group: Group | None = None, sync_op: bool = True
 ) -> Task:
-    """Give every rank the tensors of all, which have one shape and dtype.
+    """Give every rank the tensors of all ranks, which have the same shape and dtype.
+
+    Corresponds to `paddle.distributed.all_gather`.
 
     Parameters
     ----------
-    tensor_list
-        A tensor for each rank, or an empty list, which gets new ones; or one tensor for all of
-        them, end to end.
-    tensor
-        This rank's.
+    tensor_list : list of Tensor, or Tensor
+        The destination: one tensor per rank, an empty list, which gets new tensors, or one tensor
+        that holds the tensors of all ranks one after the other.
+    tensor : Tensor
+        The tensor of this rank.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+
+    Raises
+    ------
+    NotMemberError
+        This rank is not a member of the group.
     """
     ranks = chosen(group)
     if not ranks.is_member():
@@ -281,16 +345,23 @@ def reduce_scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Reduce over the ranks; rank r has the r-th part.
+    """Reduce tensors over the ranks; rank r gets the r-th block of the result.
+
+    Corresponds to `paddle.distributed.reduce_scatter`.
 
     Parameters
     ----------
-    tensor
-        Where this rank's part goes.
-    tensor_list
-        A tensor for each rank, of the part's shape and dtype; or one tensor of them, end to end.
-    op
-        As of `all_reduce`.
+    tensor : Tensor
+        The destination of this rank's block.
+    tensor_list : list of Tensor, or Tensor
+        The operand: one tensor per rank, with the shape and dtype of the block, or one tensor that
+        holds all blocks one after the other.
+    op : int
+        The reduction, as in `all_reduce`.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     return run_collective("reduce_scatter", group, tensor, tensor_list, op=op, sync_op=sync_op)
 
@@ -302,14 +373,23 @@ def scatter(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Give every rank its part of what rank `src` has.
+    """Give every rank its block of the tensors of rank `src`.
+
+    Corresponds to `paddle.distributed.scatter`.
 
     Parameters
     ----------
-    tensor
-        Where this rank's part goes.
-    tensor_list
-        On `src`: a tensor for each rank; or one tensor of them, end to end. Nobody else's is read.
+    tensor : Tensor
+        The destination of this rank's block.
+    tensor_list : list of Tensor, or Tensor
+        On `src`: one tensor per rank, or one tensor that holds all blocks one after the other. It
+        is ignored on the other ranks.
+    src : int
+        The rank that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     return run_collective("scatter", group, tensor, tensor_list, root=src, sync_op=sync_op)
 
@@ -321,14 +401,23 @@ def gather(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """Give rank `dst` the tensors of all, which have one shape and dtype.
+    """Give rank `dst` the tensors of all ranks, which have the same shape and dtype.
+
+    Corresponds to `paddle.distributed.gather`.
 
     Parameters
     ----------
-    tensor
-        This rank's.
-    gather_list
-        On `dst`: a tensor for each rank, or an empty list, which gets new ones.
+    tensor : Tensor
+        The tensor of this rank.
+    gather_list : list of Tensor
+        On `dst`: one tensor per rank, or an empty list, which gets new tensors. It is ignored on
+        the other ranks.
+    dst : int
+        The rank that receives.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     how: dict[str, Any] = {"list_name": "gather_list", "root": dst, "sync_op": sync_op}
     return run_collective("gather", group, tensor, gather_list, **how)
@@ -337,15 +426,22 @@ def gather(
 def alltoall(
     out_tensor_list: Any, in_tensor_list: Any, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Give every rank a tensor, and receive one from each.
+    """Send one tensor to each rank, and receive one tensor from each rank.
+
+    Corresponds to `paddle.distributed.alltoall`.
 
     Parameters
     ----------
-    out_tensor_list
-        A tensor from each rank; an empty list gets new ones, of the shapes of those that are sent.
-    in_tensor_list
-        A tensor for each rank; their sizes may differ. Both may be one tensor instead, of parts of
-        one size, end to end.
+    out_tensor_list : list of Tensor, or Tensor
+        One destination per rank. An empty list gets new tensors, with the shapes of the sent
+        tensors.
+    in_tensor_list : list of Tensor, or Tensor
+        One tensor per rank; their sizes may differ. Both arguments may also be single tensors,
+        which hold blocks of the same size one after the other.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     ranks, where = chosen(group), "alltoall"
     if is_outside(ranks):
@@ -366,7 +462,7 @@ def alltoall(
         async_op=True,
         site=call_site(),
     )
-    return started(work, [*sent, *filled], finish, sync_op)
+    return start_task(work, [*sent, *filled], finish, sync_op)
 
 
 def alltoall_single(
@@ -377,14 +473,20 @@ def alltoall_single(
     group: Group | None = None,
     sync_op: bool = True,
 ) -> Task | None:
-    """As `alltoall`, with the parts of the first axis of one tensor.
+    """Send rows of one tensor to each rank, and receive rows of another tensor from each rank.
+
+    Corresponds to `paddle.distributed.alltoall_single`.
 
     Parameters
     ----------
-    out_tensor, in_tensor
-        Apart in memory.
-    in_split_sizes, out_split_sizes
-        How many rows go to each rank, and come from each; by default equally many.
+    out_tensor, in_tensor : Tensor
+        The destination and the operand, which must not overlap in memory.
+    in_split_sizes, out_split_sizes : sequence of int, optional
+        The number of rows for each rank, and from each rank; by default equal numbers.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
     """
     ranks, where, site = chosen(group), "alltoall_single", call_site()
     if is_outside(ranks):
@@ -399,13 +501,13 @@ def alltoall_single(
         async_op=True,
         site=site,
     )
-    return started(work, [out_tensor, in_tensor], finish, sync_op)
+    return start_task(work, [out_tensor, in_tensor], finish, sync_op)
 
 
 def split(
     tensor: Tensor, flat: Array, sizes: Sequence[int] | None, count: int, name: str
 ) -> list[int]:
-    """Return the number of elements of each rank's rows."""
+    """Return the number of elements in each rank's rows."""
     shape, where = tuple(tensor.shape) or (1,), "alltoall_single"
     if not sizes:
         block_rows(shape, count, where)
@@ -418,19 +520,47 @@ def split(
 def send(
     tensor: Tensor, dst: int = 0, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Send to a rank, which receives in the order in which this one sends to it."""
+    """Send a tensor to rank `dst`. The rank receives tensors in the order in which they are sent.
+
+    Corresponds to `paddle.distributed.send`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send.
+    dst : int
+        The rank of the world that receives.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+    """
     ranks, where, site = chosen(group), "send", call_site()
     if is_outside(ranks):
         return None
     to = ranks.place_of(dst, where, "dst")
     work = ranks.group.send(elements(tensor, where), to, async_op=True, site=site)
-    return started(work, [tensor], nothing, sync_op)
+    return start_task(work, [tensor], nothing, sync_op)
 
 
 def recv(
     tensor: Tensor, src: int | None = 0, group: Group | None = None, sync_op: bool = True
 ) -> Task | None:
-    """Receive what a rank sends; the tensor has the shape and dtype of what comes."""
+    """Receive a tensor from rank `src`; the tensor must have the shape and dtype of the sent one.
+
+    Corresponds to `paddle.distributed.recv`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The destination.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    sync_op : bool
+        If True, the call waits for the result.
+    """
     ranks, where, site = chosen(group), "recv", call_site()
     if is_outside(ranks):
         return None
@@ -439,21 +569,59 @@ def recv(
     source = ranks.place_of(src, where, "src")
     array, finish = place(tensor, where)
     work = ranks.group.recv(source, out=array, async_op=True, site=site)
-    return started(work, [tensor], finish, sync_op)
+    return start_task(work, [tensor], finish, sync_op)
 
 
 def isend(tensor: Tensor, dst: int, group: Group | None = None) -> Task | None:
-    """As `send`, and return when it has begun."""
+    """Start to send a tensor to rank `dst`, and return the task.
+
+    Corresponds to `paddle.distributed.isend`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send.
+    dst : int
+        The rank of the world that receives.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     return send(tensor, dst, group, sync_op=False)
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group | None = None) -> Task | None:
-    """As `recv`, and return when it has begun."""
+    """Start to receive a tensor from rank `src`, and return the task.
+
+    Corresponds to `paddle.distributed.irecv`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The destination.
+    src : int
+        The rank of the world that sends.
+    group : Group, optional
+        The ranks; by default the world.
+    """
     return recv(tensor, src, group, sync_op=False)
 
 
 class P2POp:
-    """A call of `isend` or `irecv` for `batch_isend_irecv`."""
+    """A call of `isend` or `irecv` for `batch_isend_irecv`.
+
+    Corresponds to `paddle.distributed.P2POp`.
+
+    Parameters
+    ----------
+    op : callable
+        `isend` or `irecv` of this module.
+    tensor : Tensor
+        The tensor.
+    peer : int
+        The other rank.
+    group : Group, optional
+        The ranks; by default the world.
+    """
 
     def __init__(
         self, op: Callable[..., Any], tensor: Tensor, peer: int, group: Group | None = None
@@ -464,13 +632,21 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Task]:
-    """Begin many sends and receives, and return their tasks."""
+    """Start several sends and receives, and return their tasks.
+
+    Corresponds to `paddle.distributed.batch_isend_irecv`.
+    """
     tasks = [each.op(each.tensor, each.peer, each.group) for each in p2p_op_list]
     return [task for task in tasks if task is not None]
 
 
 def barrier(group: Group | None = None) -> None:
-    """Return when every rank has come; at once where this rank is no member."""
+    """Wait until every rank of the group has called this function.
+
+    A rank that is not a member returns immediately.
+
+    Corresponds to `paddle.distributed.barrier`.
+    """
     ranks = chosen(group)
     if ranks.is_member():
         ranks.group.barrier(site=call_site())

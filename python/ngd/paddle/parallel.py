@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallelism: a layer whose gradients are averaged over the ranks while they are computed."""
+"""A layer whose gradients are averaged over the ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -22,148 +22,161 @@ from .world import Group, chosen
 
 MEGABYTE: Final = 1 << 20
 
-AT_END: Final[Any] = core.eager._add_backward_final_hook
-"""Calls a function, once, at the end of the backward pass that goes on."""
+add_final_hook: Final[Any] = core.eager._add_backward_final_hook
+"""Registers a function that Paddle calls once, at the end of the current backward pass."""
 
 
 class Gradients:
-    """The gradients of parameters, averaged over the ranks in place.
+    """The gradients of parameters, which are averaged over the ranks in place.
 
-    The order is that of the parameters, the last one first: so it is the same on all ranks. A
-    bucket is sent when its gradients, and all buckets before it, are there; the backward pass goes
-    on meanwhile, and ends with a wait for all of them.
+    The parameters are divided into buckets, in reversed order, so the order of the buckets is the
+    same on all ranks. A bucket is one all-reduce. It is sent when its gradients are complete and
+    all buckets before it have been sent. While buckets are reduced, the backward pass continues. At
+    its end it waits for all of them.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], limits: tuple[int, int], unused: bool, ranks: Group
+        self,
+        parameters: Sequence[Tensor],
+        limits: tuple[int, int],
+        allows_unused: bool,
+        ranks: Group,
     ) -> None:
         self.parameters = list(reversed(parameters))
-        self.unused, self.ranks = unused, ranks
-        self.buckets = buckets_of(self.parameters, limits)
+        self.allows_unused, self.ranks = allows_unused, ranks
+        self.buckets = make_buckets(self.parameters, limits)
         self.bucket_of = [n for n, bucket in enumerate(self.buckets) for _ in bucket]
-        self.armed = False
-        """Whether backward passes reduce: the last forward pass decides."""
+        self.is_armed = False
+        """True if backward passes reduce the gradients; the last forward pass decides it."""
         self.failure: BaseException | None = None
         self.site = ""
-        self.begin()
+        self.reset()
         for number, parameter in enumerate(self.parameters):
-            parameter._register_backward_hook(listener(self, number))
+            parameter._register_backward_hook(make_hook(self, number))
 
-    def begin(self) -> None:
-        """No gradient is there."""
-        self.there = [False] * len(self.parameters)
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.sent: list[tuple[Work, list[Finish]]] = []
-        self.late: list[tuple[int, Tensor]] = []
-        self.next = 0
-        self.begun = False
+    def reset(self) -> None:
+        """Reset to the state before a backward pass."""
+        self.has_gradient = [False] * len(self.parameters)
+        self.num_missing = [len(bucket) for bucket in self.buckets]
+        self.pending: list[tuple[Work, list[Finish]]] = []
+        self.substitutes: list[tuple[int, Tensor]] = []
+        self.next_bucket = 0
+        self.is_started = False
         self.failure = None
 
-    def arm(self, reduces: bool) -> None:
-        """A forward pass begins, whose gradients are reduced or not."""
-        if self.begun:  # something was raised amid the backward pass before
+    def start_forward(self, reduces: bool) -> None:
+        """Start a forward pass, whose backward pass reduces the gradients or not."""
+        if self.is_started:  # an exception ended the last backward pass
             self.abandon()
-        self.armed, self.site = reduces, call_site()
-        (EXPECTING.add if reduces else EXPECTING.discard)(self)
+        self.is_armed, self.site = reduces, call_site()
+        (ACTIVE.add if reduces else ACTIVE.discard)(self)
 
     def abandon(self) -> None:
-        """Wait for what was sent, and forget it."""
-        for work, _ in self.sent:
+        """Wait for the buckets that were sent, and forget them."""
+        for work, _ in self.pending:
             with contextlib.suppress(CollectiveError):
                 work.wait()
-        self.begin()
+        self.reset()
 
-    def arrived(self, number: int) -> None:
-        """A backward pass has added to a gradient. Paddle bears no exception here."""
-        if not self.armed or self.failure is not None:
+    def on_gradient(self, number: int) -> None:
+        """Record that a backward pass has added to a gradient, and send the complete buckets.
+
+        Paddle does not allow exceptions here, so an error is stored and raised at the end of the
+        pass.
+        """
+        if not self.is_armed or self.failure is not None:
             return
-        if not self.begun:
-            self.begun = True
-            AT_END(self.end)
-        if not self.there[number]:
-            self.there[number] = True
-            self.missing[self.bucket_of[number]] -= 1
+        if not self.is_started:
+            self.is_started = True
+            add_final_hook(self.finish_backward)
+        if not self.has_gradient[number]:
+            self.has_gradient[number] = True
+            self.num_missing[self.bucket_of[number]] -= 1
         try:
-            while self.next < len(self.buckets) and self.missing[self.next] == 0:
+            while self.next_bucket < len(self.buckets) and self.num_missing[self.next_bucket] == 0:
                 self.send()
         except BaseException as error:
             self.failure = error
 
     def send(self) -> None:
-        """Begin to reduce the next bucket."""
-        places = [self.place_of(number) for number in self.buckets[self.next]]
-        self.next += 1
-        arrays = [array for array, _ in places]
+        """Start to reduce the next bucket."""
+        destinations = [self.memory_of(number) for number in self.buckets[self.next_bucket]]
+        self.next_bucket += 1
+        arrays = [array for array, _ in destinations]
         work = self.ranks.group.all_reduce(
             arrays, op="mean", out=arrays, async_op=True, site=self.site
         )
-        self.sent.append((work, [finish for _, finish in places if finish is not nothing]))
+        self.pending.append((work, [finish for _, finish in destinations if finish is not nothing]))
 
-    def place_of(self, number: int) -> tuple[Array, Finish]:
-        """The memory of a gradient; one that is not there counts as zeros."""
+    def memory_of(self, number: int) -> tuple[Array, Finish]:
+        """Return the memory of a gradient; a gradient that does not exist counts as zeros."""
         parameter = self.parameters[number]
         gradient = parameter.grad
         if gradient is None:
             gradient = paddle.zeros_like(parameter)
-            self.late.append((number, gradient))
-        return filled_place(gradient, "DataParallel")
+            self.substitutes.append((number, gradient))
+        return filled_memory(gradient, "DataParallel")
 
-    def end(self) -> None:
-        """The backward pass is over: send what was not sent, and wait for all."""
+    def finish_backward(self) -> None:
+        """Finish the backward pass: send the remaining buckets, and wait for all of them."""
         failure = self.failure
-        EXPECTING.discard(self)
-        if not self.begun:  # a pass that was abandoned
+        ACTIVE.discard(self)
+        if not self.is_started:  # a pass that was abandoned
             return
         if failure is not None:
             self.abandon()
             raise failure
         try:
-            pairs = zip(self.parameters, self.there, strict=True)
-            absent = [parameter.name for parameter, there in pairs if not there]
-            if self.unused:
-                while self.next < len(self.buckets):
+            pairs = zip(self.parameters, self.has_gradient, strict=True)
+            absent = [parameter.name for parameter, has_gradient in pairs if not has_gradient]
+            if self.allows_unused:
+                while self.next_bucket < len(self.buckets):
                     self.send()
-            for work, finishes in self.sent:
+            for work, finishes in self.pending:
                 work.wait()
                 for finish in finishes:
                     finish()
-            if self.unused:
-                self.take_late()
+            if self.allows_unused:
+                self.assign_substitutes()
         finally:
-            self.begin()
-        if absent and not self.unused:
+            self.reset()
+        if absent and not self.allows_unused:
             raise RuntimeError(
                 "DataParallel: expected a gradient for each parameter; got none for "
                 f"{', '.join(absent)}. Give find_unused_parameters=True."
             )
 
-    def take_late(self) -> None:
-        """Give parameters that only other ranks have used their gradients."""
-        used = np.array(self.there, np.uint8)
+    def assign_substitutes(self) -> None:
+        """Store the gradients of parameters that only other ranks have used."""
+        used = np.array(self.has_gradient, np.uint8)
         self.ranks.group.all_reduce(used, op="max", out=used, site=self.site)
-        for number, gradient in self.late:
+        for number, gradient in self.substitutes:
             if used[number]:
                 self.parameters[number].grad = gradient
 
 
-EXPECTING: Final[set[Gradients]] = set()
-"""Those of which a forward pass is over and a backward pass is not: nobody else may hold them."""
+ACTIVE: Final[set[Gradients]] = set()
+"""The objects that have seen a forward pass and wait for its backward pass. Paddle's hooks only
+hold weak references, so this set keeps the objects alive."""
 
 
-def listener(gradients: Gradients, number: int) -> Any:
-    """A hook of a parameter, which cannot be removed and keeps nothing alive."""
-    of = weakref.ref(gradients)
+def make_hook(gradients: Gradients, number: int) -> Any:
+    """Return a hook of a parameter. Paddle cannot remove it, so it holds a weak reference."""
+    gradients_ref = weakref.ref(gradients)
 
-    def arrived() -> None:
-        there = of()
-        if there is not None:
-            there.arrived(number)
+    def hook() -> None:
+        alive = gradients_ref()
+        if alive is not None:
+            alive.on_gradient(number)
 
-    return arrived
+    return hook
 
 
-def buckets_of(parameters: Sequence[Tensor], limits: tuple[int, int]) -> list[list[int]]:
-    """Which gradients travel together: of one dtype; so many bytes, first and later."""
+def make_buckets(parameters: Sequence[Tensor], limits: tuple[int, int]) -> list[list[int]]:
+    """Divide parameters into buckets of one dtype.
+
+    `limits` has the sizes in bytes from which the first and a later bucket is full.
+    """
     buckets: list[list[int]] = []
     size = 0
     for number, parameter in enumerate(parameters):
@@ -178,25 +191,29 @@ def buckets_of(parameters: Sequence[Tensor], limits: tuple[int, int]) -> list[li
 
 
 class DataParallel(paddle.nn.Layer):
-    """A layer of which each rank computes a part of the batch; its gradients are the ranks' means.
+    """A layer whose gradients are averaged over the ranks; each rank computes a part of the batch.
 
-    Parameters and buffers begin as those of rank 0 of the group. When `backward()` returns, the
-    gradients are those of the mean of the ranks' losses. An error of a rank comes out of
-    `backward()` as a SystemError, whose `__cause__` it is: so Paddle does with what hooks raise.
+    Parameters and buffers start with the values of rank 0 of the group. When `backward()` returns,
+    the gradients are those of the mean of the ranks' losses. An error of a collective is raised by
+    `backward()` as a SystemError, because Paddle converts the exceptions of hooks; its `__cause__`
+    is the original error.
+
+    Corresponds to `paddle.DataParallel`.
 
     Parameters
     ----------
-    layers
-        The layer, with dense parameters on the CPU, the same on all ranks.
+    layers : paddle.nn.Layer
+        The layer, the same on all ranks, with dense parameters on the CPU.
     strategy
-        None.
-    comm_buffer_size, last_comm_buffer_size
-        Megabytes of gradients that travel together, at least; and of the first that are computed.
-    find_unused_parameters
-        Whether a backward pass may come to no gradient of some parameters; they differ from rank to
-        rank. A parameter that no rank has used has no gradient. Otherwise it is an error.
-    group
-        The ranks: all by default.
+        It must be None.
+    comm_buffer_size, last_comm_buffer_size : float
+        The smallest size of a bucket of gradients in MiB, and that of the bucket that is sent
+        first.
+    find_unused_parameters : bool
+        If True, a backward pass may leave out parameters, which may differ between ranks. A
+        parameter that no rank has used has no gradient. If False, a missing gradient is an error.
+    group : Group, optional
+        The ranks; by default the world.
     """
 
     def __init__(
@@ -237,7 +254,7 @@ class DataParallel(paddle.nn.Layer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A block of forward passes whose gradients stay this rank's own, to be accumulated."""
+        """Return a context for forward passes whose gradients are accumulated and not averaged."""
         before, self.grad_need_sync = self.grad_need_sync, False
         try:
             yield
@@ -245,37 +262,37 @@ class DataParallel(paddle.nn.Layer):
             self.grad_need_sync = before
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """As the layer's."""
+        """Call the layer."""
         if self._gradients is not None and paddle.is_grad_enabled():
-            late = [p.name for p in self._frozen if not p.stop_gradient]
-            if late:
+            unfrozen = [p.name for p in self._frozen if not p.stop_gradient]
+            if unfrozen:
                 raise RuntimeError(
                     "DataParallel: expected the parameters that were trained when the layer was "
-                    f"wrapped; got {', '.join(late)} as well. Wrap the layer again."
+                    f"wrapped; got {', '.join(unfrozen)} as well. Wrap the layer again."
                 )
-            self._gradients.arm(self.grad_need_sync)
+            self._gradients.start_forward(self.grad_need_sync)
         return self._layers(*inputs, **kwargs)
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss: gradients are averaged, and nothing is to be scaled."""
+        """Return the loss unchanged: gradients are averaged, so it needs no scale."""
         return loss
 
     def apply_collective_grads(self) -> None:
-        """Nothing: the backward pass has reduced them."""
+        """Do nothing: the backward pass has reduced the gradients."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's, under its own names."""
+        """Return the state of the layer, under the layer's own names."""
         return self._layers.state_dict(*args, **kwargs)
 
     def set_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the layer's."""
+        """Load a state of the layer."""
         return self._layers.set_state_dict(*args, **kwargs)
 
     set_dict = load_dict = set_state_dict
 
 
-def filled_place(tensor: Tensor, where: str) -> tuple[Array, Finish]:
-    """Memory that is what a tensor holds, and becomes what it is to hold."""
+def filled_memory(tensor: Tensor, where: str) -> tuple[Array, Finish]:
+    """Return a contiguous array with a tensor's values, and a function that copies it back."""
     array, finish = place(tensor, where)
     if finish is not nothing:
         array[...] = elements(tensor, where)
@@ -283,9 +300,9 @@ def filled_place(tensor: Tensor, where: str) -> tuple[Array, Finish]:
 
 
 def broadcast_all(tensors: Sequence[Tensor], ranks: Group) -> None:
-    """Give every rank the tensors of the first one."""
-    places = [filled_place(tensor, "DataParallel") for tensor in tensors]
-    arrays = [array for array, _ in places]
+    """Overwrite tensors on all ranks by those of the first rank."""
+    destinations = [filled_memory(tensor, "DataParallel") for tensor in tensors]
+    arrays = [array for array, _ in destinations]
     ranks.group.broadcast(arrays, 0, out=arrays, site=call_site())
-    for _, finish in places:
+    for _, finish in destinations:
         finish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who takes part: the world and its groups, by paddle.distributed's names."""
+"""The world and its groups under the names of `paddle.distributed`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,37 @@ from ..comm.launchers.detect import detect
 from ..comm.world import init
 from ..errors import InitError
 
-TOLD: Final = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
-"""Where PaddlePaddle's own parts, such as DistributedBatchSampler, look for rank and size."""
+RANK_VARIABLES: Final = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
+"""The environment variables in which parts of PaddlePaddle, such as DistributedBatchSampler, look
+for the rank and the number of ranks."""
 
 
 class Group:
-    """Ranks that communicate, with the attributes of Paddle's own.
+    """A group of ranks, with the attributes of Paddle's groups.
+
+    Corresponds to `paddle.distributed.communication.group.Group`.
 
     Attributes
     ----------
-    rank
-        The number of this process in it; -1 where it is no member.
-    ranks, nranks
-        The ranks of the world that belong to it, in its order, and how many they are.
-    world_size
-        nranks; -1 where this process is no member.
-    id, name
-        0 is the world.
+    rank : int
+        The rank of this process in the group; -1 if it is not a member.
+    ranks : list of int
+        The ranks of the world that belong to the group, in the order of the group.
+    nranks : int
+        The number of ranks in the group.
+    world_size : int
+        `nranks`, or -1 if this process is not a member.
+    id : int
+        The number of the group; 0 is the world.
+    name : str
+        The name of the group.
     """
 
     backend: Final = "ngd"
 
     def __init__(self, group: comm.Group, ranks: Sequence[int], number: int) -> None:
         self.group = group
-        """The same ranks, as ngd has them."""
+        """The group of ngd with the same ranks."""
         self.rank = group.rank
         self.ranks = list(ranks)
         self.nranks = len(self.ranks)
@@ -53,48 +60,62 @@ class Group:
 
     @property
     def process_group(self) -> comm.Group:
-        """The same ranks, as ngd has them."""
+        """The group of ngd with the same ranks."""
         return self.group
 
     def is_member(self) -> bool:
-        """Whether this process belongs to it."""
+        """Return True if this process belongs to the group."""
         return self.rank >= 0
 
     def get_group_rank(self, rank: int) -> int:
-        """The number in it of a rank of the world; -1 where that, or this process, is no member."""
+        """Return the rank in the group of a rank of the world.
+
+        The result is -1 if that rank or this process is not a member.
+        """
         return self.ranks.index(rank) if self.is_member() and rank in self.ranks else -1
 
     def get_global_rank(self, rank: int) -> int:
-        """The rank of the world that has this number in it; -1 where this process is no member."""
+        """Return the rank of the world that has this rank in the group.
+
+        The result is -1 if this process is not a member.
+        """
         return self.ranks[rank] if self.is_member() else -1
 
     def place_of(self, rank: int, where: str, name: str) -> int:
-        """Return the number in the group of a rank of the world, which must be a member."""
+        """Return the rank in the group of a rank of the world, which must be a member."""
         return position_of_world_rank(rank, self.ranks, where, name)
 
 
-class _Known:
-    """The groups that there are, by their numbers."""
+class _Groups:
+    """The existing groups, by their number."""
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
-        self.next = 1
-        self.told = False
-        """Whether `TOLD` are ngd's words."""
+        self.next_id = 1
+        self.has_set_variables = False
+        """True if ngd has set the environment variables `RANK_VARIABLES`."""
 
 
-_known: Final = _Known()
+_groups: Final = _Groups()
 
 
 def init_parallel_env(nccl_config: Any = None) -> Group:
-    """Join the other ranks of the job; idempotent.
+    """Join the other ranks of the job and return the world. Later calls return the same world.
 
-    PaddlePaddle's own parts are told rank and size, in this process's environment.
+    The rank and the number of ranks are also stored in environment variables of this process, for
+    other parts of PaddlePaddle.
+
+    Corresponds to `paddle.distributed.init_parallel_env`.
+
+    Parameters
+    ----------
+    nccl_config
+        It must be None.
 
     Raises
     ------
     InitError
-        paddle.distributed.launch has started this process, or ngd.init() finds a fault.
+        paddle.distributed.launch has started this process, or ngd.init() has failed.
     """
     if nccl_config is not None:
         raise ValueError(
@@ -107,70 +128,88 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
             "paddle.disable_static() first."
         )
     if is_initialized():
-        return _known.groups[0]
+        return _groups.groups[0]
     check_launcher()
     world = init()
-    _known.groups = {0: Group(world, range(world.size), 0)}
-    _known.next = 1
-    os.environ.update(zip(TOLD, (str(world.rank), str(world.size)), strict=True))
-    _known.told = True
-    return _known.groups[0]
+    _groups.groups = {0: Group(world, range(world.size), 0)}
+    _groups.next_id = 1
+    os.environ.update(zip(RANK_VARIABLES, (str(world.rank), str(world.size)), strict=True))
+    _groups.has_set_variables = True
+    return _groups.groups[0]
 
 
 def check_launcher() -> None:
-    """Refuse a job that Paddle's launcher has started: ngd does not know of its ranks."""
-    theirs = os.environ.get(TOLD[1], "1")
-    ours = detect().size
-    if theirs not in ("1", str(ours)) and not _known.told:
+    """Raise InitError if Paddle's launcher has started this job: ngd does not know its ranks."""
+    paddle_size = os.environ.get(RANK_VARIABLES[1], "1")
+    ngd_size = detect().size
+    if paddle_size not in ("1", str(ngd_size)) and not _groups.has_set_variables:
         raise InitError(
-            f"init_parallel_env: expected {theirs} ranks, as PADDLE_TRAINERS_NUM says; got {ours} "
-            f"from ngd's launcher. Start the job by `ngd run -n {theirs} SCRIPT`."
+            f"init_parallel_env: expected {paddle_size} ranks, as PADDLE_TRAINERS_NUM says; got "
+            f"{ngd_size} from ngd's launcher. Start the job by `ngd run -n {paddle_size} SCRIPT`."
         )
 
 
 def is_initialized() -> bool:
-    """Whether there is a world."""
-    world = _known.groups.get(0)
+    """Return True if this process has joined a world that is not closed.
+
+    Corresponds to `paddle.distributed.is_initialized`.
+    """
+    world = _groups.groups.get(0)
     return world is not None and not world.group.closed
 
 
 def is_available() -> bool:
-    """True: there are always collectives."""
+    """Return True: collectives are always available.
+
+    Corresponds to `paddle.distributed.is_available`.
+    """
     return True
 
 
 def get_rank(group: Group | None = None) -> int:
-    """The number of this process in a group, or the world; -1 where it is no member."""
+    """Return the rank of this process in a group, by default the world; -1 if it is not a member.
+
+    Corresponds to `paddle.distributed.get_rank`.
+    """
     if group is not None:
         return group.rank
     return chosen(None).rank if is_initialized() else detect().rank
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """How many ranks a group, or the world, has; -1 where this process is no member."""
+    """Return the number of ranks in a group, by default the world; -1 if this rank is not a member.
+
+    Corresponds to `paddle.distributed.get_world_size`.
+    """
     if group is not None:
         return group.world_size
     return chosen(None).nranks if is_initialized() else detect().size
 
 
 def get_backend(group: Group | None = None) -> str:
-    """What a group communicates by: "ngd"."""
+    """Return the name of the backend of a group, "ngd".
+
+    Corresponds to `paddle.distributed.get_backend`.
+    """
     return chosen(group).backend
 
 
 def new_group(
     ranks: Sequence[int] | None = None, backend: str | None = None, timeout: Any = None
 ) -> Group:
-    """Make a group; all ranks of the world call it alike, members or not.
+    """Create a group. All ranks of the world call it with the same ranks, members or not.
+
+    Corresponds to `paddle.distributed.new_group`.
 
     Parameters
     ----------
-    ranks
-        Of the world, each once; all of them by default. They are numbered in rising order.
-    backend
-        None, "ngd" or "gloo": there is one.
+    ranks : sequence of int, optional
+        The ranks of the world that belong to the group, each once; by default all. They are
+        numbered in ascending order.
+    backend : str, optional
+        None, "ngd" or "gloo". The group always communicates by ngd.
     timeout
-        None: NGD_TIMEOUT is the deadline of all groups.
+        It must be None: NGD_TIMEOUT sets the timeout of all groups.
     """
     world = chosen(None)
     if backend not in (None, "ngd", "gloo"):
@@ -180,54 +219,62 @@ def new_group(
             f"new_group: timeout: expected None; got {timeout!r}. Set NGD_TIMEOUT, the deadline of "
             "all groups."
         )
-    wanted = sorted(world.ranks if ranks is None else ranks)
-    if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(world.ranks):
+    members = sorted(world.ranks if ranks is None else ranks)
+    if not members or len(set(members)) < len(members) or not set(members) <= set(world.ranks):
         raise ValueError(
             f"new_group: ranks: expected ranks from 0 to {world.nranks - 1}, each once; got "
             f"{ranks!r}"
         )
-    number = _known.next
-    mine = 0 if world.rank in wanted else None
-    made = Group(world.group.split(mine, name=f"Paddle's group {number}"), wanted, number)
-    _known.next += 1
-    _known.groups[number] = made
-    return made
+    number = _groups.next_id
+    color = 0 if world.rank in members else None
+    new = Group(world.group.split(color, name=f"Paddle's group {number}"), members, number)
+    _groups.next_id += 1
+    _groups.groups[number] = new
+    return new
 
 
 def get_group(id: int = 0) -> Group | None:
-    """The group of a number; None, and a warning, where there is none."""
-    if id not in _known.groups:
+    """Return the group with a number; warn and return None if it does not exist.
+
+    Corresponds to `paddle.distributed.get_group`.
+    """
+    if id not in _groups.groups:
         warnings.warn(f"Group {id} is not initialized.", stacklevel=2)
-    return _known.groups.get(id)
+    return _groups.groups.get(id)
 
 
 def destroy_process_group(group: Group | None = None) -> None:
-    """Leave a group, or all of them; all of its ranks call it. `ngd.shutdown()` ends the world."""
+    """Leave a group, or all groups if it is the world. All ranks of the group call it.
+
+    `ngd.shutdown()` leaves the world itself.
+
+    Corresponds to `paddle.distributed.destroy_process_group`.
+    """
     world = chosen(None)
-    ending = world if group is None else group
-    if _known.groups.get(ending.id) is not ending:
-        raise ValueError(f"destroy_process_group: expected a group that there is; got {ending!r}")
-    for each in [ending] if ending.id else list(_known.groups.values()):
-        del _known.groups[each.id]
+    target = world if group is None else group
+    if _groups.groups.get(target.id) is not target:
+        raise ValueError(f"destroy_process_group: expected a group that there is; got {target!r}")
+    for each in [target] if target.id else list(_groups.groups.values()):
+        del _groups.groups[each.id]
         if each.id:
             each.group.close()
 
 
 def chosen(group: Group | None) -> Group:
-    """The group that a caller names, or the world."""
+    """Return the group, or the world if `group` is None."""
     if group is None:
         if not is_initialized():
             raise RuntimeError(
                 "ngd.paddle: expected a world; got none. Call init_parallel_env() first."
             )
-        return _known.groups[0]
+        return _groups.groups[0]
     if not isinstance(group, Group):
         raise TypeError(f"group: expected one of ngd.paddle.new_group; got {type(group).__name__}")
     return group
 
 
 def is_outside(group: Group, stacklevel: int = 3) -> bool:
-    """Return whether this process is not a member: Paddle then warns, and does nothing."""
+    """Return True and warn if this process is not a member of the group, as Paddle does."""
     if not group.is_member():
         warnings.warn(
             f"rank {get_rank()} is not in the group of the ranks {group.ranks}",
@@ -237,7 +284,7 @@ def is_outside(group: Group, stacklevel: int = 3) -> bool:
 
 
 def spawn(*_: Any, **__: Any) -> NoReturn:
-    """Not here: a launcher starts the ranks."""
+    """Raise NotImplementedError: a launcher starts the ranks."""
     raise NotImplementedError(
         "ngd.paddle.spawn: expected ranks of a launcher; got a call to start them. Run the script "
         "by `ngd run -n N SCRIPT`, or another launcher."
@@ -245,7 +292,7 @@ def spawn(*_: Any, **__: Any) -> NoReturn:
 
 
 def launch(*_: Any, **__: Any) -> NoReturn:
-    """Not here: a launcher starts the ranks."""
+    """Raise NotImplementedError: a launcher starts the ranks."""
     raise NotImplementedError(
         "ngd.paddle.launch: expected ranks of a launcher; got a call to start them. Run the script "
         "by `ngd run -n N SCRIPT`, or another launcher."

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training between hosts on Ray, which may lose hosts and find others (pip install ray).
+"""Training between the hosts of a Ray cluster, which may lose hosts and get new ones.
 
-DiLoCo (diloco.py) lets hosts train apart, and averages now and then. `run_elastic` (elastic.py)
-starts a data-parallel job by mpirun on the hosts that there are, and again where they change.
+`DiLoCo` (diloco.py) lets hosts train independently and averages their weights from time to time.
+`run_elastic` (elastic.py) starts a data-parallel job by mpirun on the available hosts, and starts
+it again when the hosts change. Install Ray by `pip install 'ngd-runtime[ray]'`.
 """
 
 from __future__ import annotations

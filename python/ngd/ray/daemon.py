@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mpirun calls in the place of ssh: `daemon.py ADDRESS COMMAND...` runs it there, by Ray."""
+"""The program that mpirun calls instead of ssh. `daemon.py ADDRESS COMMAND...` runs the command.
+
+Ray runs the command on the host with this address, in the actor `elastic.Host`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from typing import Final
 import ray
 
 CLUSTER: Final = "NGD_RAY_CLUSTER"
-"""The variable that says where the cluster is,"""
+"""The environment variable with the address of the Ray cluster."""
 NAMESPACE: Final = "NGD_RAY_NAMESPACE"
-"""in which namespace the actors of this job's hosts are,"""
+"""The environment variable with the namespace of the actors of this job."""
 HOSTS: Final = "NGD_RAY_HOSTS"
-"""their names by the hosts' addresses, JSON,"""
+"""The environment variable with the names of the actors by the addresses of their hosts, as
+JSON."""
 WORLD: Final = "NGD_RAY_WORLD"
-"""and for which world the command is."""
+"""The environment variable with the number of the world that the command belongs to."""
 
 
 def main() -> int:
-    """Run the command there; its exit code."""
+    """Run the command on the other host and return its exit code."""
     address, *words = sys.argv[1:]
     namespace = os.environ[NAMESPACE]
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DiLoCo between hosts on Ray, whose workers may be lost and replaced (pip install ray).
+"""DiLoCo between the hosts of a Ray cluster, whose workers may be lost and replaced.
 
     class Worker:
-        def __init__(self, number): ...  # makes self.parameters, and may make self.carried
-        def train(self, round): ...      # makes the inner steps of a round; what it gives is told
+        def __init__(self, number): ...  # sets self.parameters, and optionally self.carried
+        def train(self, round): ...      # makes the inner steps of a round and returns a report
 
     ray.init(address="auto")
     with ngd.ray.DiLoCo(Worker, workers=8, resources={"num_cpus": 4}) as diloco:
         while diloco.round < 100:
             reports = diloco.step()
 
-Membership, placement and transport are Ray's: each worker is an actor, or several of one host that
-make a world of ngd over its shared memory; weights and outer gradients go through Ray's object
-store. The driver has the outer weights and makes the outer steps.
+Ray manages the membership, placement and transport. Each worker is an actor, or several actors of
+one host that form a world of ngd over shared memory. Weights and outer gradients are sent through
+Ray's object store. The driver has the outer weights and makes the outer steps.
 """
 
 from __future__ import annotations
@@ -44,44 +44,44 @@ from ..train.local_sgd import WIRES, encoded, give, is_state, state_values, valu
 
 logger = logging.getLogger("ngd")
 
-LOOKS_EACH: Final = 0.2
-"""Seconds that are waited at a time for new workers."""
+POLL_SECONDS: Final = 0.2
+"""The time between two checks for new workers, in seconds."""
 
 
 class Rank:
-    """The actor: a worker, or one rank of it."""
+    """The actor of a worker, or of one rank of a worker."""
 
     def __init__(
         self,
         make: Callable[[int], Any],
         number: int,
-        place: tuple[int, int, str],
+        member: tuple[int, int, str],
         threads: int,
         wire: Any,
     ) -> None:
-        rank, ranks, key = place
+        rank, ranks, key = member
         os.environ.setdefault("NGD_THREADS", str(threads))
-        mine = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "NGD_JOB": key}
-        os.environ.update(mine | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)})
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "NGD_JOB": key}
+        os.environ.update(variables | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)})
         os.environ.pop("NGD_SURROUNDINGS", None)
-        self.make, self.number, self.first, self.wire = make, number, rank == 0, np.dtype(wire)
+        self.make, self.number, self.is_first, self.wire = make, number, rank == 0, np.dtype(wire)
         self.encode: Any = None
 
     def begin(self) -> Any:
-        """Make the worker; the weights that it begins with."""
+        """Create the worker and return its initial weights, on the first rank."""
         self.worker = self.make(self.number)
         self.leaves = trees.leaves_of(self.worker.parameters)
-        return [wide(value_of(leaf)) for leaf in self.leaves] if self.first else None
+        return [wide(value_of(leaf)) for leaf in self.leaves] if self.is_first else None
 
-    def lend(self) -> list[Any]:
-        """Return the values that a new worker gets beside the weights."""
+    def get_carried(self) -> list[Any]:
+        """Return the values that a new worker gets in addition to the weights."""
         return [
             state_values(leaf) if isinstance(leaf, LiveState) else value_of(leaf)
             for leaf in self.carried()
         ]
 
-    def heal(self, carried: list[Any]) -> None:
-        """Take the values that `lend` returned on a peer."""
+    def set_carried(self, carried: list[Any]) -> None:
+        """Set the values that `get_carried` returned on another worker."""
         for leaf, value in zip(self.carried(), carried, strict=True):
             if isinstance(leaf, LiveState):
                 values, is_complete = value
@@ -94,86 +94,99 @@ class Rank:
         return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
-        """A round from these weights: what the worker tells, and how far it has moved, encoded."""
+        """Make a round from these weights.
+
+        The result on the first rank is the worker's report, and the encoded change of its weights.
+        """
         for leaf, value in zip(self.leaves, weights, strict=True):
             give(leaf, value)
-        told = self.worker.train(number)
-        if not self.first:
+        reports = self.worker.train(number)
+        if not self.is_first:
             return None, None
         after = [wide(value_of(leaf)) for leaf in self.leaves]
         if self.encode is None:
             self.encode = encoder(after, self.wire)
         parts = self.encode(*weights, *after)
-        width = len(parts) // len(after)
-        return told, [parts[i * width : (i + 1) * width] for i in range(len(after))]
+        parts_per_leaf = len(parts) // len(after)
+        return reports, [
+            parts[i * parts_per_leaf : (i + 1) * parts_per_leaf] for i in range(len(after))
+        ]
 
 
 def encoder(arrays: list[Any], wire: Any) -> Any:
-    """A step that takes weights before and after, and gives their differences as they travel."""
+    """Return a step that takes weights before and after a round, and returns the encoded change."""
     before, after = (
         [placeholder(f"{name}{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
         for name in ("before", "after")
     )
     parts: list[Any] = []
     for b, a in zip(before, after, strict=True):
-        parts += encoded(b - a) if wire == int8 else [ops.cast(b - a, wire_of(a.dtype, wire))]
+        parts += encoded(b - a) if wire == int8 else [ops.cast(b - a, wire_dtype_of(a.dtype, wire))]
     return compile([*before, *after], parts)
 
 
-def wire_of(dtype: Any, wire: Any) -> Any:
-    """What floats of this dtype travel as; float64 stays what it is beside float32."""
+def wire_dtype_of(dtype: Any, wire: Any) -> Any:
+    """Return the dtype in which floats of this dtype are sent; for wire float32 it is their own."""
     return dtype if wire == float32 else bfloat16
 
 
-def decoded(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """What has travelled, as an array of this shape and dtype."""
-    wanted = parts[0].astype(dtype)
-    return (wanted if len(parts) == 1 else wanted * parts[1].astype(dtype)).reshape(shape)
+def decode(parts: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return the decoded array, with this shape and dtype."""
+    values = parts[0].astype(dtype)
+    return (values if len(parts) == 1 else values * parts[1].astype(dtype)).reshape(shape)
 
 
 @dataclass(eq=False)
 class Worker:
-    """What the driver knows of a worker: its actors by rank, and where they are placed."""
+    """The driver's record of a worker: its actors by rank, and their placement group."""
 
     number: int
-    place: Any
+    placement: Any
     actors: list[Any]
-    begun: list[Any]
-    """What becomes of making its ranks; the first gives the weights that it begins with."""
-    ready: bool = False
+    begin_refs: list[Any]
+    """The references to the results of `Rank.begin`. The first result is the initial weights."""
+    is_ready: bool = False
 
 
 class DiLoCo:
-    """The driver: outer steps of train.DiLoCo over workers that Ray places, and may lose.
+    """The driver of DiLoCo over workers that Ray places and may lose. It makes the outer steps.
 
-    A round: each worker gets the outer weights, makes its inner steps, and gives back how far it
-    has moved; the mean goes to the outer optimizer. A worker that is lost (its process or host
-    dies), or does not answer within `deadline`, is dropped from the round; where `max_restarts`
-    allows another is started at once, wherever Ray finds a place, and takes part from the first
-    round that begins after it is ready. It gets the `carried` values of a peer. Each event is
-    logged, by the logger "ngd".
+    In a round, each worker gets the outer weights, makes its inner steps, and returns the change of
+    its weights. The outer optimizer applies the mean change of all workers (see
+    `ngd.train.DiLoCo`).
+
+    A worker is lost if its process or host dies, or if it does not answer within `deadline`. It is
+    dropped from the round. If `max_restarts` allows it, another worker is started immediately, on
+    any host where Ray finds free resources. It takes part from the first round that starts after it
+    is ready, and it gets the `carried` values of another worker. The logger "ngd" reports each
+    event.
 
     Parameters
     ----------
-    make
-        Called with the worker's number, from 0, on each of its ranks; a class, say. What it gives
-        has `parameters` (as train.DiLoCo takes them), `train(round)`, and may have `carried`. What
-        it raises, or `train`, ends the training.
-    workers
-        How many there are to be.
-    min_workers
-        With fewer left the next step waits up to `deadline` for new ones, and fails then.
-    max_restarts
-        How many may be started in the place of lost ones.
-    ranks
-        Actors of a worker, all on one host: ngd.init() in `make` joins them to a world, as under
-        `ngd run`. All ranks keep equal weights; what rank 0 has is taken.
-    resources
-        Of an actor, in the words of Ray's `options`: "num_cpus", "memory", "resources".
-    outer, wire
-        As in train.DiLoCo. With "bfloat16" nothing is rounded after the sum.
-    deadline
-        Seconds for a round, and for making the workers of the first one.
+    make : callable
+        A function or class that is called with the number of the worker, from 0, on each of its
+        ranks. The result has `parameters` (as `ngd.train.DiLoCo` takes them), `train(round)`, and
+        optionally `carried`. An exception in `make` or `train` ends the training.
+    workers : int
+        The number of workers.
+    min_workers : int
+        The smallest number of workers for a step. With fewer workers, `step` waits up to `deadline`
+        for new ones, and then fails.
+    max_restarts : int
+        The number of workers that may be started as replacements.
+    ranks : int
+        The number of actors per worker, all on one host. `ngd.init()` in `make` joins them to a
+        world, as under `ngd run`. All ranks keep equal weights; those of rank 0 are sent.
+    resources : mapping, optional
+        The resources of one actor, as Ray's `options` takes them: "num_cpus", "memory",
+        "resources".
+    outer : Optimizer, optional
+        The outer optimizer, as in `ngd.train.DiLoCo`.
+    wire : dtype
+        The format in which changes are sent, as in `ngd.train.DiLoCo`. With "bfloat16", the mean is
+        not rounded again.
+    deadline : float
+        The longest time in seconds for a round, and for creating the workers of the first round.
 
     Raises
     ------
@@ -202,12 +215,12 @@ class DiLoCo:
         self._wire = np.dtype(wire)
         if self._wire not in WIRES:
             raise ValueError(f"ngd.ray.DiLoCo: wire: expected one of {WIRES}; got {wire!r}")
-        self._make, self._least, self._ranks = make, min_workers, ranks
+        self._make, self._min_workers, self._ranks = make, min_workers, ranks
         self._restarts_left, self._deadline = max_restarts, deadline
         self._resources = {"num_cpus": 1, **(resources or {})}
         self._outer = outer or optim.SGD(0.7, momentum=0.9, nesterov=True, name="outer")
         self._workers: list[Worker] = []
-        self._next = 0
+        self._next_number = 0
         self._update: Any = None
         try:
             for _ in range(workers):
@@ -219,28 +232,28 @@ class DiLoCo:
 
     @property
     def round(self) -> int:
-        """How many outer steps were made."""
+        """The number of outer steps that were made."""
         return int(self._round.numpy())
 
     @property
     def weights(self) -> list[Any]:
-        """The outer weights, in the order of a worker's parameters: arrays, float32 at least."""
+        """The outer weights, as arrays of at least float32, in the order of the parameters."""
         return [v.numpy() for v in self._weights]
 
     def step(self) -> dict[int, Any]:
-        """Make a round with all workers that are ready; what each of them told, by its number."""
+        """Make a round with all workers that are ready; return their reports by worker number."""
         while True:
-            self._admit(self._least)
-            told, moved = self._train(ray.put(self.weights))
-            if moved:
+            self._admit(self._min_workers)
+            reports, deltas = self._train(ray.put(self.weights))
+            if deltas:
                 break
         means = []
         for i, v in enumerate(self._weights):
-            parts = [decoded(each[i], v.shape, v.dtype) for each in moved]
+            parts = [decode(each[i], v.shape, v.dtype) for each in deltas]
             means.append(sum(parts[1:], parts[0]) / v.dtype.type(len(parts)))
         self._update(*means)
-        logger.info("ngd.ray.DiLoCo: outer step %d, %d workers", self.round, len(moved))
-        return told
+        logger.info("ngd.ray.DiLoCo: outer step %d, %d workers", self.round, len(deltas))
+        return reports
 
     def close(self) -> None:
         """End all workers."""
@@ -259,16 +272,17 @@ class DiLoCo:
         self.close()
 
     @property
-    def _ready(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker.ready]
+    def _ready_workers(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.is_ready]
 
-    def _compile(self, beginning: list[Any]) -> None:
-        """The outer weights, and the step that takes the means and moves them."""
+    def _compile(self, initial_weights: list[Any]) -> None:
+        """Create the outer weights, and compile the step that applies the mean change to them."""
         self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
-        """The outer weights, the outer optimizer's state and the round, for ngd.checkpoint."""
+        """The outer weights, the state of the outer optimizer and the round, for
+        `ngd.checkpoint`."""
         self._weights = [
             self.state.variable(f"weights[{i}]", partial(np.asarray, value))
-            for i, value in enumerate(beginning)
+            for i, value in enumerate(initial_weights)
         ]
         self._round = self.state.variable(f"{self._outer.name}.round", lambda: np.int64(0))
         means = [placeholder(v.name, v.shape, v.dtype) for v in self._weights]
@@ -276,103 +290,119 @@ class DiLoCo:
         self._update = compile(means, [], updates | {self._round: self._round + 1})
 
     def _start(self) -> None:
-        """Have Ray start a worker where it finds a place."""
-        number, key, ranks = self._next, secrets.token_hex(16), self._ranks
-        self._next += 1
+        """Ask Ray to start a worker on any host with free resources."""
+        number, key, ranks = self._next_number, secrets.token_hex(16), self._ranks
+        self._next_number += 1
         cpus = self._resources["num_cpus"]
         bundle = {"CPU": cpus, **self._resources.get("resources", {})}
         if "memory" in self._resources:
             bundle["memory"] = self._resources["memory"]
-        place = placement_group([bundle] * ranks, strategy="STRICT_PACK")
+        placement = placement_group([bundle] * ranks, strategy="STRICT_PACK")
         actors = [
             ray.remote(Rank)
             .options(
                 **self._resources,
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    place, placement_group_bundle_index=rank
+                    placement, placement_group_bundle_index=rank
                 ),
             )
             .remote(self._make, number, (rank, ranks, key), max(1, int(cpus)), self._wire.name)
             for rank in range(ranks)
         ]
-        begun = [actor.begin.remote() for actor in actors]
-        self._workers.append(Worker(number, place, actors, begun))
+        begin_refs = [actor.begin.remote() for actor in actors]
+        self._workers.append(Worker(number, placement, actors, begin_refs))
         logger.info("ngd.ray.DiLoCo: worker %d starts", number)
 
-    def _admit(self, wanted: int) -> None:
-        """Take in workers that are ready; wait until there are so many, or no more can come."""
+    def _admit(self, num_workers: int) -> None:
+        """Add the workers that are ready, and wait until there are `num_workers`.
+
+        WorkerError if the deadline is over, or too few workers can become ready.
+        """
         limit = time.monotonic() + self._deadline
         while True:
-            for worker in [worker for worker in self._workers if not worker.ready]:
-                begun = worker.begun
-                if len(ray.wait(begun, num_returns=len(begun), timeout=0)[0]) == len(begun):
-                    got = self._got(worker, begun)
-                    if got is not None:
-                        self._take_in(worker, got[0])
-            missing = wanted - len(self._ready)
-            if missing <= 0:
+            for worker in [worker for worker in self._workers if not worker.is_ready]:
+                begin_refs = worker.begin_refs
+                if len(ray.wait(begin_refs, num_returns=len(begin_refs), timeout=0)[0]) == len(
+                    begin_refs
+                ):
+                    results = self._results_of(worker, begin_refs)
+                    if results is not None:
+                        self._add_worker(worker, results[0])
+            num_missing = num_workers - len(self._ready_workers)
+            if num_missing <= 0:
                 return
-            if missing > len(self._workers) - len(self._ready) or time.monotonic() > limit:
+            if (
+                num_missing > len(self._workers) - len(self._ready_workers)
+                or time.monotonic() > limit
+            ):
                 raise WorkerError(
-                    f"ngd.ray.DiLoCo: expected {wanted} workers; got {len(self._ready)}, and "
-                    f"{len(self._workers) - len(self._ready)} that Ray has not placed, or that are "
-                    f"not ready, in {self._deadline:g} s. Add hosts, or wait longer by deadline="
+                    f"ngd.ray.DiLoCo: expected {num_workers} workers; got "
+                    f"{len(self._ready_workers)}, and "
+                    f"{len(self._workers) - len(self._ready_workers)} that Ray has not placed, or "
+                    f"that are not ready, in {self._deadline:g} s. Add hosts, or wait longer by "
+                    "deadline="
                 )
-            time.sleep(LOOKS_EACH)
+            time.sleep(POLL_SECONDS)
 
-    def _take_in(self, worker: Worker, beginning: list[Any]) -> None:
-        """Count a worker in; where the training has begun, a peer first lends it what it needs."""
+    def _add_worker(self, worker: Worker, initial_weights: list[Any]) -> None:
+        """Add a worker. After the first round, it gets the carried values of another worker."""
         if self._update is None:
-            self._compile(beginning)
-        for peer in self._ready if self.round else ():
-            lent = peer.actors[0].lend.remote()
-            if self._got(peer, [lent]) is None:
-                continue  # the next one
-            if self._got(worker, [actor.heal.remote(lent) for actor in worker.actors]) is None:
+            self._compile(initial_weights)
+        for peer in self._ready_workers if self.round else ():
+            carried_ref = peer.actors[0].get_carried.remote()
+            if self._results_of(peer, [carried_ref]) is None:
+                continue  # ask the next worker
+            if (
+                self._results_of(
+                    worker, [actor.set_carried.remote(carried_ref) for actor in worker.actors]
+                )
+                is None
+            ):
                 return
             logger.info("ngd.ray.DiLoCo: worker %d healed by %d", worker.number, peer.number)
             break
-        worker.ready = True
+        worker.is_ready = True
         logger.info("ngd.ray.DiLoCo: worker %d is ready", worker.number)
 
     def _train(self, weights: Any) -> tuple[dict[int, Any], list[Any]]:
-        """Let all that are ready make a round: what they told, and how far they have moved."""
-        asked = {
+        """Make a round on all workers that are ready; return their reports and their changes."""
+        refs_by_worker = {
             worker: [
                 actor.train.options(num_returns=2).remote(self.round, weights)
                 for actor in worker.actors
             ]
-            for worker in self._ready
+            for worker in self._ready_workers
         }
         limit = time.monotonic() + self._deadline
-        told: dict[int, Any] = {}
-        moved = []
-        for worker, refs in asked.items():
-            got = self._got(worker, [ref for pair in refs for ref in pair], limit)
-            if got is not None:
-                told[worker.number] = got[0]
-                moved.append(got[1])
-        return told, moved
+        reports: dict[int, Any] = {}
+        deltas = []
+        for worker, refs in refs_by_worker.items():
+            results = self._results_of(worker, [ref for pair in refs for ref in pair], limit)
+            if results is not None:
+                reports[worker.number] = results[0]
+                deltas.append(results[1])
+        return reports, deltas
 
-    def _got(self, worker: Worker, refs: list[Any], limit: float | None = None) -> Any:
-        """What a worker answers; None, and it is dropped, where it is lost or late."""
+    def _results_of(self, worker: Worker, refs: list[Any], limit: float | None = None) -> Any:
+        """Return a worker's results. If it is lost or late, drop it and return None."""
         limit = time.monotonic() + self._deadline if limit is None else limit
         try:
             return ray.get(refs, timeout=max(0.0, limit - time.monotonic()))
         except GetTimeoutError:
             self._lose(worker, f"did not answer in {self._deadline:g} s")
         except RayTaskError as error:
-            if not isinstance(error.cause, CollectiveError):  # of another of its ranks
+            # A CollectiveError means that another rank of this worker is lost.
+            if not isinstance(error.cause, CollectiveError):
                 raise
             self._lose(worker, str(error.cause))
         except RayError as error:
             self._lose(worker, f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
 
-    def _lose(self, worker: Worker, why: str) -> None:
-        """Go on without a worker, with a new one in its place if there may be one."""
-        logger.warning("ngd.ray.DiLoCo: worker %d is lost: %s", worker.number, why)
+    def _lose(self, worker: Worker, reason: str) -> None:
+        """Drop a worker, and start another one if a restart is left."""
+        logger.warning("ngd.ray.DiLoCo: worker %d is lost: %s", worker.number, reason)
         self._end(worker)
         if self._restarts_left > 0:
             self._restarts_left -= 1
@@ -384,7 +414,7 @@ class DiLoCo:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
         with contextlib.suppress(RayError):
-            remove_placement_group(worker.place)
+            remove_placement_group(worker.placement)
 
 
 __all__ = ["DiLoCo"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data-parallel job between hosts that goes on without a lost one, and takes in new ones.
+"""A data-parallel job between hosts that continues without a lost host, and adds new hosts.
 
-MPI cannot lose a rank. So Ray says which hosts there are, and starts what mpirun wants on them
-(daemon.py, in the place of ssh); inside a world ranks speak by MPI. Where a host is lost, or a new
-one waits, the world ends and the next one starts, from the newest commit that a host still has
-(`ngd.horovod.torch.elastic`).
+MPI cannot continue after the loss of a rank, so the job is a sequence of worlds. Ray reports the
+available hosts and runs on them what mpirun would start by ssh (daemon.py). Within a world, the
+ranks communicate by MPI. If a host is lost or a new host waits, the world ends. The next world
+starts from the newest commit that a host still has (`ngd.horovod.torch.elastic`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from . import daemon, guard
 
 logger = logging.getLogger("ngd")
 
-LOOKS_EACH: Final = 1.0
-"""Seconds between two looks at the hosts of the cluster."""
+POLL_SECONDS: Final = 1.0
+"""The time between two checks of the hosts of the cluster, in seconds."""
 ANSWER_SECONDS: Final = 20.0
-"""In which a host answers that is asked to clear up; else it is lost."""
+"""The longest time in seconds for the answer of a host; a later host counts as lost."""
 OTHER_LAUNCHERS: Final = ("SLURM_", "PBS_", "LSB_", "FLUX_", "PMI", "OMPI_COMM_", "PRTE_MCA_ess")
-"""How variables begin that would tell mpirun of another job."""
-OWN: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
-"""Variables of ranks that the job alone sets."""
+"""The prefixes of environment variables that would describe another job to mpirun."""
+RESERVED: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
+"""The environment variables of the ranks that only the job sets."""
 WORLD: Final = "world"
-"""The folder, in that of a host, of what a world leaves behind: temporary files, and marks."""
+"""The folder, within the folder of a host, for the temporary files and marks of a world."""
 RANK: Final = f"""
 : "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
 export OMPI_MCA_btl_sm_backing_directory
@@ -57,40 +57,45 @@ export OMPI_MCA_btl_sm_backing_directory
 "$@" || exit
 : >"$NGD_ELASTIC_DIR/{WORLD}/ended-$OMPI_COMM_WORLD_RANK"
 """
-"""What the shell of each rank does: it marks that the rank has begun, and that it has ended well.
+"""The shell script of each rank. It creates a mark when the rank starts, and one when it ends well.
 
-mpirun passes variables OMPI_... of its own host on to all; so this one is set here.
-"""
+mpirun sends the variables OMPI_... of its own host to all hosts, so the script sets this one."""
 
 
 class Host:
-    """The actor of a host: runs mpirun, or what mpirun wants there; its ranks are their children.
+    """The actor of a host. It runs mpirun, or the commands that mpirun starts there.
 
-    Its folder is NGD_ELASTIC_DIR of these ranks. They keep their commits there, and there they see
-    that new hosts wait (members.hosts_wait), and say that they have ended for them. A guard
-    (guard.py) clears up should this process be killed.
+    The ranks are children of these processes, and NGD_ELASTIC_DIR is the folder of the host. The
+    ranks keep their commits in it. A file in it notifies them that new hosts wait
+    (`membership.hosts_wait`), and by another file they report that they have ended because of
+    that. If this process is killed, a guard (guard.py) cleans up.
     """
 
     def __init__(
         self, directory: str, environment: Mapping[str, str], ranks: int, cpus: int
     ) -> None:
         self.directory, self.ranks = directory, ranks
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_LAUNCHERS)}
-        path = f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"
-        own = {"PATH": path, "NGD_THREADS": str(cpus), "OMP_NUM_THREADS": str(cpus)}
-        if os.getuid() == 0:  # as in most containers
-            own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        self.environment = kept | own | dict(environment)
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_LAUNCHERS)}
+        path = f"{Path(sys.executable).parent}:{inherited.get('PATH', os.defpath)}"
+        overrides = {"PATH": path, "NGD_THREADS": str(cpus), "OMP_NUM_THREADS": str(cpus)}
+        if os.getuid() == 0:  # the usual user in a container
+            overrides |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        self.environment = inherited | overrides | dict(environment)
         self.running: list[subprocess.Popen[bytes]] = []
-        self.over = 0
+        self.last_ended_world = 0
         """The number of the newest world that has ended."""
         self.lock = threading.Lock()
-        """Held while processes of a world are started or ended."""
+        """A lock that is held while processes of a world are started or ended."""
 
     def begin(self) -> tuple[str, str]:
-        """Be ready; the host's name, which is its own, and its mpirun, which all hosts have.
+        """Prepare the host. Return its name, and the path and version of its mpirun.
 
-        WorkerError where something is missing that ranks need.
+        Hosts must have different names and the same mpirun.
+
+        Raises
+        ------
+        WorkerError
+            Something that the ranks need is missing.
         """
         if not Path(self.directory).is_dir():
             raise WorkerError(
@@ -116,13 +121,13 @@ class Host:
             text=True,
             start_new_session=True,
         )
-        self.guard.wait()  # its child goes on
+        self.guard.wait()  # its child continues
         self.world = Path(self.folder, WORLD)
         self.environment |= {"NGD_ELASTIC_DIR": self.folder, "TMPDIR": str(self.world)}
         return socket.gethostname(), f"{mpirun}, {version}"
 
     def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
-        """Run mpirun with these arguments; its exit code. `cluster` is for daemon.py."""
+        """Run mpirun with these arguments and return its exit code. `cluster` is for daemon.py."""
         agent = Path(self.folder, "agent")
         line = shlex.join([sys.executable, daemon.__file__])
         agent.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
@@ -132,15 +137,18 @@ class Host:
         return self.run(world, [self.mpirun, *settings, *arguments], cluster)
 
     def run(self, world: int, command: Sequence[str], more: Mapping[str, str] = {}) -> int:
-        """Run a command in a session of its own, with more variables; its exit code.
+        """Run a command in its own session, with additional variables, and return its exit code.
 
-        WorkerError where the world that it is for has ended.
+        Raises
+        ------
+        WorkerError
+            The world that the command belongs to has ended.
         """
         with self.lock:
-            if world <= self.over:
+            if world <= self.last_ended_world:
                 raise WorkerError(
-                    f"ngd.ray.run_elastic: expected a world after {self.over}; got world {world}, "
-                    "which has ended"
+                    f"ngd.ray.run_elastic: expected a world after {self.last_ended_world}; got "
+                    f"world {world}, which has ended"
                 )
             self.world.mkdir(exist_ok=True)
             process = subprocess.Popen(
@@ -155,18 +163,24 @@ class Host:
         return process.wait()
 
     def begun(self) -> bool:
-        """Whether all ranks of the world have begun here."""
+        """Return True if all ranks of the world have started on this host."""
         return len(list(self.world.glob("begun-*"))) == self.ranks
 
     def announce(self) -> bool:
-        """Let the ranks see that new hosts wait."""
+        """Notify the ranks that new hosts wait."""
         Path(self.folder, HOSTS_WAIT).touch()
         return True
 
     def end_world(self, world: int) -> tuple[bool, bool]:
-        """Leave nothing of it; whether all ranks ended well here, and whether for new hosts."""
+        """End all processes of a world and remove its files.
+
+        Returns
+        -------
+        tuple of bool
+            True if all ranks ended well on this host; True if they ended because new hosts wait.
+        """
         with self.lock:
-            self.over = world
+            self.last_ended_world = world
             for process in self.running:
                 guard.end_session(process.pid)
                 self._tell_guard("-", process)
@@ -179,18 +193,18 @@ class Host:
         return well, asked
 
     def close(self) -> None:
-        """Leave nothing at all."""
+        """End all processes and remove the folder."""
         self.end_world(sys.maxsize)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.guard.communicate()
 
     def _tell_guard(self, sign: str, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the ranks run on
+        with contextlib.suppress(BrokenPipeError):  # a killed guard does not stop the ranks
             print(f"{sign}{process.pid}", file=self.guard.stdin, flush=True)
 
 
 def _version(mpirun: str, environment: Mapping[str, str]) -> str:
-    """What mpirun says of itself."""
+    """Return the first line of `mpirun --version`."""
     done = subprocess.run(
         [mpirun, "--version"],
         env=environment,
@@ -203,22 +217,22 @@ def _version(mpirun: str, environment: Mapping[str, str]) -> str:
 
 @dataclass(eq=False)
 class Place:
-    """A host, as the driver has it."""
+    """The driver's record of a host."""
 
     node: str
     address: str
     actor: Any
     name: str
-    """Of the actor."""
+    """The name of the actor."""
     begun: Any
-    """What becomes of Host.begin."""
-    told: tuple[str, str] | None = None
-    """What it has told, once it is ready."""
+    """The reference to the result of `Host.begin`."""
+    identity: tuple[str, str] | None = None
+    """The result of `Host.begin`, (host name, mpirun); None until the host is ready."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can take part in a world."""
-        return self.told is not None
+        """True if the host can take part in a world."""
+        return self.identity is not None
 
 
 def run_elastic(
@@ -232,49 +246,57 @@ def run_elastic(
     environment: Mapping[str, str] | None = None,
     deadline: float = 60.0,
 ) -> None:  # long because each argument is described
-    """Run a script on the hosts of a Ray cluster, with whichever of them are there.
+    """Run a script on the hosts of a Ray cluster, and continue when hosts are lost or added.
 
-    It is started by Open MPI, with `ranks` ranks on each host, whose cores Ray keeps for them. The
-    script trains in `ngd.horovod.torch.elastic.run`. Where a host is lost or a rank fails, all
-    ranks are started again on the hosts that are left, and go on from the newest commit. Where a
-    new host comes, they end at the next commit, and are started again with it. A new host that
-    cannot be used is left out. Each event is logged, by the logger "ngd".
+    Open MPI starts `ranks` ranks on each host, and Ray reserves the cores for them. The script
+    trains in `ngd.horovod.torch.elastic.run`. If a host is lost or a rank fails, all ranks are
+    started again on the remaining hosts, and continue from the newest commit. If a new host joins
+    the cluster, the ranks end at the next commit, and are started again with it. A new host that
+    cannot be used is left out. The logger "ngd" reports each event.
 
     Parameters
     ----------
-    command
-        A program and its arguments; a script that ends in .py is run by this Python. It is found
-        on each host in this process's working directory.
-    ranks
-        Of each host.
-    cpus
-        Of each rank: so many CPUs of Ray's are asked for, and so many threads compute.
-    min_hosts
-        With fewer, new ones are waited for until the deadline.
-    max_hosts
-        More stand ready until others are lost: Ray keeps their CPUs, too. None: all take part.
-    max_restarts
-        How often the ranks may be started again after a failure; new hosts do not count.
-    environment
-        Variables for the ranks, and settings of Open MPI (OMPI_MCA_...).
-    deadline
-        Seconds in which `min_hosts` hosts are to be there, and then the ranks of a world to begin.
+    command : sequence of str
+        A program and its arguments. A script whose name ends in .py is run by this Python. Each
+        host runs the command in the directory that is the working directory of this process.
+    ranks : int
+        The number of ranks per host.
+    cpus : int
+        The number of CPUs that Ray reserves per rank, and of the threads of a rank.
+    min_hosts : int
+        The smallest number of hosts. With fewer hosts, the job waits for new ones until the
+        deadline.
+    max_hosts : int, optional
+        The largest number of hosts in a world. Additional hosts wait until others are lost, and Ray
+        reserves their CPUs too. By default all hosts take part.
+    max_restarts : int
+        The number of times that the ranks may be started again after a failure. Restarts for new
+        hosts are not counted.
+    environment : mapping of str to str, optional
+        Environment variables for the ranks, including settings of Open MPI (OMPI_MCA_...).
+    deadline : float
+        The longest time in seconds to wait for `min_hosts` hosts, and then for the start of the
+        ranks of a world.
 
     Raises
     ------
     WorkerError
-        There are too few hosts, one of the first cannot be used, or no restart is left.
+        There are too few hosts, one of the first hosts cannot be used, or no restart is left.
     """
-    given, most = dict(environment or {}), sys.maxsize if max_hosts is None else max_hosts
-    _check_words(command, given)
-    if min(ranks, cpus, max_restarts + 1) < 1 or not 1 <= min_hosts <= most or not deadline > 0:
+    variables, host_limit = dict(environment or {}), sys.maxsize if max_hosts is None else max_hosts
+    _check_words(command, variables)
+    if (
+        min(ranks, cpus, max_restarts + 1) < 1
+        or not 1 <= min_hosts <= host_limit
+        or not deadline > 0
+    ):
         raise ValueError(
             "ngd.ray.run_elastic: expected ranks, cpus >= 1, 1 <= min_hosts <= max_hosts, "
             f"max_restarts >= 0, deadline > 0; got {ranks}, {cpus}, {min_hosts}, {max_hosts}, "
             f"{max_restarts}, {deadline}"
         )
     line = [sys.executable, *command] if command[0].endswith(".py") else list(command)
-    job = _Job(line, (ranks, cpus), (min_hosts, most), given, deadline)
+    job = _Job(line, (ranks, cpus), (min_hosts, host_limit), variables, deadline)
     try:
         job.run(max_restarts)
     finally:
@@ -282,7 +304,7 @@ def run_elastic(
 
 
 def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse what is no command line, and what is no environment, by name."""
+    """Raise if the command or the environment is not valid."""
     where = "ngd.ray.run_elastic"
     if isinstance(command, str) or not all(isinstance(word, str) for word in command):
         raise TypeError(f"{where}: command: expected a list of strings; got {command!r}")
@@ -291,7 +313,7 @@ def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None
     for name, value in environment.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"{where}: environment: expected strings; got {name!r}: {value!r}")
-        if name in OWN:
+        if name in RESERVED:
             raise ValueError(
                 f"{where}: environment: expected other variables than {name}; got it, but the job "
                 "sets it itself. Remove it."
@@ -299,7 +321,7 @@ def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None
 
 
 class _Job:
-    """The driver: the hosts that there are, and one world after the other."""
+    """The driver: the available hosts, and a sequence of worlds."""
 
     def __init__(
         self,
@@ -310,41 +332,41 @@ class _Job:
         deadline: float,
     ) -> None:
         self.command, self.environment, self.deadline = command, environment, deadline
-        self.ranks, self.cpus = ranks  # of a host, and of a rank
-        self.least, self.most = hosts
+        self.ranks, self.cpus = ranks  # ranks per host, and CPUs per rank
+        self.least, self.host_limit = hosts
         self.namespace = f"ngd-{secrets.token_hex(8)}"
         self.places: dict[str, Place] = {}
-        """By Ray's name of the node."""
+        """The hosts, by Ray's ID of the node."""
         self.left_out: set[str] = set()
-        """Nodes that cannot be used."""
+        """The nodes that cannot be used."""
         self.numbers = itertools.count()
         self.worlds = 0
 
     def run(self, restarts_left: int) -> None:
-        """Make worlds until one has finished."""
+        """Run worlds until one has finished."""
         while True:
             world = self._gather()
-            why = self._world(world)
+            reason = self._world(world)
             asked = [place.actor.end_world.remote(self.worlds) for place in world]
             ends = [self._got(place, end) for place, end in zip(world, asked, strict=True)]
             failed = [p.address for p, end in zip(world, ends, strict=True) if not (end and end[0])]
-            if why is None and failed:  # mpirun may return 0 in the middle of it
-                why = f"not all ranks on {', '.join(failed)} ended well"
-            if why is None:
+            if reason is None and failed:  # mpirun may return 0 although ranks have not ended
+                reason = f"not all ranks on {', '.join(failed)} ended well"
+            if reason is None:
                 if not any(again for _, again in ends):
                     return
                 logger.info("ngd.ray.run_elastic: new hosts come in")
                 continue
             if restarts_left == 0:
                 raise WorkerError(
-                    f"ngd.ray.run_elastic: expected a job without failures; got {why}, and no "
+                    f"ngd.ray.run_elastic: expected a job without failures; got {reason}, and no "
                     "restart is left. Raise max_restarts."
                 )
             restarts_left -= 1
-            logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", why, restarts_left)
+            logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", reason, restarts_left)
 
     def close(self) -> None:
-        """End all actors; what a guard does for one that is not ready, or does not answer."""
+        """End all actors. The guard cleans up for a host that is not ready or does not answer."""
         closed = [(each, each.actor.close.remote()) for each in self.places.values() if each.ready]
         try:
             for place, answer in closed:
@@ -354,24 +376,29 @@ class _Job:
                 self._forget(place)
 
     def _gather(self) -> list[Place]:
-        """The hosts of the next world: those that are ready. The first one waits for all."""
+        """Return the hosts of the next world: those that are ready.
+
+        Before the first world, it waits for all hosts of the cluster, up to the deadline.
+        """
         limit = time.monotonic() + self.deadline
         while True:
             self._look()
             ready = [place for place in self.places.values() if place.ready]
-            late = time.monotonic() > limit
-            if len(ready) >= self.least and (self.worlds or len(ready) == len(self.places) or late):
-                return ready[: self.most]
-            if late:
+            is_late = time.monotonic() > limit
+            if len(ready) >= self.least and (
+                self.worlds or len(ready) == len(self.places) or is_late
+            ):
+                return ready[: self.host_limit]
+            if is_late:
                 raise WorkerError(
                     f"ngd.ray.run_elastic: expected {self.least} hosts with "
                     f"{self.ranks * self.cpus} free CPUs; got {len(ready)} in "
                     f"{self.deadline:g} s. Add hosts, or lower min_hosts."
                 )
-            time.sleep(LOOKS_EACH)
+            time.sleep(POLL_SECONDS)
 
     def _look(self) -> None:
-        """Ask Ray for its nodes: take in new ones, forget those that are gone."""
+        """Ask Ray for its nodes; add new hosts, and drop hosts whose nodes are gone."""
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
             for node in ray.nodes()
@@ -388,9 +415,10 @@ class _Job:
                 self._take_in(place)
 
     def _start(self, node: str, address: str) -> None:
-        """Have Ray make the actor of a host, now or when its CPUs are free."""
+        """Ask Ray to start the actor of a host as soon as its CPUs are free."""
         for old in [place for place in self.places.values() if place.address == address]:
-            self.left_out.add(old.node)  # a host that comes again, before Ray sees that it went
+            # The host has returned as a new node before Ray noticed the loss of the old node.
+            self.left_out.add(old.node)
             self._lose(old, "another node has its address")
         name = f"host {next(self.numbers)}"
         actor = (
@@ -399,7 +427,7 @@ class _Job:
                 name=name,
                 namespace=self.namespace,
                 num_cpus=self.ranks * self.cpus,
-                max_concurrency=8,  # `run` lasts
+                max_concurrency=8,  # `run` blocks a thread while its command runs
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
             .remote(os.getcwd(), self.environment, self.ranks, self.cpus)
@@ -407,65 +435,68 @@ class _Job:
         self.places[node] = Place(node, address, actor, name, actor.begin.remote())
 
     def _take_in(self, place: Place) -> None:
-        """Count a host in that has begun; before the first world it is an error if it cannot."""
+        """Add a host that has answered.
+
+        A host that cannot be used is an error before the first world, and is left out later.
+        """
         try:
-            told = self._got(place, place.begun)
-            why = self._unlike_others(told) if told else None
+            identity = self._got(place, place.begun)
+            reason = self._unlike_others(identity) if identity else None
         except RayTaskError as error:
-            why = str(error.cause)
-        if why is None:
-            place.told = told
+            reason = str(error.cause)
+        if reason is None:
+            place.identity = identity
             return
         if not self.worlds:
-            raise WorkerError(f"ngd.ray.run_elastic: {place.address}: {why}")
-        self._lose(place, why)
+            raise WorkerError(f"ngd.ray.run_elastic: {place.address}: {reason}")
+        self._lose(place, reason)
 
-    def _unlike_others(self, told: tuple[str, str]) -> str | None:
-        """Why a host that has told this can be in no world with those that are ready."""
-        name, mpirun = told
+    def _unlike_others(self, identity: tuple[str, str]) -> str | None:
+        """Return why a host cannot be in a world with the hosts that are ready, or None."""
+        name, mpirun = identity
         for other in self.places.values():
-            if other.told and other.told[0] == name:
+            if other.identity and other.identity[0] == name:
                 return f"{other.address} has the same host name, {name}"
-            if other.told and other.told[1] != mpirun:
-                return f"expected {other.told[1]}, as {other.address} has; it has {mpirun}"
+            if other.identity and other.identity[1] != mpirun:
+                return f"expected {other.identity[1]}, as {other.address} has; it has {mpirun}"
         return None
 
     def _world(self, world: list[Place]) -> str | None:
-        """Start the ranks, and watch until they have ended; why they failed."""
+        """Start the ranks and wait until they have ended. Return why they failed, or None."""
         code = self._start_ranks(world)
         limit = time.monotonic() + self.deadline
-        begun = announced = False
-        while not ray.wait([code], timeout=LOOKS_EACH)[0]:
+        has_started = has_announced = False
+        while not ray.wait([code], timeout=POLL_SECONDS)[0]:
             self._look()
-            if gone := [p.address for p in world if self.places.get(p.node) is not p]:
-                return f"{', '.join(gone)} lost"
-            if not begun and time.monotonic() > limit:
+            if lost := [p.address for p in world if self.places.get(p.node) is not p]:
+                return f"{', '.join(lost)} lost"
+            if not has_started and time.monotonic() > limit:
                 late = [p.address for p in world if not self._got(p, p.actor.begun.remote())]
                 if late:
                     return f"ranks on {', '.join(late)} did not begin in {self.deadline:g} s"
-                begun = True
+                has_started = True
             new = [p for p in self.places.values() if p.ready and p not in world]
-            if new and not announced and len(world) < self.most:
+            if new and not has_announced and len(world) < self.host_limit:
                 logger.info("ngd.ray.run_elastic: %s wait", [p.address for p in new])
                 for each in world:
                     self._got(each, each.actor.announce.remote())
-                announced = True
-        returned = self._got(world[0], code)
-        if returned is None:
+                has_announced = True
+        exit_code = self._got(world[0], code)
+        if exit_code is None:
             return f"{world[0].address}, where mpirun ran, lost"
-        return f"mpirun returned {returned}" if returned else None
+        return f"mpirun returned {exit_code}" if exit_code else None
 
     def _start_ranks(self, world: list[Place]) -> Any:
-        """Have the first host run mpirun for a new world; what becomes of it."""
+        """Let the first host run mpirun for a new world; return the reference to its exit code."""
         addresses = [place.address for place in world]
         size = self.ranks * len(world)
-        told = {"NGD_ELASTIC_HOSTS": "1", "NGD_EXPECT_SIZE": str(size)}
-        told["NGD_RESTART_COUNT"] = str(self.worlds)
+        variables = {"NGD_ELASTIC_HOSTS": "1", "NGD_EXPECT_SIZE": str(size)}
+        variables["NGD_RESTART_COUNT"] = str(self.worlds)
         self.worlds += 1
         logger.info("ngd.ray.run_elastic: world %d: %d ranks on %s", self.worlds, size, addresses)
         arguments = ["--host", ",".join(f"{address}:{self.ranks}" for address in addresses)]
         arguments += ["-np", str(size), "--bind-to", "none"]
-        for name, value in told.items():  # what is the user's the actors have
+        for name, value in variables.items():  # the actors already have the user's variables
             arguments += ["-x", f"{name}={value}"]
         arguments += ["/bin/sh", "-c", RANK, "rank", *self.command]
         cluster = {
@@ -477,29 +508,29 @@ class _Job:
         return world[0].actor.lead.remote(self.worlds, arguments, cluster)
 
     def _got(self, place: Place, answer: Any) -> Any:
-        """What a host answers; None, and it is forgotten, where it is lost or late."""
+        """Return the answer of a host. If it is lost or late, drop it and return None."""
         try:
             return ray.get(answer, timeout=ANSWER_SECONDS)
         except GetTimeoutError:
             self._lose(place, f"did not answer in {ANSWER_SECONDS:g} s")
-        except RayTaskError:  # the host lives
+        except RayTaskError:  # an error of the task: the host is not lost
             raise
         except RayError as error:
             self._lose(place, f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
 
-    def _lose(self, place: Place, why: str) -> None:
-        """Go on without a host; one that never was ready is not tried again."""
+    def _lose(self, place: Place, reason: str) -> None:
+        """Drop a host. A host that never was ready is not tried again."""
         if self.places.get(place.node) is not place:
             return
         if not place.ready:
             self.left_out.add(place.node)
         what = "lost" if place.ready else "left out"
-        logger.warning("ngd.ray.run_elastic: %s is %s: %s", place.address, what, why)
+        logger.warning("ngd.ray.run_elastic: %s is %s: %s", place.address, what, reason)
         self._forget(place)
 
     def _forget(self, place: Place) -> None:
-        """End its actor, and by its guard what it has started."""
+        """End the actor of a host; its guard ends the processes that it has started."""
         if self.places.get(place.node) is place:
             del self.places[place.node]
         with contextlib.suppress(RayError):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clears up behind the actor of a host, however it ends: `guard.py FOLDER`, and lines on its input.
+"""A process that cleans up after the actor of a host, however the actor ends.
 
-A line "+N" names a session that the actor has started, "-N" one of which nothing is left. The
-stream ends with the actor. Then the guard ends the sessions, and removes the folder.
+`guard.py FOLDER` reads lines from its input. "+N" means that the actor has started session N, and
+"-N" that all processes of session N have ended. The input ends with the actor. Then the guard ends
+the remaining sessions and removes the folder.
 """
 
 from __future__ import annotations
@@ -16,34 +17,35 @@ import time
 from pathlib import Path
 from typing import Final
 
-ENDS_IN: Final = 5.0
-"""Seconds in which killed processes end; who waits for a broken disk may need longer."""
+KILL_SECONDS: Final = 5.0
+"""The longest time to wait for killed processes, in seconds. A process that waits for a broken disk
+may need longer."""
 
 
 def end_session(leader: int) -> None:
-    """Kill a session until nothing of it runs: a process may have started another one meanwhile."""
-    limit = time.monotonic() + ENDS_IN
-    while (found := processes(leader)) and time.monotonic() < limit:
-        for pid in found:
+    """Kill the processes of a session until none is left, including new ones."""
+    limit = time.monotonic() + KILL_SECONDS
+    while (pids := processes(leader)) and time.monotonic() < limit:
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def processes(session: int) -> list[int]:
-    """Who runs in a session; a dead process that nobody has waited for does not."""
-    found = []
+    """Return the running processes of a session. A zombie does not count."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            state, _, _, its_session = path.read_bytes().rpartition(b")")[2].split()[:4]
-            if int(its_session) == session and state not in (b"Z", b"X"):
-                found.append(int(path.parent.name))
-    return found
+        with contextlib.suppress(OSError):  # the process has ended
+            state, _, _, session_id = path.read_bytes().rpartition(b")")[2].split()[:4]
+            if int(session_id) == session and state not in (b"Z", b"X"):
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def main() -> None:
-    """Guard until the input ends."""
-    if os.fork():  # Ray kills the children of an actor that it ends, but not theirs
+    """Start the guard in the background: read the input to its end, then clean up."""
+    if os.fork():  # when Ray ends an actor, it kills the children, but not the grandchildren
         os._exit(0)
     sessions: set[int] = set()
     for line in sys.stdin:

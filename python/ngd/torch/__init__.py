@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch on ngd: compiled training steps of PyTorch models, and a backend of torch.distributed.
+"""PyTorch on ngd: compiled training steps, and a backend of torch.distributed.
 
     import ngd.torch
-    step = ngd.torch.compile_step(model, loss, optimizer)    # forward, backward, update: a program
+    step = ngd.torch.compile_step(model, loss, optimizer)    # forward, backward and update
     torch.distributed.init_process_group("ngd")              # collectives of CPU tensors
 
 docs/torch_models.md and docs/torch.md describe them.
@@ -19,7 +19,7 @@ __all__ = ["CompiledStep", "Coverage", "ProcessGroup", "compile_step"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the compiled steps when they are first used: torch.export takes a second."""
+    """Import the compiled steps on first use, because the import of torch.export takes a second."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import compiled

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face with compiled steps.
+"""The Trainer of Hugging Face transformers, with compiled steps.
 
     from ngd.torch.transformers import Trainer     # instead of: from transformers import Trainer
 
@@ -33,20 +33,20 @@ class Trainer(transformers.Trainer):
     CompileError
         The model cannot be translated. The message names the line.
     TypeError
-        The optimizer is not one that ngd.torch.compile_step can translate.
+        ngd.torch.compile_step cannot translate the optimizer.
     """
 
     _compiled: CompiledStep | None = None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator. It does not wrap the model: the program has the all-reduce."""
+        """Create the accelerator. It does not wrap the model: the program has the all-reduce."""
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = _unwrapped
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> Any:
-        """Make the scheduler. The optimizer's step does nothing: the program updates."""
+        """Create the scheduler. The optimizer's step does nothing, because the program updates."""
         self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers wrap a method
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -65,24 +65,25 @@ class Trainer(transformers.Trainer):
         inputs : dict
             The arguments of the model.
         num_items_in_batch : Tensor or int, optional
-            The number of labels of all micro-batches of an update. The loss is divided by it.
+            The number of labels in all micro-batches of an update. The loss is divided by it.
 
         Returns
         -------
         Tensor
-            The part of the loss that is this micro-batch's, as transformers.Trainer returns it.
+            This micro-batch's part of the loss, as transformers.Trainer returns it.
         """
         model.train()
         step, batch = self._step(), self._prepare_inputs(inputs)
         count = self.current_gradient_accumulation_steps
         is_part = self._is_part_of_a_sum(num_items_in_batch)
         items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-        scale = torch.tensor(float(count if is_part else 1))  # the step takes the mean of its parts
+        # The compiled step takes the mean over micro-batches, so a part of a sum is scaled back.
+        scale = torch.tensor(float(count if is_part else 1))
         loss = step(batch, items, scale, accumulate=not self.accelerator.sync_gradients)
         return loss.detach() / count
 
     def _step(self) -> CompiledStep:
-        optimizer = self.optimizer.optimizer  # that which accelerate has wrapped
+        optimizer = self.optimizer.optimizer  # the optimizer that accelerate has wrapped
         if self._compiled is None or self._compiled.optimizer is not optimizer:
             norm = self.args.max_grad_norm
             self._compiled = compile_step(
@@ -101,9 +102,9 @@ class Trainer(transformers.Trainer):
 
     def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
         """Return True if the losses of micro-batches are added up, as transformers.Trainer does."""
-        given = getattr(self, "loss_is_scaled_for_ga", None)
-        if given is not None:
-            return bool(given)
+        is_scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if is_scaled is not None:
+            return bool(is_scaled)
         has_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         return has_count or self.compute_loss_func is not None
 

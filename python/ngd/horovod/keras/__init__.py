@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for Keras 3, on its TensorFlow, JAX and PyTorch backends.
+"""Horovod's API for Keras 3, on the TensorFlow, JAX and PyTorch backends.
 
-import ngd.horovod.keras as hvd
+    import ngd.horovod.keras as hvd
+
+It corresponds to `horovod.keras`.
 """
 
 from ..common import *  # noqa: F403

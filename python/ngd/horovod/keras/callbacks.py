@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of `model.fit` for ranks."""
+"""Callbacks for `model.fit` on several ranks. They correspond to `horovod.keras.callbacks`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from ..world import ProcessSet, global_process_set, rank, size
 from .training import broadcast_variables
 
 SEEDS = "seed_generator_state"
-"""What Keras calls the state of a random layer."""
+"""The name that Keras gives to the seed variable of a random layer."""
 
 
 def bring_back(model: Any) -> None:
-    """On JAX, put into the variables what the steps of this epoch have made; they go on from it."""
-    bring = getattr(model, "jax_state_sync", None)
-    if bring is not None:
-        bring()
+    """On the JAX backend, copy the state of the running epoch into the model's variables.
+
+    The following steps start from these variables.
+    """
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Give all ranks the model and the optimizer of one, when training begins.
+    """A callback that copies the model and the optimizer of one rank to all ranks.
 
-    Where the model has no variables yet, after its first batch. The seeds of random layers stay
-    each rank's own.
+    The copy is made when the training starts. If the model has no variables then, it is made after
+    the first batch. Each rank keeps its own seeds of random layers.
+
+    Corresponds to `horovod.keras.callbacks.BroadcastGlobalVariablesCallback`.
 
     Parameters
     ----------
-    root_rank
-        The rank that has the values.
-    device
-        Nothing.
-    local_variables
-        Variables that stay each rank's own.
-    process_set
-        The ranks.
+    root_rank : int
+        The rank of the world whose values are copied.
+    device : str
+        Ignored.
+    local_variables : sequence of keras.Variable, optional
+        Variables that are not copied.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
 
     def __init__(
@@ -55,43 +60,55 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Let a variable stay each rank's own."""
+        """Exclude a variable from the copy."""
         self.local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Overwrite what the model has."""
+        """Copy the variables, if the model has them already."""
         self.done = False
         if self.model.built:
             self.send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Do so after the first batch, if nothing was there before."""
+        """Copy the variables after the first batch, if `on_train_begin` has not."""
         if not self.done:
             self.send()
 
     def send(self) -> None:
-        """Broadcast."""
+        """Broadcast the variables of the model and of its optimizer."""
         model, self.done = self.model, True
         bring_back(model)
         if not self.process_set.included():
             return
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        of_optimizer = [] if model.optimizer is None else model.optimizer.variables
-        there = {id(v): v for v in (*model.variables, *of_optimizer)}
-        shared = [v for v in there.values() if id(v) not in self.local and v.name != SEEDS]
+        optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
+        by_id = {id(v): v for v in (*model.variables, *optimizer_variables)}
+        shared = [v for v in by_id.values() if id(v) not in self.local and v.name != SEEDS]
         broadcast_variables(shared, self.root_rank, self.process_set)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Average the metrics over the ranks at the end of each epoch; put it before their readers."""
+    """A callback that averages the metrics over the ranks at the end of each epoch.
+
+    Put it before callbacks that read the metrics.
+
+    Corresponds to `horovod.keras.callbacks.MetricAverageCallback`.
+
+    Parameters
+    ----------
+    device : str
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
         self.process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Overwrite the numbers in `logs`."""
+        """Replace the metrics in `logs` by their averages."""
         if logs:
             names = sorted(logs)
             mine = np.array([float(logs[name]) for name in names])
@@ -100,22 +117,27 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Set the learning rate to `initial_lr * multiplier(epoch)`.
+    """A callback that sets the learning rate to `initial_lr * multiplier(epoch)`.
+
+    Corresponds to `horovod.keras.callbacks.LearningRateScheduleCallback`.
 
     Parameters
     ----------
-    initial_lr
-        Of one process.
-    multiplier
-        A function of the epoch; or a number, whose powers are taken.
-    start_epoch, end_epoch
-        Where it holds: from the first, and before the second.
-    staircase
-        Whether the rate changes once an epoch; else each batch, with epochs as fractions.
-    momentum_correction
-        Nothing: Keras 3 compiles the momentum into the step.
-    steps_per_epoch
-        Needed where Keras does not know it.
+    initial_lr : float
+        The learning rate of one process, which `multiplier` scales.
+    multiplier : callable or float
+        A function of the epoch. A number m stands for `m ** (epoch - start_epoch)`.
+    start_epoch : int
+        The first epoch in which the callback sets the learning rate.
+    end_epoch : int, optional
+        The first epoch in which it no longer does; by default it does to the end.
+    staircase : bool
+        If True, the learning rate is set once per epoch. If False, it is set before each batch, and
+        `multiplier` gets a fractional epoch.
+    momentum_correction : bool
+        Ignored: Keras 3 compiles the momentum into the step.
+    steps_per_epoch : int, optional
+        The number of batches per epoch. It is needed if Keras cannot determine it.
     """
 
     def __init__(
@@ -139,19 +161,19 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the rate, in steps of an epoch."""
+        """Set the learning rate of the epoch, if `staircase` is True."""
         self.epoch = epoch
         if self.staircase:
             self.set_rate(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate, in steps of a batch."""
+        """Set the learning rate of the batch, if `staircase` is False."""
         if self.staircase:
             return
         self.set_rate(self.epoch + batch / self.steps())
 
     def steps(self) -> int:
-        """The batches of an epoch."""
+        """Return the number of batches per epoch."""
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
@@ -161,32 +183,36 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return int(steps)
 
     def set_rate(self, epoch: float) -> None:
-        """Set the rate, where the callback holds."""
+        """Set the learning rate, if `epoch` is between `start_epoch` and `end_epoch`."""
         bring_back(self.model)
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the rate."""
+        """Add the learning rate to `logs`, as "lr"."""
         if logs is not None:
             logs["lr"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Let the learning rate rise from that of one process to `initial_lr`.
+    """A callback that raises the learning rate linearly from `initial_lr / size()` to `initial_lr`.
 
     P. Goyal et al. 2017, Accurate, Large Minibatch SGD (arXiv:1706.02677), section 2.2.
 
+    Corresponds to `horovod.keras.callbacks.LearningRateWarmupCallback`.
+
     Parameters
     ----------
-    initial_lr
-        At the end: of all processes together, usually theirs times `hvd.size()`.
-    warmup_epochs
-        How long it rises.
-    verbose
-        1: print when it has risen.
-    momentum_correction, steps_per_epoch
-        As of `LearningRateScheduleCallback`.
+    initial_lr : float
+        The learning rate after the warmup, usually that of one process times `hvd.size()`.
+    warmup_epochs : int
+        The number of epochs of the warmup.
+    momentum_correction : bool
+        Ignored: Keras 3 compiles the momentum into the step.
+    steps_per_epoch : int, optional
+        The number of batches per epoch. It is needed if Keras cannot determine it.
+    verbose : int
+        If it is greater than 0, rank 0 prints a line when the warmup ends.
     """
 
     def __init__(
@@ -197,13 +223,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        def risen(epoch: float) -> float:
-            reached = epoch + 1.0 / self.steps()  # so that the last batch has the whole rate
-            return (reached * (size() - 1) / warmup_epochs + 1) / size()
+        def warmup(epoch: float) -> float:
+            progress = epoch + 1.0 / self.steps()  # the last batch of the warmup gets initial_lr
+            return (progress * (size() - 1) / warmup_epochs + 1) / size()
 
         super().__init__(
             initial_lr,
-            risen,
+            warmup,
             end_epoch=warmup_epochs,
             staircase=False,
             steps_per_epoch=steps_per_epoch,
@@ -211,7 +237,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Say that it has risen."""
+        """Add the learning rate to `logs`, and print a line after the last epoch of the warmup."""
         super().on_epoch_end(epoch, logs)
         if (
             self.end_epoch is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras optimizers whose `apply` first reduces the gradients over the ranks."""
+"""Keras optimizers that average the gradients over the ranks before they apply them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from ..world import ProcessSet, global_process_set
 
 
 class Compression:
-    """What gradients travel as: their own dtype, or a float of two bytes."""
+    """The dtypes that floating-point gradients may be sent in: their own, float16 or bfloat16.
+
+    Corresponds to `horovod.keras.Compression`.
+    """
 
     none = None
     fp16 = "float16"
@@ -31,46 +34,112 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """The mean, or the sum, of a number or an array over the ranks, as an array of its dtype."""
+    """Return the mean, or another reduction, of a value over the ranks, as an array of its dtype.
+
+    Corresponds to `horovod.keras.allreduce`.
+
+    Parameters
+    ----------
+    value : number, array or tensor
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    average : bool
+        Average if True, Sum if False. It is ignored if `op` is given.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied.
+    op : int, optional
+        Average, Sum, Adasum, Min, Max or Product.
+    compression : Compression
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    """
     op = op_of(op, None if op is not None else average)
-    given, wire = keras.ops.convert_to_numpy(value), wire_of(compression)
+    array, wire_dtype = keras.ops.convert_to_numpy(value), wire_dtype_of(compression)
     scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    sent = given if wire is None else np.asarray(keras.ops.cast(given, wire))
-    return arrays.allreduce(sent, name=name, op=op, **scales).astype(given.dtype)
+    narrowed = array if wire_dtype is None else np.asarray(keras.ops.cast(array, wire_dtype))
+    return arrays.allreduce(narrowed, name=name, op=op, **scales).astype(array.dtype)
 
 
-def wire_of(compression: Any) -> str | None:
-    """What floats travel as; None: as they are."""
+def wire_dtype_of(compression: Any) -> str | None:
+    """Return the dtype in which floats are sent; None means their own dtype."""
     classes = {"Narrowing": None, "FP16": "float16", "BF16": "bfloat16"}
     return classes.get(getattr(compression, "__name__", ""), compression)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The ranks' arrays, joined along the first axis."""
+    """Return the ranks' arrays, concatenated along the first axis.
+
+    Corresponds to `horovod.keras.allgather`.
+
+    Parameters
+    ----------
+    value : number, array or tensor
+        The operand. The ranks' arrays may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    """
     return arrays.allgather(keras.ops.convert_to_numpy(value), name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The array of one rank, on all of them."""
+    """Return the array of rank `root_rank` on all ranks.
+
+    Corresponds to `horovod.keras.broadcast`.
+
+    Parameters
+    ----------
+    value : number, array or tensor
+        The value to send. The other ranks pass one of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    """
     return arrays.broadcast(keras.ops.convert_to_numpy(value), root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """The array, reduced over the ranks: this rank's share of its rows."""
+    """Reduce an array over the ranks and return this rank's shard of the rows.
+
+    Corresponds to `horovod.keras.reducescatter`.
+
+    Parameters
+    ----------
+    value : array or tensor
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
+        Average (the default) or Sum.
+    """
     return arrays.reducescatter(keras.ops.convert_to_numpy(value), name, op)
 
 
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Overwrite Keras variables by those of one rank."""
+    """Overwrite Keras variables on all ranks by those of rank `root_rank`.
+
+    Corresponds to `horovod.tensorflow.broadcast_variables`.
+
+    Parameters
+    ----------
+    variables : sequence of keras.Variable
+        The variables, in the same order on all ranks.
+    root_rank : int
+        The rank of the world that sends.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
     for variable in variables:
         value = keras.ops.convert_to_numpy(variable)
         variable.assign(arrays.broadcast(value, root_rank, None, process_set))
 
 
-def reducer(how: dict[str, Any], wire: str | None) -> Callable[[list[Any]], list[Any]]:
-    """The function that reduces gradients of this backend."""
+def make_reducer(
+    options: dict[str, Any], wire_dtype: str | None
+) -> Callable[[list[Any]], list[Any]]:
+    """Return the function that reduces gradients on the current backend of Keras."""
     backend = keras.backend.backend()
     if backend not in BACKENDS:
         raise NotImplementedError(
@@ -79,43 +148,43 @@ def reducer(how: dict[str, Any], wire: str | None) -> Callable[[list[Any]], list
     reduce = BACKENDS[backend]
 
     def reduced(gradients: list[Any]) -> list[Any]:
-        narrow = [g if wire is None else keras.ops.cast(g, wire) for g in gradients]
-        results = reduce(narrow, how)
+        compressed = [g if wire_dtype is None else keras.ops.cast(g, wire_dtype) for g in gradients]
+        results = reduce(compressed, options)
         return [keras.ops.cast(r, g.dtype) for r, g in zip(results, gradients, strict=True)]
 
     return reduced
 
 
-def reduced_by_tensorflow(gradients: list[Any], how: dict[str, Any]) -> list[Any]:
-    """In one call, eagerly or in a tf.function."""
+def reduce_by_tensorflow(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
+    """Reduce TensorFlow's gradients in one call, in eager mode or in a tf.function."""
     from ..tensorflow.operations import grouped_allreduce
 
-    return grouped_allreduce(gradients, **how)
+    return grouped_allreduce(gradients, **options)
 
 
-def reduced_by_torch(gradients: list[Any], how: dict[str, Any]) -> list[Any]:
-    """Tensors of PyTorch, outside of its graph."""
+def reduce_by_torch(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
+    """Reduce PyTorch's gradients, detached from its autograd graph."""
     from ..torch.operations import grouped_allreduce
 
-    return grouped_allreduce([gradient.detach() for gradient in gradients], **how)
+    return grouped_allreduce([gradient.detach() for gradient in gradients], **options)
 
 
-def reduced_by_jax(gradients: list[Any], how: dict[str, Any]) -> list[Any]:
-    """An ordered callback to the host, in a compiled step too."""
+def reduce_by_jax(gradients: list[Any], options: dict[str, Any]) -> list[Any]:
+    """Reduce JAX's gradients in an ordered callback to the host, in compiled steps too."""
     import jax
     from jax.experimental import io_callback
 
-    def reduce(*given: Any) -> Any:
-        return tuple(arrays.grouped_allreduce([np.asarray(g) for g in given], **how))
+    def reduce(*operands: Any) -> Any:
+        return tuple(arrays.grouped_allreduce([np.asarray(g) for g in operands], **options))
 
     shapes = tuple(jax.ShapeDtypeStruct(g.shape, g.dtype) for g in gradients)
     return list(io_callback(reduce, shapes, *gradients, ordered=True))
 
 
 BACKENDS: dict[str, Callable[[list[Any], dict[str, Any]], list[Any]]] = {
-    "tensorflow": reduced_by_tensorflow,
-    "torch": reduced_by_torch,
-    "jax": reduced_by_jax,
+    "tensorflow": reduce_by_tensorflow,
+    "torch": reduce_by_torch,
+    "jax": reduce_by_jax,
 }
 
 
@@ -135,47 +204,51 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:  # long because each argument is described
-    """An optimizer of the same class and options that reduces gradients before it applies them.
+    """Return an optimizer with the same options that reduces gradients before it applies them.
+
+    Corresponds to `horovod.keras.DistributedOptimizer`.
 
     Parameters
     ----------
-    optimizer
-        A Keras optimizer that has not been used: its options are taken, not its state.
-    name
-        Its name; by default the optimizer's.
-    compression
-        `Compression.none`, `.fp16` or `.bf16`.
-    gradient_predivide_factor
-        With Average: divide by it before the sum, and multiply by it after.
-    op
+    optimizer : keras.optimizers.Optimizer
+        An optimizer without variables. Its options are copied; it has no state yet.
+    name : str, optional
+        The name of the new optimizer; by default that of `optimizer`.
+    compression : Compression
+        The dtype in which gradients are sent: `Compression.none`, `.fp16` or `.bf16`.
+    gradient_predivide_factor : float
+        A divisor of the gradients before the sum. The result is multiplied by it. It needs
+        `op=Average`.
+    op : int
         Average, Sum or Adasum.
-    backward_passes_per_step
-        1: Keras accumulates by an optimizer's own `gradient_accumulation_steps`.
-    process_set
-        The ranks.
-    device_dense, device_sparse, num_groups, groups, scale_local_gradients
-        Nothing: gradients are dense, on the CPU, and go in one call.
+    backward_passes_per_step : int
+        It must be 1. To accumulate gradients, use `gradient_accumulation_steps` of Keras.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    device_dense, device_sparse, sparse_as_dense, average_aggregated_gradients, num_groups, groups
+        Ignored, and `scale_local_gradients` too. Gradients are dense, on the CPU, and are reduced
+        in one call.
     """
     expect_fresh(optimizer, gradient_predivide_factor, op, backward_passes_per_step)
-    how = {
+    options = {
         "op": op_of(op, None),
         "prescale_factor": 1.0 / gradient_predivide_factor,
         "postscale_factor": gradient_predivide_factor,
         "process_set": process_set,
     }
-    wire = wire_of(compression)
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
-        # Else model.compile() would put it around this one, and each rank look for infinities in
-        # gradients of its own.
+    wire_dtype = wire_dtype_of(compression)
+    has_loss_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if keras.config.dtype_policy().name == "mixed_float16" and not has_loss_scale:
+        # Otherwise model.compile() would wrap the new optimizer in a LossScaleOptimizer. Each rank
+        # would then look for infinities in its own gradients, before they are reduced.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     config = optimizer.get_config()
-    kind = reducing(type(optimizer), how, wire)
-    return kind.from_config({**config, "name": name or config["name"]})
+    wrapper_class = distributed_class(type(optimizer), options, wire_dtype)
+    return wrapper_class.from_config({**config, "name": name or config["name"]})
 
 
 def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None:
-    """Refuse what cannot be wrapped, or not so."""
+    """Raise if the optimizer, or one of the options, is not supported."""
     where = "hvd.DistributedOptimizer"
     expect_average("DistributedOptimizer", predivide, op)
     if passes != 1:
@@ -195,36 +268,43 @@ def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None
         )
 
 
-def of_all_ranks(grads: Any, how: dict[str, Any], wire: str | None) -> list[Any]:
-    """The gradients, reduced; None stays None."""
-    found, ranks = list(grads), how["process_set"]
-    places = [i for i, gradient in enumerate(found) if gradient is not None]
-    if ranks.size() > 1 and ranks.included() and places:
-        reduced = reducer(how, wire)([found[i] for i in places])
-        for i, gradient in zip(places, reduced, strict=True):
-            found[i] = gradient
-    return found
+def reduce_gradients(grads: Any, options: dict[str, Any], wire_dtype: str | None) -> list[Any]:
+    """Return the gradients, reduced over the ranks; None stays None."""
+    gradients, ranks = list(grads), options["process_set"]
+    indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if ranks.size() > 1 and ranks.included() and indices:
+        reduced = make_reducer(options, wire_dtype)([gradients[i] for i in indices])
+        for i, gradient in zip(indices, reduced, strict=True):
+            gradients[i] = gradient
+    return gradients
 
 
-def reducing(own: Any, how: dict[str, Any], wire: str | None) -> Any:
-    """A class derived from an optimizer's, under its name: so a saved model loads without ngd."""
+def distributed_class(optimizer_class: Any, options: dict[str, Any], wire_dtype: str | None) -> Any:
+    """Return a class derived from an optimizer's class that reduces gradients.
 
-    class Distributed(own):
-        """Reduces gradients, and applies them."""
+    It has the name of the optimizer's class, so a saved model can be loaded without ngd.
+    """
+
+    class Distributed(optimizer_class):
+        """The optimizer that reduces gradients before it applies them."""
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            """As of the optimizer, with the ranks' gradients."""
-            return super().apply(of_all_ranks(grads, how, wire), trainable_variables)
+            """Apply the gradients, reduced over the ranks."""
+            return super().apply(reduce_gradients(grads, options, wire_dtype), trainable_variables)
 
         def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
-            """The same on JAX; where a loss is scaled, it looks at the gradients before `apply`."""
+            """Apply the reduced gradients on JAX.
+
+            A loss-scaling optimizer checks the gradients before it calls `apply`, so they are
+            reduced first.
+            """
             if isinstance(self, keras.optimizers.LossScaleOptimizer):
-                grads = of_all_ranks(grads, how, wire)
+                grads = reduce_gradients(grads, options, wire_dtype)
             return super().stateless_apply(state, grads, trainable_variables)
 
-    Distributed.__name__ = own.__name__
-    Distributed.__qualname__ = own.__qualname__
-    Distributed.__module__ = own.__module__
+    Distributed.__name__ = optimizer_class.__name__
+    Distributed.__qualname__ = optimizer_class.__qualname__
+    Distributed.__module__ = optimizer_class.__module__
     return Distributed
 
 
@@ -235,20 +315,22 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a Keras model with its optimizer, which then reduces gradients.
+    """Load a Keras model, with an optimizer that reduces gradients over the ranks.
+
+    Corresponds to `horovod.keras.load_model`.
 
     Parameters
     ----------
-    filepath
-        What `model.save` wrote.
-    custom_optimizers
-        Classes of optimizers that are not Keras' own.
-    custom_objects
-        As of keras.models.load_model.
-    compression
-        As of `DistributedOptimizer`.
-    legacy_opts
-        Nothing: Keras 3 has no others.
+    filepath : path
+        The file that `model.save` wrote.
+    custom_optimizers : sequence of classes, optional
+        Optimizer classes that are not part of Keras.
+    custom_objects : dict, optional
+        The argument of `keras.models.load_model`.
+    compression : Compression
+        The argument of `DistributedOptimizer`.
+    legacy_opts : bool
+        Ignored: Keras 3 has no legacy optimizers.
     """
     custom = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**custom, **(custom_objects or {})})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for TensorFlow 2.
+"""Horovod's API for TensorFlow 2. It corresponds to `horovod.tensorflow`.
 
     import ngd.horovod.tensorflow as hvd
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for Keras, where scripts for TensorFlow look for them."""
+"""Horovod's API for Keras, under the name `horovod.tensorflow.keras` of TensorFlow scripts."""
 
 from ..keras import *  # noqa: F403
 from ..keras import __all__, callbacks  # noqa: F401

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on TensorFlow's tensors on the CPU, with gradients, eagerly and in tf.function.
+"""Collectives on TensorFlow's CPU tensors, with gradients, in eager mode and in tf.function.
 
-Each is one tf.numpy_function, which hands NumPy the tensors' own memory. In a tf.function such
-calls run in the order of the program.
+Each collective is one tf.numpy_function, which gives NumPy the memory of the tensors without a
+copy. In a tf.function these calls run in the order of the program.
 """
 
 from __future__ import annotations
@@ -17,66 +17,72 @@ from ..calls import Average, Sum, expect_average, op_of
 from ..world import ProcessSet, global_process_set, local_rank, local_size, rank
 
 Tensor: TypeAlias = Any
-"""tf.Tensor, or what TensorFlow makes one of."""
+"""A tf.Tensor, or a value that TensorFlow converts to one."""
 
 
 LATEST: Final = "_ngd_latest"
-"""What holds the last collective of a graph: the next one waits for it. In backward passes nothing
-else would keep their order, which has to be one on all ranks."""
+"""The attribute of a graph that holds its last collective. The next collective waits for it. In a
+backward pass nothing else fixes the order of the collectives, which must be the same on all
+ranks."""
 
 
 class Narrowing:
-    """Send float32 and float64 as floats of two bytes, or as they are."""
+    """A compressor that sends float32 and float64 tensors as 16-bit floats.
+
+    The base class has no dtype and sends tensors as they are; see `Compression`.
+    """
 
     dtype: Any = None
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor as it travels, and its dtype."""
-        narrows = cls.dtype is not None and tensor.dtype in (tf.float32, tf.float64)
-        return (tf.cast(tensor, cls.dtype) if narrows else tensor), tensor.dtype
+        """Return the tensor in the dtype that is sent, and its own dtype."""
+        is_narrowed = cls.dtype is not None and tensor.dtype in (tf.float32, tf.float64)
+        return (tf.cast(tensor, cls.dtype) if is_narrowed else tensor), tensor.dtype
 
     @classmethod
     def decompress(cls, tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor in the dtype that it had."""
+        """Return the tensor in the dtype that it had before `compress`."""
         return tf.cast(tensor, ctx)
 
 
 class FP16(Narrowing):
-    """By float16."""
+    """The compressor that sends float16."""
 
     dtype = tf.float16
 
 
 class BF16(Narrowing):
-    """By bfloat16."""
+    """The compressor that sends bfloat16."""
 
     dtype = tf.bfloat16
 
 
 class Compression:
-    """What `compression=` takes."""
+    """The compressors that the argument `compression` takes.
+
+    Corresponds to `horovod.tensorflow.Compression`.
+    """
 
     none = Narrowing
     fp16 = FP16
     bf16 = BF16
 
 
-def called(
+def call_numpy(
     function: Callable[..., Any], tensors: Sequence[Tensor], shapes: Sequence[Any]
 ) -> list[Tensor]:
-    """What a function of arrays gives for tensors; of their dtypes."""
+    """Run a function of arrays on tensors; return tensors of the same dtypes and given shapes."""
     dtypes = [t.dtype for t in tensors]
     if tf.executing_eagerly():
-        made = tf.numpy_function(function, list(tensors), dtypes)
+        outputs = tf.numpy_function(function, list(tensors), dtypes)
     else:
         graph = tf.compat.v1.get_default_graph()
         with tf.control_dependencies(getattr(graph, LATEST, [])):
-            made = tf.numpy_function(function, list(tensors), dtypes)
-        setattr(graph, LATEST, [made[0] if isinstance(made, (list, tuple)) else made])
-    results = (
-        made if isinstance(made, (list, tuple)) else [made]
-    )  # eagerly, of one there is no list
+            outputs = tf.numpy_function(function, list(tensors), dtypes)
+        setattr(graph, LATEST, [outputs[0] if isinstance(outputs, (list, tuple)) else outputs])
+    # In eager mode, numpy_function returns a single result without a list.
+    results = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -95,19 +101,26 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Tensor]:
-    """Reduce each of a list, in one call; see `allreduce`."""
+    """Reduce each tensor of a list in one call, and return the list of the results.
+
+    The arguments are those of `allreduce`.
+
+    Corresponds to `horovod.tensorflow.grouped_allreduce`.
+    """
     op = op_of(op, average)
     scales: dict[str, Any] = {
         "prescale_factor": prescale_factor,
         "postscale_factor": postscale_factor,
     }
 
-    def reduce(*given: Any) -> Any:
-        return arrays.grouped_allreduce(given, op=op, name=name, process_set=process_set, **scales)
+    def reduce(*operand: Any) -> Any:
+        return arrays.grouped_allreduce(
+            operand, op=op, name=name, process_set=process_set, **scales
+        )
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def reduced(*given: Tensor) -> Any:
-        results = called(reduce, given, [tensor.shape for tensor in given])
+    def reduce_with_gradient(*operand: Tensor) -> Any:
+        results = call_numpy(reduce, operand, [tensor.shape for tensor in operand])
 
         def gradient(*upstream: Tensor) -> Any:
             return grouped_allreduce(upstream, op=op, process_set=process_set, **scales)
@@ -117,7 +130,7 @@ def grouped_allreduce(
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     if not pairs:
         return []
-    results = reduced(*(tensor for tensor, _ in pairs))
+    results = reduce_with_gradient(*(tensor for tensor, _ in pairs))
     return [compression.decompress(r, ctx) for r, (_, ctx) in zip(results, pairs, strict=True)]
 
 
@@ -134,38 +147,43 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Tensor:
-    """Reduce over the ranks, element by element; gradients flow through.
+    """Reduce a tensor over the ranks, element by element. Gradients flow through the call.
+
+    Corresponds to `horovod.tensorflow.allreduce`.
 
     Parameters
     ----------
-    tensor
-        Of one shape and dtype on all ranks; or tf.IndexedSlices, whose rows are gathered.
-    average
-        Horovod's old argument: whether to average. Not with `op`.
+    tensor : tf.Tensor or tf.IndexedSlices
+        A tensor of the same shape and dtype on all ranks. The rows of IndexedSlices are gathered.
+    average : bool, optional
+        Horovod's old form of `op`: Average if True, Sum if False. It cannot be combined with `op`.
     device_dense, device_sparse, ignore_name_scope
-        Nothing: all is done on the CPU, and names are what the caller gives.
-    compression
-        `Compression.none`, `.fp16` or `.bf16`.
-    op
+        Ignored: the operands are on the CPU, and names are used as the caller gives them.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
         Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
-        towards zero. Gradients are right for Average and Sum.
-    prescale_factor, postscale_factor
-        Multiply before and after.
-    name
-        Compared between ranks.
-    process_set
-        The ranks.
+        towards zero. Only Average and Sum have correct gradients.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     if isinstance(tensor, tf.IndexedSlices):
-        return gathered_slices(tensor, op_of(op, average), process_set)
-    how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return gather_slices(tensor, op_of(op, average), process_set)
+    options: dict[str, Any] = {
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+    }
     return grouped_allreduce(
-        [tensor], average, "", "", compression, op, name=name, process_set=process_set, **how
+        [tensor], average, "", "", compression, op, name=name, process_set=process_set, **options
     )[0]
 
 
-def gathered_slices(slices: Any, op: int, ranks: ProcessSet) -> Any:
-    """The sum, or average, of tensors of which some rows are given."""
+def gather_slices(slices: Any, op: int, ranks: ProcessSet) -> Any:
+    """Return the sum or average of the ranks' IndexedSlices, as IndexedSlices with all rows."""
     if op not in (Average, Sum):
         raise ValueError(f"hvd.allreduce: op: expected Average or Sum of IndexedSlices; got {op!r}")
     values = allgather(slices.values, process_set=ranks)
@@ -181,25 +199,41 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Join the ranks' tensors along the first axis, where their lengths may differ."""
+    """Concatenate the ranks' tensors along the first axis. Their lengths may differ.
 
-    def gather(given: Any) -> Any:
-        return [arrays.allgather(given, name, process_set)]
+    The gradient is averaged over the ranks, as in Horovod.
+
+    Corresponds to `horovod.tensorflow.allgather`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The operand. The tensors of the ranks may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    ignore_name_scope : bool
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
+
+    def gather(operand: Any) -> Any:
+        return [arrays.allgather(operand, name, process_set)]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def gathered(given: Tensor) -> Any:
-        (result,) = called(gather, [given], [(None, *given.shape[1:])])
+    def gather_with_gradient(operand: Tensor) -> Any:
+        (result,) = call_numpy(gather, [operand], [(None, *operand.shape[1:])])
 
         def gradient(upstream: Tensor) -> Tensor:
-            total = allreduce(upstream, process_set=process_set)  # averages, as Horovod does
-            rows = tf.shape(given)[:1]
+            total = allreduce(upstream, process_set=process_set)  # Horovod averages, too
+            rows = tf.shape(operand)[:1]
             all_rows = allgather(rows, process_set=process_set)
             begin = tf.reduce_sum(all_rows[: process_set.rank()])
             return total[begin : begin + rows[0]]
 
         return result, gradient
 
-    return gathered(tf.convert_to_tensor(tensor))
+    return gather_with_gradient(tf.convert_to_tensor(tensor))
 
 
 def grouped_allgather(
@@ -208,7 +242,12 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """`allgather` of each of a list."""
+    """Gather each tensor of a list, as `allgather` does, and return the list of the results.
+
+    Corresponds to `horovod.tensorflow.grouped_allgather`.
+
+    The other arguments are those of `allgather`.
+    """
     return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
 
 
@@ -219,24 +258,44 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The tensor of a rank of the world, on all ranks; each gives one of its shape and dtype."""
-    mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast")
+    """Return the tensor of rank `root_rank` on all ranks.
 
-    def send(given: Any) -> Any:
-        return [arrays.broadcast(given, root_rank, name, process_set)]
+    All ranks pass a tensor of the same shape and dtype. The gradient is averaged over the ranks and
+    goes to the root, as in Horovod.
+
+    Corresponds to `horovod.tensorflow.broadcast`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    ignore_name_scope : bool
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
+    is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast")
+
+    def send(operand: Any) -> Any:
+        return [arrays.broadcast(operand, root_rank, name, process_set)]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def sent(given: Tensor) -> Any:
-        (result,) = called(send, [given], [given.shape])
+    def broadcast_with_gradient(operand: Tensor) -> Any:
+        (result,) = call_numpy(send, [operand], [operand.shape])
 
         def gradient(upstream: Tensor) -> Tensor:
-            total = allreduce(upstream, process_set=process_set)  # averages, as Horovod does
-            with tf.control_dependencies([total]):  # else nobody would call it
-                return total if mine else tf.zeros_like(total)
+            total = allreduce(upstream, process_set=process_set)  # Horovod averages, too
+            # All ranks must run the all-reduce, including those that return zeros.
+            with tf.control_dependencies([total]):
+                return total if is_root else tf.zeros_like(total)
 
         return result, gradient
 
-    return sent(tf.convert_to_tensor(tensor))
+    return broadcast_with_gradient(tf.convert_to_tensor(tensor))
 
 
 def alltoall(
@@ -246,36 +305,51 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows to every rank, `splits[r]` of them to rank r, and receive theirs.
+    """Send `splits[r]` rows to each rank r, and return the rows that the ranks sent to this one.
+
+    Corresponds to `horovod.tensorflow.alltoall`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The rows to send, in the order of the ranks.
+    splits : tensor of integers, optional
+        The number of rows for each rank; by default equal numbers.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    ignore_name_scope : bool
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
 
     Returns
     -------
-    tf.Tensor
-        The rows from all ranks, in their order. With splits: this, and how many came from each,
-        int32.
+    tf.Tensor, or a pair of tensors
+        The received rows, in the order of the ranks. If `splits` is given: the rows, and the number
+        of rows from each rank, int32.
     """
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
-        share = tf.shape(tensor, tf.int64)[:1] // process_set.size()
-        wanted = tf.repeat(share, process_set.size())
+        rows_per_rank = tf.shape(tensor, tf.int64)[:1] // process_set.size()
+        send_counts = tf.repeat(rows_per_rank, process_set.size())
     else:
-        wanted = tf.cast(tf.convert_to_tensor(splits), tf.int64)
+        send_counts = tf.cast(tf.convert_to_tensor(splits), tf.int64)
 
-    def exchange(given: Any, counts: Any) -> Any:
-        return list(arrays.alltoall(given, counts, name, process_set))
+    def exchange(operand: Any, counts: Any) -> Any:
+        return list(arrays.alltoall(operand, counts, name, process_set))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def exchanged(given: Tensor, counts: Tensor) -> Any:
-        shapes = [(None, *given.shape[1:]), (process_set.size(),)]
-        rows, received = called(exchange, [given, counts], shapes)
+    def exchange_with_gradient(operand: Tensor, counts: Tensor) -> Any:
+        shapes = [(None, *operand.shape[1:]), (process_set.size(),)]
+        rows, receive_counts = call_numpy(exchange, [operand, counts], shapes)
 
         def gradient(upstream: Tensor, _: Tensor) -> Any:
-            return alltoall(upstream, received, process_set=process_set)[0], None
+            return alltoall(upstream, receive_counts, process_set=process_set)[0], None
 
-        return (rows, received), gradient
+        return (rows, receive_counts), gradient
 
-    rows, received = exchanged(tensor, wanted)
-    return rows if splits is None else (rows, tf.cast(received, tf.int32))
+    rows, receive_counts = exchange_with_gradient(tensor, send_counts)
+    return rows if splits is None else (rows, tf.cast(receive_counts, tf.int32))
 
 
 def reducescatter(
@@ -289,31 +363,58 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduce over the ranks, and return this rank's share of the rows; gradients flow through.
+    """Reduce a tensor over the ranks and return this rank's shard of the rows.
 
-    Where they cannot be shared evenly, the first ranks get one more. `op` is Average or Sum.
+    Gradients flow through the call. If the number of rows is not a multiple of the number of ranks,
+    the first ranks get one row more.
+
+    Corresponds to `horovod.tensorflow.reducescatter`.
+
+    Parameters
+    ----------
+    tensor : tf.Tensor
+        The operand, of the same shape and dtype on all ranks.
+    device_dense : str
+        Ignored.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
+        Average (the default) or Sum.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    ignore_name_scope : bool
+        Ignored.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
     """
     factor = prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
 
-    def reduce(given: Any) -> Any:
-        how = name, op, process_set, prescale_factor, postscale_factor
-        return [arrays.reducescatter(given, *how)]
+    def reduce(operand: Any) -> Any:
+        options = name, op, process_set, prescale_factor, postscale_factor
+        return [arrays.reducescatter(operand, *options)]
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def reduced(given: Tensor) -> Any:
-        (result,) = called(reduce, [given], [(None, *given.shape[1:])])
+    def reduce_with_gradient(operand: Tensor) -> Any:
+        (result,) = call_numpy(reduce, [operand], [(None, *operand.shape[1:])])
 
         def gradient(upstream: Tensor) -> Tensor:
             return allgather(upstream, process_set=process_set) * tf.cast(factor, upstream.dtype)
 
         return result, gradient
 
-    sent, ctx = compression.compress(tf.convert_to_tensor(tensor))
-    return compression.decompress(reduced(sent), ctx)
+    narrowed, ctx = compression.compress(tf.convert_to_tensor(tensor))
+    return compression.decompress(reduce_with_gradient(narrowed), ctx)
 
 
 def grouped_reducescatter(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
-    """`reducescatter` of each of a list."""
+    """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
+
+    Corresponds to `horovod.tensorflow.grouped_reducescatter`.
+
+    The other arguments are those of `reducescatter`.
+    """
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
 
@@ -323,13 +424,27 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> None:
-    """Overwrite variables by those of one rank."""
+    """Overwrite variables on all ranks by those of rank `root_rank`.
+
+    Corresponds to `horovod.tensorflow.broadcast_variables`.
+
+    Parameters
+    ----------
+    variables : sequence
+        The variables, in the same order on all ranks.
+    root_rank : int
+        The rank of the world that sends.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    inplace : bool
+        Ignored.
+    """
     for variable in variables:
         variable.assign(broadcast(variable, root_rank, process_set=process_set))
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Refuse: TensorFlow 2 knows no global variables."""
+    """Raise RuntimeError: TensorFlow 2 has no global variables."""
     raise RuntimeError(
         "hvd.broadcast_global_variables: expected TensorFlow 1's graphs; got TensorFlow 2. Call "
         "hvd.broadcast_variables(variables, root_rank)."
@@ -337,50 +452,64 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 
 def rank_op(name: str | None = None) -> Tensor:
-    """The number of this process, as a tensor."""
+    """Return the rank of this process in the world, as a tensor.
+
+    Corresponds to `horovod.tensorflow.rank_op`.
+    """
     return tf.constant(rank(), name=name or "rank")
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
-    """How many ranks a set has, as a tensor."""
+    """Return the number of ranks of a process set, as a tensor.
+
+    Corresponds to `horovod.tensorflow.size_op`.
+    """
     return tf.constant(global_process_set.sets[process_set_id].size(), name=name or "size")
 
 
 def local_rank_op(name: str | None = None) -> Tensor:
-    """The number of this process on its host, as a tensor."""
+    """Return the rank of this process among those of its host, as a tensor.
+
+    Corresponds to `horovod.tensorflow.local_rank_op`.
+    """
     return tf.constant(local_rank(), name=name or "local_rank")
 
 
 def local_size_op(name: str | None = None) -> Tensor:
-    """How many ranks this host has, as a tensor."""
+    """Return the number of ranks of this host, as a tensor.
+
+    Corresponds to `horovod.tensorflow.local_size_op`.
+    """
     return tf.constant(local_size(), name=name or "local_size")
 
 
-def reduced_gradients(gradients: Sequence[Any], how: dict[str, Any], dense: bool) -> list[Any]:
-    """What a step uses instead of this rank's gradients; None stays None."""
-    found = [
+def reduced_gradients(gradients: Sequence[Any], options: dict[str, Any], dense: bool) -> list[Any]:
+    """Return the gradients, reduced over the ranks; None stays None."""
+    reduced_list = [
         tf.convert_to_tensor(g) if dense and isinstance(g, tf.IndexedSlices) else g
         for g in gradients
     ]
-    if how["process_set"].size() == 1 or not how["process_set"].included():
-        return found
-    places = [
-        i for i, g in enumerate(found) if g is not None and not isinstance(g, tf.IndexedSlices)
+    if options["process_set"].size() == 1 or not options["process_set"].included():
+        return reduced_list
+    positions = [
+        i
+        for i, g in enumerate(reduced_list)
+        if g is not None and not isinstance(g, tf.IndexedSlices)
     ]
-    reduced = grouped_allreduce([found[i] for i in places], **how)
-    for i, g in zip(places, reduced, strict=True):
-        found[i] = g
-    for i, g in enumerate(found):
+    results = grouped_allreduce([reduced_list[i] for i in positions], **options)
+    for i, g in zip(positions, results, strict=True):
+        reduced_list[i] = g
+    for i, g in enumerate(reduced_list):
         if isinstance(g, tf.IndexedSlices):
-            found[i] = gathered_slices(g, how["op"], how["process_set"])
-    return found
+            reduced_list[i] = gather_slices(g, options["op"], options["process_set"])
+    return reduced_list
 
 
 class ReducedTape:
-    """A gradient tape whose gradients are reduced over the ranks."""
+    """A gradient tape that reduces its gradients over the ranks."""
 
-    def __init__(self, tape: Any, dense: bool, how: dict[str, Any]) -> None:
-        self._tape, self._dense, self._how = tape, dense, how
+    def __init__(self, tape: Any, dense: bool, options: dict[str, Any]) -> None:
+        self._tape, self._dense, self._options = tape, dense, options
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
@@ -399,16 +528,16 @@ class ReducedTape:
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> Any:
-        """The gradients, reduced; in the structure of the sources."""
+        """Return the reduced gradients, in the structure of `sources`."""
         mine = self._tape.gradient(target, sources, output_gradients)
         flat = tf.nest.flatten(mine)
-        return tf.nest.pack_sequence_as(mine, reduced_gradients(flat, self._how, self._dense))
+        return tf.nest.pack_sequence_as(mine, reduced_gradients(flat, self._options, self._dense))
 
 
-def how_to_reduce(
+def reduce_options(
     compression: Any, op: int, predivide: float, ranks: ProcessSet, where: str
 ) -> dict[str, Any]:
-    """The arguments of `grouped_allreduce`."""
+    """Check the options of a gradient tape and return the arguments of `grouped_allreduce`."""
     expect_average(where, predivide, op)
     return {
         "compression": compression,
@@ -432,23 +561,32 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> ReducedTape:
-    """The tape, whose `gradient` reduces over the ranks; all gradients go in one call.
+    """Return a tape whose `gradient` reduces all gradients over the ranks, in one call.
+
+    Corresponds to `horovod.tensorflow.DistributedGradientTape`.
 
     Parameters
     ----------
-    gradtape
-        A tf.GradientTape.
-    compression, op, gradient_predivide_factor, process_set
-        As for `allreduce`.
-    sparse_as_dense
-        Reduce IndexedSlices as dense tensors.
+    gradtape : tf.GradientTape
+        The tape that computes the gradients.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
+        Average, Sum or Adasum.
+    gradient_predivide_factor : float
+        A divisor of the gradients before the sum. The result is multiplied by it. It needs
+        `op=Average`.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    sparse_as_dense : bool
+        If True, IndexedSlices are reduced as dense tensors.
     device_dense, device_sparse, num_groups, groups, scale_local_gradients
-        Nothing.
+        Ignored.
     """
-    how = how_to_reduce(
+    options = reduce_options(
         compression, op, gradient_predivide_factor, process_set, "DistributedGradientTape"
     )
-    return ReducedTape(gradtape, sparse_as_dense, how)
+    return ReducedTape(gradtape, sparse_as_dense, options)
 
 
 __all__ = [

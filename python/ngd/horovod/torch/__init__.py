@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for PyTorch.
+"""Horovod's API for PyTorch. It corresponds to `horovod.torch`.
 
 import ngd.horovod.torch as hvd
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gradients travel as."""
+"""Compressors, which choose the dtype in which gradients are sent."""
 
 from __future__ import annotations
 
@@ -10,54 +10,61 @@ from torch import Tensor
 
 
 class Compressor:
-    """A pair of functions; to make one's own, derive from this."""
+    """The base class of compressors: a pair of functions. The base class sends tensors as they are.
+
+    Derive your own compressor from this class. Corresponds to
+    `horovod.torch.compression.Compressor`.
+    """
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """What to send for the tensor, and what `decompress` needs to know."""
+        """Return the tensor to send, and the context that `decompress` needs."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """What was meant by what was received."""
+        """Return the reduced tensor in the form that the caller expects."""
         return tensor
 
 
 class NoneCompressor(Compressor):
-    """Send tensors as they are."""
+    """The compressor that sends tensors as they are."""
 
 
 class Narrowing(Compressor):
-    """Send float32 and float64 as floats of two bytes; sums are accumulated in float32."""
+    """A compressor that sends float32 and float64 as 16-bit floats; sums are made in float32."""
 
     dtype: ClassVar[torch.dtype]
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor in two bytes, and its dtype."""
-        wide = tensor.dtype in (torch.float32, torch.float64)
-        return (tensor.to(cls.dtype) if wide else tensor), tensor.dtype
+        """Return the tensor as 16-bit floats, and its own dtype."""
+        is_narrowed = tensor.dtype in (torch.float32, torch.float64)
+        return (tensor.to(cls.dtype) if is_narrowed else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor in the dtype that it had."""
+        """Return the tensor in the dtype that it had before `compress`."""
         return tensor.to(ctx)
 
 
 class FP16Compressor(Narrowing):
-    """By float16."""
+    """The compressor that sends float16."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(Narrowing):
-    """By bfloat16."""
+    """The compressor that sends bfloat16."""
 
     dtype = torch.bfloat16
 
 
 class Compression:
-    """What `compression=` takes."""
+    """The compressors that the argument `compression` takes.
+
+    Corresponds to `horovod.torch.Compression`.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that goes on after a rank was lost: `ngd run --max-restarts N`, `ngd.ray.run_elastic`.
+"""Training that continues after a rank was lost. It corresponds to `horovod.torch.elastic`.
 
-With `--min-ranks M` the others go on: `run` goes back to the last `commit`, makes a world of those
-who are there, and gives all of them the newest state. A new process comes in at a `commit`.
+There are two forms of recovery:
 
-Without it, and between hosts, all ranks are started again; `run` then gives them the newest
-`commit`. Each host's first rank keeps it in NGD_ELASTIC_DIR, a directory that the launcher makes
-for the job, and removes. Under other launchers nothing is kept, and an error ends the job.
+- Under `ngd run --min-ranks M` the remaining processes continue. `run` restores the last `commit`,
+  joins a new world of the remaining ranks, and gives all of them the newest state. A new process
+  joins at a `commit`.
+- Under `ngd run --max-restarts N` without `--min-ranks`, and under `ngd.ray.run_elastic`, all ranks
+  are started again, and `run` gives them the newest `commit`. The first rank of each host writes it
+  to NGD_ELASTIC_DIR, a directory that the launcher creates for the job and removes.
+
+Under other launchers no commit is stored, and an error ends the job.
 """
 
 from __future__ import annotations
@@ -33,18 +37,21 @@ from ..world import HorovodInternalError, init, is_initialized, local_rank, rank
 logger = logging.getLogger("ngd")
 
 MOST_WORLDS: Final = 16
-"""That are made one after the other without a commit in between."""
+"""The maximum number of consecutive new worlds without a commit in between."""
 
 _states = itertools.count()
-"""Numbers the states of a process: each has a file."""
+"""The numbers of the states of this process. Each state has its own file."""
 
 
 class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
-    """New ranks wait: `run` lets them in, and training goes on with the state as it is."""
+    """New ranks wait to join. `run` admits them, and the training continues with the current state.
+
+    Corresponds to `horovod.common.exceptions.HostsUpdatedInterrupt`.
+    """
 
 
-def read(path: Path) -> Any:
-    """Which commit it was, and what was committed, unless the file is another user's."""
+def read_commit(path: Path) -> Any:
+    """Return the number and the values of a commit; PermissionError for another user's file."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
@@ -56,7 +63,17 @@ def read(path: Path) -> Any:
 
 
 class State:
-    """What is committed and restored; to make one's own, derive from this."""
+    """The values that `commit` stores and `restore` brings back. They become attributes.
+
+    Derive your own state from this class by overriding `values` and `take`.
+
+    Corresponds to `horovod.common.elastic.State`. `ObjectState` is the same class.
+
+    Parameters
+    ----------
+    **values
+        The initial values, by name.
+    """
 
     def __init__(self, **values: Any) -> None:
         self._callbacks: list[Callable[[], None]] = []
@@ -70,53 +87,59 @@ class State:
             setattr(self, name, value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these when training goes on after a restart, or with other ranks."""
+        """Register functions that are called after a restart or a change of the ranks."""
         self._callbacks.extend(callbacks)
 
     @property
     def _file(self) -> Path | None:
-        """Where it is kept; None: nowhere."""
+        """The file of the commits, or None if no commit is stored."""
         folder = os.environ.get("NGD_ELASTIC_DIR")
         return Path(folder) / f"commit-{self._number}.pt" if folder else None
 
     def values(self) -> dict[str, Any]:
-        """What is committed: a copy."""
+        """Return a copy of the values to commit."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self._names}
 
     def take(self, values: dict[str, Any]) -> None:
-        """Go back to what was committed."""
+        """Set the values to those of a commit."""
         for name in self._names:
             setattr(self, name, copy.deepcopy(values[name]))
 
     def commit(self) -> None:
-        """Keep the state as it is; all ranks call it, and the first of each host writes it."""
+        """Store the state. All ranks call it, and the first rank of each host writes the file.
+
+        Raises
+        ------
+        HostsUpdatedInterrupt
+            New ranks wait to join; `run` handles it.
+        """
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """HostsUpdatedInterrupt where new ranks wait; all ranks call it, and see the same."""
+        """Raise HostsUpdatedInterrupt on all ranks if new ranks wait. All ranks call it."""
         wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
-            self.save()  # samplers learn what the others have done
+            self.save()  # it also gathers the processed indices of samplers
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
-        """Keep the state, for `restore` and for a restart."""
+        """Store the state for `restore` and for a restart."""
         self._saved = self.values()
         self._commits += 1
         self._write()
 
     def _write(self) -> None:
-        """Write the last commit to the file of this host, of which its first rank takes care."""
+        """Write the last commit to the file of this host, if this is its first rank."""
         path = self._file
         if path is not None and local_rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                torch.save((self._commits, self._saved), file)  # its owner's alone
+                torch.save((self._commits, self._saved), file)  # only its owner can read it
             Path(file.name).replace(path)
             self._written = self._commits
 
     def restore(self) -> None:
-        """Go back to the last commit of this process, or to what it began with."""
+        """Set the values to those of the last commit or `sync` of this process."""
         if self._saved is None:
             raise ValueError(
                 "hvd.elastic: restore: expected a commit before it; got none. Call commit() or "
@@ -125,32 +148,33 @@ class State:
         self.take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks the state of the newest commit; rank 0's, where several have that.
+        """Give all ranks the state of the newest commit.
 
-        Hosts without this commit write it, and can lose the others from now on.
+        If several ranks have it, the first of them sends it. A host without this commit writes it,
+        so the commit survives the loss of the other hosts.
         """
-        path, kept, late = self._file, None, self._comes_late
-        if local_rank() == 0 and late and path is not None and path.exists():
-            self._commits, kept = read(path)
+        path, committed, is_late = self._file, None, self._is_late_joiner
+        if local_rank() == 0 and is_late and path is not None and path.exists():
+            self._commits, committed = read_commit(path)
             self._written = self._commits
         newest = int(np.argmax(allgather(np.array([self._commits]))))
-        if kept is None and rank() == newest:
-            kept = self.values()
-        self._commits, kept = broadcast_object((self._commits, kept), root_rank=newest)
-        self.take(kept)
-        self._saved = kept
+        if committed is None and rank() == newest:
+            committed = self.values()
+        self._commits, committed = broadcast_object((self._commits, committed), root_rank=newest)
+        self.take(committed)
+        self._saved = committed
         if self._commits > self._written:
             self._write()
-        if late and not self._commits and rank() == 0:
+        if is_late and not self._commits and rank() == 0:
             logger.warning("hvd.elastic: no commit is left: the training begins at its beginning")
 
     @property
-    def _comes_late(self) -> bool:
-        """Whether others have trained before, and this process has nothing of it yet."""
+    def _is_late_joiner(self) -> bool:
+        """True if the job has been restarted and this process has no state of it yet."""
         return self._saved is None and int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
 
     def on_reset(self) -> None:
-        """Call what register_reset_callbacks was given."""
+        """Call the functions that `register_reset_callbacks` has registered."""
         for callback in self._callbacks:
             callback()
 
@@ -159,31 +183,36 @@ ObjectState = State
 
 
 class TorchState(State):
-    """A model, an optimizer, samplers, and any other values, which become attributes.
+    """The state of a model, an optimizer, samplers and other values, which become attributes.
+
+    Corresponds to `horovod.torch.elastic.TorchState`.
 
     Parameters
     ----------
-    model, optimizer
-        Their state dicts are kept.
+    model : torch.nn.Module, optional
+        The model; its `state_dict` is stored.
+    optimizer : torch.optim.Optimizer, optional
+        The optimizer; its `state_dict` is stored.
     **values
-        What has `state_dict` and `load_state_dict` is kept by these; other values as they are.
+        Other values. An object with `state_dict` and `load_state_dict` is stored by these methods,
+        and any other value by a copy.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
-        given = {"model": model, "optimizer": optimizer}
-        super().__init__(**{k: v for k, v in given.items() if v is not None}, **values)
+        components = {"model": model, "optimizer": optimizer}
+        super().__init__(**{k: v for k, v in components.items() if v is not None}, **values)
 
     def values(self) -> dict[str, Any]:
-        """State dicts, and values."""
-        found = {}
+        """Return copies of the state dicts and values."""
+        copies = {}
         for name in self._names:
             value = getattr(self, name)
             has_state = hasattr(value, "state_dict")
-            found[name] = copy.deepcopy(value.state_dict() if has_state else value)
-        return found
+            copies[name] = copy.deepcopy(value.state_dict() if has_state else value)
+        return copies
 
     def take(self, values: dict[str, Any]) -> None:
-        """Load state dicts, and set values."""
+        """Load the state dicts, and set the other values."""
         for name in self._names:
             value = getattr(self, name)
             if hasattr(value, "load_state_dict"):
@@ -192,7 +221,7 @@ class TorchState(State):
                 setattr(self, name, copy.deepcopy(values[name]))
 
     def save(self) -> None:
-        """Keep the state; samplers first learn what all ranks have done."""
+        """Store the state, after the samplers have gathered the processed indices of all ranks."""
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, ElasticSampler):
@@ -200,8 +229,8 @@ class TorchState(State):
         super().save()
 
 
-def leave_for_hosts() -> NoReturn:
-    """End this process once all ranks have kept their state; the launcher starts them again."""
+def exit_for_new_hosts() -> NoReturn:
+    """End this process after all ranks have stored their state. The launcher starts them again."""
     barrier()
     end_for_hosts()
     shutdown()
@@ -209,56 +238,65 @@ def leave_for_hosts() -> NoReturn:
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function `f(state, ...)` that begins with the state of the last commit.
+    """Return a form of `function(state, ...)` that starts with the state of the last commit.
 
-    Under `ngd run --min-ranks` it begins again where a rank was lost, and where new ones wait.
-    Elsewhere an error ends the process, as without it. Under `ngd.ray.run_elastic` the process
-    ends, with the exit code 0, also where new hosts wait; it is started again with them.
+    Under `ngd run --min-ranks`, the function is called again after the loss of a rank, and when new
+    ranks join. Under other launchers, an error ends the process. Under `ngd.ray.run_elastic`, the
+    process also ends if new hosts wait, with exit code 0, and is started again with them.
+
+    Corresponds to `horovod.torch.elastic.run`.
+
+    Parameters
+    ----------
+    function : callable
+        The training function. Its first argument is a `State`.
     """
 
     @functools.wraps(function)
-    def runs(state: State, *args: Any, **kwargs: Any) -> Any:
-        anew, tries = state._comes_late, 0
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        is_restart, attempts = state._is_late_joiner, 0
         while True:
-            kept = None
+            committed = None
             try:
                 if not is_initialized():
                     init()
                 state.sync()
-                kept = state._saved
-                if anew:
+                committed = state._saved
+                if is_restart:
                     state.on_reset()
                 return function(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 if hosts_wait() is not None:
-                    leave_for_hosts()
+                    exit_for_new_hosts()
                 logger.info("hvd.elastic: new ranks come in")
             except (HorovodInternalError, CollectiveError) as error:
-                went_on = kept is not None and state._saved is not kept
-                tries = 1 if went_on else tries + 1
-                disagree = isinstance(error.__cause__ or error, CollectiveMismatchError)
-                if newcomers() is None or disagree or tries > MOST_WORLDS:
+                has_committed = committed is not None and state._saved is not committed
+                attempts = 1 if has_committed else attempts + 1
+                is_mismatch = isinstance(error.__cause__ or error, CollectiveMismatchError)
+                if newcomers() is None or is_mismatch or attempts > MOST_WORLDS:
                     raise
                 logger.warning("hvd.elastic: back to the last commit: %s", error)
                 if state._saved is not None:
                     state.restore()
             shutdown()
-            anew = True
+            is_restart = True
 
-    return runs
+    return wrapper
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Shares the indices of a data set among the ranks, those that were not processed.
+    """A sampler that divides the indices that were not processed yet among the ranks.
+
+    Corresponds to `horovod.torch.elastic.ElasticSampler`.
 
     Parameters
     ----------
     dataset
-        What has a length.
-    shuffle
-        Whether to go through it in another order each epoch.
-    seed
-        Of these orders; the same on all ranks.
+        An object with a length.
+    shuffle : bool
+        If True, each epoch has a different random order.
+    seed : int
+        The seed of the order; the same on all ranks.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
@@ -268,41 +306,51 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: nothing of it is processed."""
+        """Start an epoch: no index of it is processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that this rank has processed a batch, counted since the loader began."""
+        """Record that this rank has processed batch `batch_idx` since the start of the loader."""
         begin = batch_idx * batch_size
         self.record_indices(self.indices[begin : begin + batch_size])
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Note that this rank has processed these."""
+        """Record that this rank has processed these indices."""
         self.processed_indices.update(indices)
 
     def gather(self) -> None:
-        """Learn what all ranks have processed; all of them call it."""
+        """Gather the processed indices of all ranks. All ranks call it."""
         self.processed_indices = set().union(*allgather_object(self.processed_indices))
 
     def reset(self) -> None:
-        """Share out what is left, in equal parts: the last ones begin again with the first."""
-        left = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
+        """Divide the remaining indices among the ranks, in equal numbers.
+
+        If the number of indices is not a multiple of the number of ranks, the first indices are
+        repeated.
+        """
+        remaining = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            left = [left[i] for i in torch.randperm(len(left), generator=generator).tolist()]
-        ranks, mine = (size(), rank()) if is_initialized() else (1, 0)
-        share = -(-len(left) // ranks)
-        filled = [left[i % len(left)] for i in range(share * ranks)] if left else []
-        self.indices = filled[mine::ranks]
+            remaining = [
+                remaining[i] for i in torch.randperm(len(remaining), generator=generator).tolist()
+            ]
+        ranks, own_rank = (size(), rank()) if is_initialized() else (1, 0)
+        num_per_rank = -(-len(remaining) // ranks)
+        padded = (
+            [remaining[i % len(remaining)] for i in range(num_per_rank * ranks)]
+            if remaining
+            else []
+        )
+        self.indices = padded[own_rank::ranks]
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and what of it is processed."""
+        """Return the epoch and its processed indices."""
         return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state that `state_dict` returned."""
         self.epoch = state["epoch"]
         self.processed_indices = set(state["processed_indices"])
         self.reset()

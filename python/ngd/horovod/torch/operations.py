@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on PyTorch's tensors on the CPU, with gradients."""
+"""Collectives on PyTorch's CPU tensors, with gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tensors: TypeAlias = Sequence[Tensor]
 
 
 def tensor_of(array: Array) -> Tensor:
-    """Return an array's memory as a tensor."""
+    """Return a tensor that shares the memory of an array."""
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -31,54 +31,84 @@ TENSORS: Final = Adapter(torch.Tensor.detach, tensor_of)
 
 @with_parameters_of(arrays.allreduce_async)
 def allreduce_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `allreduce`, without a gradient, and return a handle."""
+    """Start `allreduce` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.allreduce_async`.
+
+    The arguments are those of `allreduce`, without `compression`.
+    """
     return TENSORS.start("allreduce", tensor, *args, **kwargs)
 
 
 @with_parameters_of(arrays.allreduce_async)
 def allreduce_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `allreduce_`, and return a handle."""
+    """Start `allreduce_` and return its handle.
+
+    Corresponds to `horovod.torch.allreduce_async_`.
+
+    The arguments are those of `allreduce`, without `compression`.
+    """
     return TENSORS.start_in_place("allreduce", tensor, *args, **kwargs)
 
 
 def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Reduce a contiguous tensor in place; see `allreduce`."""
+    """Reduce a contiguous tensor in place, as `allreduce` does, and return it.
+
+    Corresponds to `horovod.torch.allreduce_`.
+
+    The arguments are those of `allreduce`, without `compression`.
+    """
     result: Tensor = allreduce_async_(tensor, *args, **kwargs).wait()
     return result
 
 
 @with_parameters_of(arrays.grouped_allreduce)
 def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    """Start `grouped_allreduce`, without a gradient, and return a handle."""
+    """Start `grouped_allreduce` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.grouped_allreduce_async`.
+
+    The other arguments are those of `allreduce`, without `compression`.
+    """
     return TENSORS.start("grouped_allreduce", tensors, *args, **kwargs)
 
 
 @with_parameters_of(arrays.grouped_allreduce)
 def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    """Start `grouped_allreduce_`, and return a handle."""
+    """Start `grouped_allreduce_` and return its handle.
+
+    Corresponds to `horovod.torch.grouped_allreduce_async_`.
+
+    The other arguments are those of `allreduce`, without `compression`.
+    """
     return TENSORS.start_in_place("grouped_allreduce", tensors, *args, **kwargs)
 
 
 def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """Reduce contiguous tensors in place; see `grouped_allreduce`."""
+    """Reduce contiguous tensors in place, as `grouped_allreduce` does, and return their list.
+
+    Corresponds to `horovod.torch.grouped_allreduce_`.
+
+    The other arguments are those of `allreduce`, without `compression`.
+    """
     result: list[Tensor] = grouped_allreduce_async_(tensors, *args, **kwargs).wait()
     return result
 
 
 class AllReduce(torch.autograd.Function):
-    """The gradient of a reduction is the same reduction of gradients."""
+    """A reduction over the ranks. Its gradient is reduced in the same way."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, scales: Any, ranks: Any) -> Any:
-        """Reduce."""
-        ctx.how = op, scales, ranks
+        """Reduce the tensor."""
+        ctx.saved = op, scales, ranks
         pre, post = scales
         return allreduce_async(tensor, None, name, op, pre, post, ranks).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Reduce the gradient."""
-        op, scales, ranks = ctx.how
+        op, scales, ranks = ctx.saved
         return AllReduce.apply(gradient, None, op, scales, ranks), None, None, None, None
 
 
@@ -92,25 +122,27 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce over the ranks, element by element; gradients flow through.
+    """Reduce a tensor over the ranks, element by element. Gradients flow through the call.
+
+    Corresponds to `horovod.torch.allreduce`.
 
     Parameters
     ----------
-    tensor
-        A dense tensor on the CPU, of one shape and dtype on all ranks.
-    average
-        Horovod's old argument: whether to average. Not with `op`.
-    name
-        Compared between ranks.
-    compression
-        `Compression.none`, `.fp16` or `.bf16`.
-    op
+    tensor : Tensor
+        A dense tensor on the CPU, of the same shape and dtype on all ranks.
+    average : bool, optional
+        Horovod's old form of `op`: Average if True, Sum if False. It cannot be combined with `op`.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
         Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
-        towards zero. Gradients are right for Average and Sum.
-    prescale_factor, postscale_factor
-        Multiply before and after.
-    process_set
-        The ranks.
+        towards zero. Only Average and Sum have correct gradients.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     sent, ctx = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
@@ -119,13 +151,21 @@ def allreduce(
 
 
 def grouped_allreduce(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """`allreduce` of each of a list; all are under way at once where no gradient is needed."""
+    """Reduce each tensor of a list, as `allreduce` does, and return the list of the results.
+
+    If no tensor requires a gradient, all reductions run at the same time, and small tensors are
+    reduced together.
+
+    Corresponds to `horovod.torch.grouped_allreduce`.
+
+    The other arguments are those of `allreduce`.
+    """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
-    return grouped_compressed(tensors, *args, **kwargs)
+    return grouped_allreduce_compressed(tensors, *args, **kwargs)
 
 
-def grouped_compressed(
+def grouped_allreduce_compressed(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
@@ -133,7 +173,7 @@ def grouped_compressed(
     *args: Any,
     **kwargs: Any,
 ) -> list[Tensor]:
-    """Reduce many at once; the other arguments are those of `allreduce` after `compression`."""
+    """Reduce several tensors at the same time. The arguments are those of `allreduce`."""
     sent = [compression.compress(tensor) for tensor in tensors]
     handle = grouped_allreduce_async([tensor for tensor, _ in sent], average, name, *args, **kwargs)
     pairs = zip(handle.wait(), sent, strict=True)
@@ -143,9 +183,23 @@ def grouped_compressed(
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Sum or average sparse tensors: their indices and values are gathered.
+    """Start to sum or average sparse tensors, and return a handle.
 
-    The result is not coalesced. `op` is Average or Sum.
+    The indices and values of all ranks are gathered, and the result is not coalesced. `op` is
+    Average or Sum.
+
+    Corresponds to `horovod.torch.sparse_allreduce_async`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        A sparse tensor, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    op : int
+        Average or Sum.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     if op not in (Average, Sum):
         raise ValueError(f"hvd.sparse_allreduce_async: op: expected Average or Sum; got {op!r}")
@@ -165,22 +219,30 @@ def sparse_allreduce_async(
 
 @with_parameters_of(arrays.allgather_async)
 def allgather_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `allgather`, without a gradient, and return a handle."""
+    """Start `allgather` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.allgather_async`.
+
+    The arguments are those of `allgather`.
+    """
     return TENSORS.start("allgather", tensor, *args, **kwargs)
 
 
 class AllGather(torch.autograd.Function):
-    """Joins; a gradient is averaged over the ranks, as Horovod does, and each gets its rows."""
+    """A concatenation of the ranks' tensors.
+
+    The gradient is averaged over the ranks, as in Horovod, and each rank gets its own rows of it.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, ranks: Any) -> Any:
-        """Gather."""
+        """Concatenate the ranks' tensors."""
         ctx.rows, ctx.shape, ctx.ranks = len(torch.atleast_1d(tensor)), tensor.shape, ranks
         return allgather_async(tensor, name, ranks).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Average, and take my rows."""
+        """Average the gradient and return this rank's rows."""
         total = allreduce(gradient.contiguous(), process_set=ctx.ranks)
         rows = allgather_async(torch.tensor([ctx.rows]), None, ctx.ranks).wait()
         begin = int(rows[: ctx.ranks.rank()].sum())
@@ -190,55 +252,98 @@ class AllGather(torch.autograd.Function):
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Join the ranks' tensors along the first axis, where their lengths may differ."""
+    """Concatenate the ranks' tensors along the first axis. Their lengths may differ.
+
+    The gradient is averaged over the ranks, as in Horovod.
+
+    Corresponds to `horovod.torch.allgather`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand. The tensors of the ranks may only differ in the length of the first axis.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
     result: Tensor = AllGather.apply(tensor, name, process_set)
     return result
 
 
 def grouped_allgather_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    """Start `grouped_allgather`, without a gradient, and return a handle."""
+    """Start `grouped_allgather` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.grouped_allgather_async`.
+
+    The other arguments are those of `allgather`.
+    """
     return TENSORS.start_each("allgather", tensors, *args, **kwargs)
 
 
 def grouped_allgather(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """`allgather` of each of a list."""
+    """Gather each tensor of a list, as `allgather` does, and return the list of the results.
+
+    Corresponds to `horovod.torch.grouped_allgather`.
+
+    The other arguments are those of `allgather`.
+    """
     return [allgather(tensor, *args, **kwargs) for tensor in tensors]
 
 
 @with_parameters_of(arrays.broadcast_async)
 def broadcast_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `broadcast`, without a gradient, and return a handle."""
+    """Start `broadcast` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.broadcast_async`.
+
+    The arguments are those of `broadcast`.
+    """
     return TENSORS.start("broadcast", tensor, *args, **kwargs)
 
 
 @with_parameters_of(arrays.broadcast_async)
 def broadcast_async_(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `broadcast_`, and return a handle."""
+    """Start `broadcast_` and return its handle.
+
+    Corresponds to `horovod.torch.broadcast_async_`.
+
+    The arguments are those of `broadcast`.
+    """
     return TENSORS.start_in_place("broadcast", tensor, *args, **kwargs)
 
 
 def broadcast_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Overwrite a contiguous tensor by that of a rank; see `broadcast`."""
+    """Overwrite a contiguous tensor by that of rank `root_rank`, and return it.
+
+    Corresponds to `horovod.torch.broadcast_`.
+
+    The arguments are those of `broadcast`.
+    """
     result: Tensor = broadcast_async_(tensor, *args, **kwargs).wait()
     return result
 
 
 class Broadcast(torch.autograd.Function):
-    """Sends; gradients are averaged, as Horovod does: for the root. The others have zeros."""
+    """A broadcast from one rank.
+
+    The gradient is averaged over the ranks, as in Horovod, and goes to the root. The other ranks
+    get zeros.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root: int, name: Any, ranks: Any) -> Any:
-        """Send."""
-        ctx.how = root, ranks
+        """Broadcast the tensor of the root."""
+        ctx.saved = root, ranks
         return broadcast_async(tensor, root, name, ranks).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Average for the root."""
-        root, ranks = ctx.how
+        """Return the average of the gradients on the root, and zeros on the other ranks."""
+        root, ranks = ctx.saved
         total = allreduce(gradient, process_set=ranks)
-        mine = ranks.rank() == ranks.root(root, "hvd.broadcast")
-        return (total if mine else torch.zeros_like(total)), None, None, None
+        is_root = ranks.rank() == ranks.root(root, "hvd.broadcast")
+        return (total if is_root else torch.zeros_like(total)), None, None, None
 
 
 def broadcast(
@@ -247,39 +352,61 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The tensor of a rank of the world, on all ranks; each gives one of its shape and dtype."""
+    """Return the tensor of rank `root_rank` on all ranks.
+
+    All ranks pass a tensor of the same shape and dtype. The gradient is averaged over the ranks and
+    goes to the root, as in Horovod.
+
+    Corresponds to `horovod.torch.broadcast`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor to send. The other ranks pass a tensor of the same shape and dtype.
+    root_rank : int
+        The rank of the world that sends.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    """
     result: Tensor = Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
 
-def exchange_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start an all-to-all; its result has the rows, and the number of rows from each rank."""
+def alltoall_pair_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
+    """Start an all-to-all. Its result is (rows, number of rows from each rank)."""
     handle = TENSORS.start("alltoall", tensor, *args, **kwargs)
     return handle.then(lambda pair: (pair[0], pair[1].to(torch.int32)))
 
 
 @with_parameters_of(arrays.alltoall_async)
 def alltoall_async(tensor: Tensor, splits: Any = None, *args: Any, **kwargs: Any) -> Handle:
-    """Start `alltoall`, without a gradient, and return a handle."""
-    handle = exchange_async(tensor, splits, *args, **kwargs)
+    """Start `alltoall` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.alltoall_async`.
+
+    The arguments are those of `alltoall`.
+    """
+    handle = alltoall_pair_async(tensor, splits, *args, **kwargs)
     return handle if splits is not None else handle.then(lambda pair: pair[0])
 
 
 class AllToAll(torch.autograd.Function):
-    """Exchanges; a gradient goes back to where its rows came from."""
+    """An exchange of rows. Each row of the gradient returns to the rank that sent the row."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, ranks: Any) -> Any:
-        """Send rows."""
-        rows, received = exchange_async(tensor, splits, name, ranks).wait()
-        ctx.how = received, ranks
+        """Exchange the rows."""
+        rows, received = alltoall_pair_async(tensor, splits, name, ranks).wait()
+        ctx.saved = received, ranks
         ctx.mark_non_differentiable(received)
         return rows, received
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
-        """Send them back."""
-        received, ranks = ctx.how
+        """Send the gradient's rows back."""
+        received, ranks = ctx.saved
         rows = alltoall(gradient.contiguous(), received, process_set=ranks)[0]
         return rows, None, None, None
 
@@ -290,13 +417,26 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send rows to every rank, `splits[r]` of them to rank r, and receive theirs.
+    """Send `splits[r]` rows to each rank r, and return the rows that the ranks sent to this one.
+
+    Corresponds to `horovod.torch.alltoall`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The rows to send, in the order of the ranks.
+    splits : tensor or sequence of int, optional
+        The number of rows for each rank; by default equal numbers.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    process_set : ProcessSet
+        The ranks; by default the world.
 
     Returns
     -------
-    torch.Tensor
-        The rows from all ranks, in their order. With splits: this, and how many came from each,
-        int32.
+    Tensor, or a pair of tensors
+        The received rows, in the order of the ranks. If `splits` is given: the rows, and the number
+        of rows from each rank, int32.
     """
     rows, received = AllToAll.apply(tensor, splits, name, process_set)
     return rows if splits is None else (rows, received)
@@ -304,23 +444,32 @@ def alltoall(
 
 @with_parameters_of(arrays.reducescatter_async)
 def reducescatter_async(tensor: Tensor, *args: Any, **kwargs: Any) -> Handle:
-    """Start `reducescatter`, without a gradient, and return a handle."""
+    """Start `reducescatter` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.reducescatter_async`.
+
+    The arguments are those of `reducescatter`, without `compression`.
+    """
     return TENSORS.start("reducescatter", tensor, *args, **kwargs)
 
 
 class ReduceScatter(torch.autograd.Function):
-    """Reduces, and shares out; gradients are gathered, of a sum times the ranks, as Horovod's."""
+    """A reduction whose rows are divided among the ranks.
+
+    The gradients of the ranks are gathered. The gradient of a sum is multiplied by the number of
+    ranks, as in Horovod.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, ranks: Any, scales: Any) -> Any:
-        """Reduce."""
+        """Reduce, and return this rank's rows."""
         ctx.factor = scales[0] * scales[1] * (ranks.size() if op == Sum else 1)
         ctx.ranks = ranks
         return reducescatter_async(tensor, name, op, ranks, *scales).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Gather."""
+        """Gather the gradients."""
         gathered = allgather(gradient.contiguous(), process_set=ctx.ranks)
         return gathered * ctx.factor, None, None, None, None
 
@@ -334,9 +483,27 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduce over the ranks, and return this rank's share of the rows; gradients flow through.
+    """Reduce a tensor over the ranks and return this rank's shard of the rows.
 
-    Where they cannot be shared evenly, the first ranks get one more. `op` is Average or Sum.
+    Gradients flow through the call. If the number of rows is not a multiple of the number of ranks,
+    the first ranks get one row more.
+
+    Corresponds to `horovod.torch.reducescatter`.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The operand, of the same shape and dtype on all ranks.
+    name : str, optional
+        A name. All ranks must pass the same name.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    op : int
+        Average (the default) or Sum.
+    process_set : ProcessSet
+        The ranks; by default the world.
+    prescale_factor, postscale_factor : float
+        The factors by which the operand and the result are multiplied; by default 1.
     """
     sent, ctx = compression.compress(tensor)
     scales = prescale_factor, postscale_factor
@@ -344,12 +511,22 @@ def reducescatter(
 
 
 def grouped_reducescatter_async(tensors: Tensors, *args: Any, **kwargs: Any) -> Handle:
-    """Start `grouped_reducescatter`, without a gradient, and return a handle."""
+    """Start `grouped_reducescatter` and return its handle. Gradients do not flow through it.
+
+    Corresponds to `horovod.torch.grouped_reducescatter_async`.
+
+    The other arguments are those of `reducescatter`, without `compression`.
+    """
     return TENSORS.start_each("reducescatter", tensors, *args, **kwargs)
 
 
 def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """`reducescatter` of each of a list."""
+    """Reduce and scatter each tensor of a list, as `reducescatter` does; return the results.
+
+    Corresponds to `horovod.torch.grouped_reducescatter`.
+
+    The other arguments are those of `reducescatter`.
+    """
     return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
 
 

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer of PyTorch whose step first reduces the gradients over the ranks."""
+"""PyTorch optimizers that reduce the gradients over the ranks before their step.
+
+The gradients are divided into buckets; a bucket is reduced in one all-reduce. The order of the
+buckets is the reversed order of the parameters, so it is the same on all ranks. The order in which
+a backward pass computes the gradients does not matter. A bucket is sent when its gradients are
+complete and all buckets before it have been sent. `step` sends the remaining buckets and waits for
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +25,19 @@ from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
 from .operations import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
 
-TOGETHER: Final = 1 << 18
-"""Elements of small gradients that travel together, at most."""
+FULL_BUCKET: Final = 1 << 18
+"""The size of a bucket of small gradients, in elements, from which the next bucket is opened."""
 
 Bucket = list[Tensor]
-Arrival = tuple[Tensor, Tensor, Any]
-"""A parameter, what its gradient travels as, and what its compressor wants to know."""
+Entry = tuple[Tensor, Tensor, Any]
+"""A parameter, the tensor that is sent for its gradient, and the context of its compressor."""
 
 
 class Gradients:
-    """The gradients of an optimizer: each is sent when it, and all before it, are there.
+    """The gradients of an optimizer, which are reduced during the backward pass.
 
-    The order is one of the parameters, so it is the same on all ranks, whatever the order in which
-    backward passes come to them. A parameter that has no gradient counts as one of zeros.
+    Buckets and their order are described in the docstring of this module. A parameter without a
+    gradient counts as zeros.
     """
 
     def __init__(
@@ -50,86 +57,86 @@ class Gradients:
         self.scales = (1.0 / predivide, predivide)
         self.sparse_as_dense, self.names = sparse_as_dense, names
         self.hooks: list[Any] = []
-        self.buckets = buckets_of(list(reversed(parameters)), groups)
-        self.place = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
-        self.waits_for(passes)
-        self.begin()
-        self.alone = not ranks.included() or ranks.size() == 1
-        weakref.finalize(self, release, self.hooks)
-        self.listen(parameters)
+        self.buckets = make_buckets(list(reversed(parameters)), groups)
+        self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
+        self.set_passes(passes)
+        self.reset()
+        self.is_alone = not ranks.included() or ranks.size() == 1
+        weakref.finalize(self, remove_hooks, self.hooks)
+        self.register_hooks(parameters)
 
-    def listen(self, parameters: Iterable[Tensor]) -> None:
-        """Hear of the gradients of parameters; who has heard of them before does so no more."""
-        if self.alone:
+    def register_hooks(self, parameters: Iterable[Tensor]) -> None:
+        """Register hooks on the gradients of parameters, and remove those of an earlier wrapper."""
+        if self.is_alone:
             return
-        me = weakref.ref(self)
+        self_ref = weakref.ref(self)
 
-        def arrived(parameter: Tensor) -> None:
-            of = me()
-            if of is not None:
-                of.arrived(parameter)
+        def on_gradient(parameter: Tensor) -> None:
+            gradients = self_ref()
+            if gradients is not None:
+                gradients.on_gradient(parameter)
 
         for p in parameters:
-            before = LISTENERS.get(p)
+            before = HOOKS.get(p)
             if before is not None:
-                release(before)
-            self.hooks.append(p.register_post_accumulate_grad_hook(arrived))
-            LISTENERS[p] = self.hooks
+                remove_hooks(before)
+            self.hooks.append(p.register_post_accumulate_grad_hook(on_gradient))
+            HOOKS[p] = self.hooks
 
-    def include(self, parameters: Iterable[Tensor]) -> None:
-        """Take in parameters that came, or are trained, since; each travels alone."""
-        new = [p for p in parameters if p.requires_grad and p not in self.place]
+    def add_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Add parameters that were added or unfrozen after the wrap; each has its own bucket."""
+        new = [p for p in parameters if p.requires_grad and p not in self.bucket_of]
         for p in new:
-            self.place[p] = len(self.buckets)
+            self.bucket_of[p] = len(self.buckets)
             self.names.setdefault(p, f"allreduce.noname.{len(self.names)}")
             self.buckets.append([p])
-            self.left[p] = 0
-            self.missing.append(0)
-        self.listen(new)
+            self.passes_left[p] = 0
+            self.num_missing.append(0)
+        self.register_hooks(new)
 
-    def waits_for(self, passes: int) -> None:
-        """So many backward passes make a gradient."""
+    def set_passes(self, passes: int) -> None:
+        """Set the number of backward passes that accumulate a gradient."""
         if passes < 1:
             raise ValueError(
                 "hvd.DistributedOptimizer: backward_passes_per_step: expected at least 1; got "
                 f"{passes}"
             )
         self.passes = passes
-        self.left = dict.fromkeys(self.place, passes)
+        self.passes_left = dict.fromkeys(self.bucket_of, passes)
 
-    def begin(self) -> None:
-        """No gradient is there."""
-        self.left = dict.fromkeys(self.place, self.passes)
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.sent: list[tuple[Handle, list[Arrival]]] = []
-        self.next = 0
+    def reset(self) -> None:
+        """Reset to the state before the first backward pass of a step."""
+        self.passes_left = dict.fromkeys(self.bucket_of, self.passes)
+        self.num_missing = [len(bucket) for bucket in self.buckets]
+        self.pending: list[tuple[Handle, list[Entry]]] = []
+        self.next_bucket = 0
 
-    def arrived(self, parameter: Tensor) -> None:
-        """A backward pass has added to a gradient."""
-        if self.left[parameter] == 0:
+    def on_gradient(self, parameter: Tensor) -> None:
+        """Count a backward pass that has added to a gradient, and send the complete buckets."""
+        if self.passes_left[parameter] == 0:
             raise RuntimeError(
                 "hvd.DistributedOptimizer: expected step() after backward_passes_per_step="
                 f"{self.passes} backward passes; got another pass. Set a larger number to "
                 "accumulate gradients."
             )
-        self.left[parameter] -= 1
-        if self.left[parameter] == 0:
-            self.missing[self.place[parameter]] -= 1
-            while self.next < len(self.buckets) and self.missing[self.next] == 0:
+        self.passes_left[parameter] -= 1
+        if self.passes_left[parameter] == 0:
+            self.num_missing[self.bucket_of[parameter]] -= 1
+            while self.next_bucket < len(self.buckets) and self.num_missing[self.next_bucket] == 0:
                 self.send()
 
     def send(self) -> None:
-        """Begin to reduce the next gradients; their names are compared."""
-        bucket = self.buckets[self.next]
-        self.next += 1
-        dense: list[Arrival] = []
+        """Start to reduce the next bucket. The ranks compare the names of its parameters."""
+        bucket = self.buckets[self.next_bucket]
+        self.next_bucket += 1
+        dense: list[Entry] = []
         for p in bucket:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             if p.grad.is_sparse and not self.sparse_as_dense:
                 name = f"{self.names[p]}, sparse"
                 handle = sparse_allreduce_async(p.grad, name, self.op, self.ranks)
-                self.sent.append((handle, [(p, p.grad, None)]))
+                self.pending.append((handle, [(p, p.grad, None)]))
                 continue
             value = p.grad.to_dense() if p.grad.is_sparse else p.grad
             value, ctx = self.compression.compress(value.detach())
@@ -137,34 +144,34 @@ class Gradients:
         values = [value for _, value, _ in dense]
         name = ", ".join(self.names[p] for p, _, _ in dense)
         handle = grouped_allreduce_async_(values, None, name, self.op, *self.scales, self.ranks)
-        self.sent.append((handle, dense))
+        self.pending.append((handle, dense))
 
     def reduce(self) -> None:
-        """Send what was not sent, and put what comes where the gradients are."""
-        if self.alone:
-            self.begin()
+        """Send the remaining buckets, wait for all of them, and store the results as gradients."""
+        if self.is_alone:
+            self.reset()
             return
-        while self.next < len(self.buckets):
+        while self.next_bucket < len(self.buckets):
             self.send()
-        sent, failure = self.sent, None
-        self.begin()
-        for handle, arrivals in sent:
+        pending, failure = self.pending, None
+        self.reset()
+        for handle, entries in pending:
             try:
                 result = handle.wait()
             except HorovodInternalError as error:
-                failure = failure or error  # the others are waited for, too
+                failure = failure or error  # raised after all other buckets have completed
                 continue
-            if isinstance(result, Tensor):  # a sparse one
-                arrivals[0][0].grad = result
+            if isinstance(result, Tensor):  # a sparse gradient
+                entries[0][0].grad = result
                 continue
-            for p, value, ctx in arrivals:
-                self.put(p, self.compression.decompress(value, ctx))
+            for p, value, ctx in entries:
+                self.store_gradient(p, self.compression.decompress(value, ctx))
         if failure is not None:
             raise failure
 
     @staticmethod
-    def put(parameter: Tensor, value: Tensor) -> None:
-        """Give a parameter its reduced gradient."""
+    def store_gradient(parameter: Tensor, value: Tensor) -> None:
+        """Store the reduced gradient of a parameter."""
         assert parameter.grad is not None
         if parameter.grad.is_sparse:
             parameter.grad = value.to_sparse()
@@ -172,38 +179,43 @@ class Gradients:
             parameter.grad.copy_(value)
 
     @property
-    def under_way(self) -> bool:
-        """Whether some gradients were sent."""
-        return bool(self.sent)
+    def is_pending(self) -> bool:
+        """True if some buckets have been sent and not waited for."""
+        return bool(self.pending)
 
 
-LISTENERS: Final[Any] = WeakTensorKeyDictionary()
-"""By parameter, the hooks of the optimizer that was told of it last."""
+HOOKS: Final[Any] = WeakTensorKeyDictionary()
+"""The hooks of the last optimizer that wrapped a parameter, by parameter."""
 
 
-def release(hooks: list[Any]) -> None:
-    """Remove hooks."""
+def remove_hooks(hooks: list[Any]) -> None:
+    """Remove hooks from their parameters, and empty the list."""
     while hooks:
         hooks.pop().remove()
 
 
-def buckets_of(
+def make_buckets(
     parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None
 ) -> list[Bucket]:
-    """Which gradients travel together: large ones alone, unless the caller says something else."""
+    """Divide parameters into buckets.
+
+    If `groups` is a positive number, there are at most that many buckets. If it has lists of
+    parameters, each list is a bucket, and any other parameter has its own. Otherwise, a large
+    parameter has its own bucket, and small parameters share buckets.
+    """
     if isinstance(groups, int) and groups > 0:
-        share = -(-len(parameters) // groups) or 1
-        return [parameters[i : i + share] for i in range(0, len(parameters), share)]
+        bucket_size = -(-len(parameters) // groups) or 1
+        return [parameters[i : i + bucket_size] for i in range(0, len(parameters), bucket_size)]
     if groups is not None and not isinstance(groups, int):
-        there = {id(p) for p in parameters}
-        named = [[p for p in group if id(p) in there] for group in groups]
-        inside = [id(p) for group in named for p in group]
-        if len(inside) != len(set(inside)):
+        known_ids = {id(p) for p in parameters}
+        named = [[p for p in group if id(p) in known_ids] for group in groups]
+        grouped_ids = [id(p) for group in named for p in group]
+        if len(grouped_ids) != len(set(grouped_ids)):
             raise ValueError(
                 "hvd.DistributedOptimizer: groups: expected each parameter once; got one several "
                 "times. Remove it from the other groups."
             )
-        return [g for g in named if g] + [[p] for p in parameters if id(p) not in set(inside)]
+        return [g for g in named if g] + [[p] for p in parameters if id(p) not in set(grouped_ids)]
     buckets: list[Bucket] = []
     small: Bucket = []
     for p in parameters:
@@ -211,107 +223,114 @@ def buckets_of(
             buckets.append([p])
             continue
         small.append(p)
-        if sum(each.numel() for each in small) >= TOGETHER:
+        if sum(each.numel() for each in small) >= FULL_BUCKET:
             buckets.append(small)
             small = []
     return [*buckets, small] if small else buckets
 
 
-class Reduced(torch.optim.Optimizer):
-    """What the class of a wrapped optimizer is derived from, beside its own."""
+class ReducingOptimizer(torch.optim.Optimizer):
+    """The base class of a wrapped optimizer, in addition to the class of the optimizer itself."""
 
     _gradients: Gradients
-    _reduced = False
-    _reduces = True
+    _is_synchronized = False
+    _needs_reduction = True
 
     def synchronize(self) -> None:
-        """Reduce the gradients; `step` does it by itself."""
+        """Reduce the gradients now. `step` also does it."""
         self._reduce()
-        self._reduced = True
+        self._is_synchronized = True
 
     def _reduce(self) -> None:
-        """Reduce the gradients of all parameters that there are now."""
-        self._gradients.include(p for group in self.param_groups for p in group["params"])
+        """Reduce the gradients of all parameters that the optimizer has now."""
+        self._gradients.add_parameters(p for group in self.param_groups for p in group["params"])
         self._gradients.reduce()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A block in which `step` does not reduce: after `synchronize` was called."""
-        self._reduces = False
+        """Return a context in which `step` does not reduce; use it after `synchronize`."""
+        self._needs_reduction = False
         try:
             yield
         finally:
-            self._reduces = True
+            self._needs_reduction = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients over the ranks and update; with a closure after each call of it."""
-        if not self._reduces:
-            self._reduced = False
+        """Reduce the gradients over the ranks, and update the parameters.
+
+        With a closure, the gradients are reduced after each call of it.
+        """
+        if not self._needs_reduction:
+            self._is_synchronized = False
             return super().step(closure)
         if closure is not None:
-            return super().step(self._then_reduced(closure))
-        if self._reduced:
+            return super().step(self._with_reduction(closure))
+        if self._is_synchronized:
             warnings.warn(
                 "hvd.DistributedOptimizer: step() after synchronize() reduces once more; "
                 "expected `with optimizer.skip_synchronize(): optimizer.step()`",
                 stacklevel=2,
             )
         self._reduce()
-        self._reduced = False
+        self._is_synchronized = False
         return super().step()
 
-    def _then_reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def reduced() -> Any:
+    def _with_reduction(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def closure_with_reduction() -> Any:
             loss = closure()
             self._reduce()
             return loss
 
-        return reduced
+        return closure_with_reduction
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; refused while they are on their way."""
-        if self._gradients.under_way:
+        """Clear the gradients; RuntimeError if some of them are being reduced."""
+        if self._gradients.is_pending:
             raise RuntimeError(
                 "hvd.DistributedOptimizer: expected zero_grad() before backward(); got it while "
                 "the gradients are reduced. Call step() or synchronize() first."
             )
-        self._gradients.begin()
+        self._gradients.reset()
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Let so many backward passes make a gradient, from the next step on."""
-        self._gradients.waits_for(passes)
-        self._gradients.begin()
+        """Set the number of backward passes that accumulate a gradient, from the next step on."""
+        self._gradients.set_passes(passes)
+        self._gradients.reset()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """As of the optimizer; a step that was begun is forgotten."""
+        """Load a state of the optimizer, and forget the gradients of the current step."""
         super().load_state_dict(*args, **kwargs)
-        self._gradients.begin()
+        self._gradients.reset()
 
 
-class Combined(torch.optim.Optimizer):
-    """Combines updates, not gradients, by Adasum: of each rank's own step."""
+class AdasumOptimizer(torch.optim.Optimizer):
+    """The base class of a wrapped optimizer that combines the ranks' updates by Adasum.
+
+    Each rank first updates its own parameters. The changes of the parameters are combined instead
+    of the gradients.
+    """
 
     _compression: type[Compressor]
     _ranks: ProcessSet
 
     def synchronize(self) -> None:
-        """Nothing: `step` reduces what it has computed."""
+        """Do nothing: `step` combines the updates."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update by this rank's gradients, and then by what all ranks' updates make together."""
+        """Update by this rank's gradients, then replace the update by the Adasum of all ranks."""
         if not self._ranks.included():
             return super().step(closure)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super().step(closure)
         with torch.no_grad():
-            sent = []
+            pending = []
             for p, start in zip(parameters, before, strict=True):
                 delta, ctx = self._compression.compress((p.detach() - start).contiguous())
                 handle = allreduce_async_(delta, op=Adasum, process_set=self._ranks)
-                sent.append((handle, ctx))
-            for p, start, (handle, ctx) in zip(parameters, before, sent, strict=True):
+                pending.append((handle, ctx))
+            for p, start, (handle, ctx) in zip(parameters, before, pending, strict=True):
                 p.copy_(start + self._compression.decompress(handle.wait(), ctx))
         return loss
 
@@ -328,28 +347,36 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # long because each argument is described
-    """The optimizer, of a class derived from its own, whose step reduces the gradients first.
+    """Return an optimizer that reduces the gradients over the ranks before its step.
 
-    It shares state and options with the one that it is made of.
+    Its class is derived from that of `optimizer`, and the two share state and options.
+
+    Corresponds to `horovod.torch.DistributedOptimizer`.
 
     Parameters
     ----------
-    optimizer
-        Any optimizer of PyTorch.
-    named_parameters
-        `model.named_parameters()`: names are checked to be there and unique.
-    compression
-        What gradients travel as: `Compression.none`, `.fp16`, `.bf16`.
-    backward_passes_per_step
-        So many backward passes accumulate a gradient before it is reduced.
-    op
-        Average, Sum or Adasum; the last one combines the ranks' own updates.
-    gradient_predivide_factor
-        With Average: divide by it before the sum, and multiply by it after.
-    groups, num_groups
-        Which gradients travel together: lists of parameters, or how many groups to make.
-    sparse_as_dense, process_set
-        Whether to reduce sparse gradients as dense ones; the ranks.
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    named_parameters : iterable of (str, Tensor), optional
+        `model.named_parameters()`. Each parameter of the optimizer must have a name, and names must
+        be unique.
+    compression : class
+        The dtype in which floats are sent: `Compression.none`, `.fp16` or `.bf16`.
+    backward_passes_per_step : int
+        The number of backward passes that accumulate a gradient before it is reduced.
+    op : int
+        Average, Sum or Adasum. Adasum combines the ranks' updates instead of their gradients.
+    gradient_predivide_factor : float
+        A divisor of the gradients before the sum. The result is multiplied by it. It needs
+        `op=Average`.
+    num_groups : int
+        The number of buckets in which gradients are reduced; 0 chooses it by size.
+    groups : list of lists of Tensor, or int, optional
+        The buckets, as lists of parameters, or their number.
+    sparse_as_dense : bool
+        If True, sparse gradients are reduced as dense ones.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     expect_average("DistributedOptimizer", gradient_predivide_factor, op)
     op = op_of(op, None)
@@ -357,11 +384,11 @@ def DistributedOptimizer(
     names = names_of(parameters, named_parameters)
     trained = [p for p in parameters if p.requires_grad]
     if op == Adasum and size() > 1:
-        made = derived(optimizer, Combined)
-        made._compression, made._ranks = compression, process_set
-        return made
-    made = derived(optimizer, Reduced)
-    made._gradients = Gradients(
+        wrapped = derive_optimizer(optimizer, AdasumOptimizer)
+        wrapped._compression, wrapped._ranks = compression, process_set
+        return wrapped
+    wrapped = derive_optimizer(optimizer, ReducingOptimizer)
+    wrapped._gradients = Gradients(
         trained,
         compression=compression,
         passes=backward_passes_per_step,
@@ -372,40 +399,41 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         ranks=process_set,
     )
-    return made
+    return wrapped
 
 
-def derived(optimizer: torch.optim.Optimizer, base: type) -> Any:
-    """An optimizer with the state of another one, and with a class before its own."""
+def derive_optimizer(optimizer: torch.optim.Optimizer, base: type) -> Any:
+    """Return a copy of an optimizer, with `base` before its class, that shares its state."""
     kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
-    made = object.__new__(kind)
-    own = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")}
-    made.__dict__.update(own)  # but what a scheduler has put before these methods
-    return made
+    wrapped = object.__new__(kind)
+    attributes = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")}
+    # A scheduler may have replaced `step` in the instance: that wrapper must not be copied.
+    wrapped.__dict__.update(attributes)
+    return wrapped
 
 
-def names_of(parameters: list[Tensor], given: Iterable[Any] | None) -> dict[Tensor, str]:
-    """By parameter its name; refused where names are none, or not those of these parameters."""
-    if given is None:
+def names_of(parameters: list[Tensor], pairs: Iterable[Any] | None) -> dict[Tensor, str]:
+    """Return the name of each parameter; ValueError if names are missing or not unique."""
+    if pairs is None:
         return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters)}
-    named = list(given)
+    named = list(pairs)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
             "hvd.DistributedOptimizer: named_parameters: expected pairs of a name and a parameter; "
             "got other values. Pass model.named_parameters()."
         )
     names = [name for name, _ in named]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         raise ValueError(
             "hvd.DistributedOptimizer: named_parameters: expected names that differ; got more than "
-            f"once: {', '.join(twice)}"
+            f"once: {', '.join(duplicates)}"
         )
-    without = {id(p) for p in parameters} - {id(p) for _, p in named}
-    if without:
+    unnamed = {id(p) for p in parameters} - {id(p) for _, p in named}
+    if unnamed:
         raise ValueError(
             "hvd.DistributedOptimizer: named_parameters: expected a name for each parameter of the "
-            f"optimizer; got none for {len(without)}. Pass model.named_parameters()."
+            f"optimizer; got none for {len(unnamed)}. Pass model.named_parameters()."
         )
     return {p: name for name, p in named}
 

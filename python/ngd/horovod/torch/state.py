@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making models and optimizers equal on all ranks."""
+"""Functions that make models and optimizers equal on all ranks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite tensors by those of one rank.
+    """Overwrite tensors on all ranks by those of rank `root_rank`.
+
+    Corresponds to `horovod.torch.broadcast_parameters`.
 
     Parameters
     ----------
-    params
-        `model.state_dict()`, `model.named_parameters()`, or tensors; what is no tensor is left.
-    root_rank
-        The rank of the world that has the values.
-    process_set
-        The ranks.
+    params : mapping or iterable
+        `model.state_dict()`, `model.named_parameters()`, or tensors. Other values are ignored.
+    root_rank : int
+        The rank of the world whose values are copied.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
     pairs = params.items() if isinstance(params, Mapping) else params
     tensors = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
@@ -39,18 +41,18 @@ def broadcast_parameters(
 
 
 def send_in_place(tensors: list[Tensor], root_rank: int, process_set: ProcessSet) -> None:
-    """Broadcast them all at once; those that are not contiguous through a copy."""
-    places = [t.data if t.is_contiguous() else t.data.contiguous() for t in tensors]
-    handles = [broadcast_async_(place, root_rank, None, process_set) for place in places]
+    """Broadcast tensors at the same time. A tensor that is not contiguous is sent as a copy."""
+    buffers = [t.data if t.is_contiguous() else t.data.contiguous() for t in tensors]
+    handles = [broadcast_async_(buffer, root_rank, None, process_set) for buffer in buffers]
     handle_of_all("broadcast_parameters", handles).wait()
-    for tensor, place in zip(tensors, places, strict=True):
+    for tensor, buffer in zip(tensors, buffers, strict=True):
         if not tensor.is_contiguous():
-            tensor.data.copy_(place)
+            tensor.data.copy_(buffer)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Stands for a tensor in what is pickled."""
+class TensorSpec:
+    """A placeholder for a tensor in a pickled state."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -62,53 +64,66 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite an optimizer's state and options by those of one rank.
+    """Overwrite the state and options of an optimizer on all ranks by those of rank `root_rank`.
 
-    The others' state may be empty still. `model` is not needed.
+    The other ranks' optimizers may have no state yet.
+
+    Corresponds to `horovod.torch.broadcast_optimizer_state`.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    root_rank : int
+        The rank of the world whose state is copied.
+    model : torch.nn.Module, optional
+        Ignored.
+    process_set : ProcessSet
+        The ranks; by default the world.
     """
-    mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_optimizer_state")
+    is_root = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_optimizer_state")
     tensors: list[Tensor] = []
-    described = emptied(optimizer.state_dict(), tensors) if mine else None
-    described = broadcast_object(described, root_rank, process_set=process_set)
-    if not mine:
-        described = filled(described, tensors)
+    description = extract_tensors(optimizer.state_dict(), tensors) if is_root else None
+    description = broadcast_object(description, root_rank, process_set=process_set)
+    if not is_root:
+        description = insert_tensors(description, tensors)
     send_in_place(tensors, root_rank, process_set)
-    if not mine:
-        put(described, optimizer)
+    if not is_root:
+        load_in_place(description, optimizer)
 
 
-def put(described: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Overwrite a state in its place: schedulers, and other optimizers, may share it."""
+def load_in_place(description: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Load a state in place, because schedulers and other optimizers may share its dicts."""
     parameters: list[Tensor] = []
-    for group, given in zip(optimizer.param_groups, described["param_groups"], strict=True):
+    for group, options in zip(optimizer.param_groups, description["param_groups"], strict=True):
         parameters += group["params"]
-        group.update({key: value for key, value in given.items() if key != "params"})
+        group.update({key: value for key, value in options.items() if key != "params"})
     optimizer.state.clear()
-    for number, state in described["state"].items():
+    for number, state in description["state"].items():
         optimizer.state[parameters[number]] = state
 
 
-def emptied(value: Any, tensors: list[Tensor]) -> Any:
-    """A state with places for its tensors, which go to a list."""
+def extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Return a state in which a TensorSpec replaces each tensor; append the tensors to a list."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return Place(tuple(value.shape), value.dtype)
+        return TensorSpec(tuple(value.shape), value.dtype)
     if isinstance(value, dict):
-        return {key: emptied(each, tensors) for key, each in value.items()}
+        return {key: extract_tensors(each, tensors) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(emptied(each, tensors) for each in value)
+        return type(value)(extract_tensors(each, tensors) for each in value)
     return value
 
 
-def filled(value: Any, tensors: list[Tensor]) -> Any:
-    """The other way: with new tensors, which go to the list too."""
-    if isinstance(value, Place):
+def insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Return a state with new tensors for its TensorSpecs; append the tensors to a list."""
+    if isinstance(value, TensorSpec):
         tensors.append(torch.empty(value.shape, dtype=value.dtype))
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: filled(each, tensors) for key, each in value.items()}
+        return {key: insert_tensors(each, tensors) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(filled(each, tensors) for each in value)
+        return type(value)(insert_tensors(each, tensors) for each in value)
     return value
 
 

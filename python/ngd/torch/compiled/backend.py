@@ -38,14 +38,14 @@ MAX_PROGRAMS: Final = 64
 
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
-    """Compile a graph of Dynamo, as torch.compile(backend="ngd") calls it.
+    """Compile a graph of Dynamo. `torch.compile(backend="ngd")` calls this function.
 
     Parameters
     ----------
     module : GraphModule
         The graph.
     examples : sequence
-        Example arguments. They are not used: each program is compiled for the shapes of a call.
+        Example arguments. They are ignored: each program is compiled for the shapes of a call.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
 
 
 class Specialized(NamedTuple):
-    """A graph of Dynamo for fixed shapes; see StaticGraph."""
+    """A graph of Dynamo that is compiled for fixed shapes; StaticGraph explains the fields."""
 
     program: GraphProgram
     attributes: list[torch.Tensor]
@@ -127,7 +127,7 @@ class CompiledGraph:
 
 
 def _signature(argument: Any) -> Any:
-    """Return what a program depends on of an argument."""
+    """Return the properties of an argument that a program depends on."""
     if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if it changes
         return argument.requires_grad
     if isinstance(argument, torch.Tensor):
@@ -143,7 +143,7 @@ _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
 
 @without_collector()
 def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialized:
-    """Return the program of a graph for the shapes of its arguments."""
+    """Compile a graph for the shapes of its arguments, and return the program."""
     has_gradients = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(has_gradients), _nothing_saved():
         static = make_static(WHERE, module, arguments)
@@ -160,7 +160,7 @@ def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialize
 
 
 def _nothing_saved() -> AbstractContextManager[None]:
-    """Keep tensors of a compilation from the hooks of the caller, which may count them."""
+    """Return a context that hides tensors of a compilation from the caller's saved-tensor hooks."""
     hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: tensor, lambda tensor: tensor
     )
@@ -177,12 +177,12 @@ def _tensors_of(arguments: Iterable[Any]) -> list[torch.Tensor]:
 
 
 class LockedStep:
-    """A compiled step that one thread at a time runs, with the inputs that it reads.
+    """A compiled step that only one thread at a time can run, with the inputs that it reads.
 
     Parameters
     ----------
     inputs : sequence of Node
-        Placeholders. Those that the outputs do not need are not inputs of the step.
+        Placeholders. Those that the outputs do not depend on are not inputs of the step.
     outputs : sequence of Node
         The outputs.
     """
@@ -215,7 +215,7 @@ class GraphProgram:
 
     def __init__(self, static: StaticGraph, tensors: Sequence[torch.Tensor]) -> None:
         self.values, self.tracked = static.values, static.tracked
-        self._module = static.module  # its text has the ids of functions
+        self._module = static.module  # keeps functions alive, whose ids are part of the key
         captured = capture_graph(WHERE, static.module, _examples(static, tensors))
         self.written = captured.mutated
         """The inputs that the graph writes to."""
@@ -297,8 +297,8 @@ class GraphProgram:
         arrays = self._forward([*tensors, draws])
         for number, value in enumerate(self.values):
             arrays[number] = arrays[number].transpose(np.argsort(value.order))
-        made = [as_tensor(each) for each in arrays]
-        return made[: len(self.results)], made[len(self.results) :]
+        tensors_ = [as_tensor(each) for each in arrays]
+        return tensors_[: len(self.results)], tensors_[len(self.results) :]
 
     def saved(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the inputs that the backward pass reads."""
@@ -341,25 +341,25 @@ class GraphProgram:
     def _compiled_backward(self, given: tuple[int, ...]) -> tuple[LockedStep, list[bool]]:
         """Return the backward program for some adjoints, and which trained inputs they reach."""
         gradients = self._gradients({number: self.adjoints[number] for number in given})
-        found = read_residuals([g for g in gradients if g is not None], self._stored)
+        outputs = read_residuals([g for g in gradients if g is not None], self._stored)
         saved = [self.inputs[number] for number in self._saved]
         adjoints = [self.adjoints[number] for number in given]
-        step = LockedStep([*saved, *self._stored.values(), self.draws, *adjoints], found)
+        step = LockedStep([*saved, *self._stored.values(), self.draws, *adjoints], outputs)
         return step, [gradient is not None for gradient in gradients]
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
-        """Return an adjoint with its dimensions as the program has them."""
+        """Return an adjoint with the dimension order of the program."""
         values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
 
 
 def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors for torch.export: other code runs for tensors that require a gradient."""
-    made = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
-    for number, (example, tensor) in enumerate(zip(made, tensors, strict=True)):
+    examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+    for number, (example, tensor) in enumerate(zip(examples, tensors, strict=True)):
         if tensor.requires_grad and number not in static.tracked:
             example.requires_grad_()
-    return made
+    return examples
 
 
 def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of rank 0 for the models of all ranks."""
+"""The broadcast of rank 0's parameters and buffers to the models of all ranks."""
 
 from __future__ import annotations
 

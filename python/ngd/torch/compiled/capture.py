@@ -66,7 +66,7 @@ class Capture(NamedTuple):
 
 
 class _Step(nn.Module):
-    """The model with a function of it, as torch.export takes it: a module with flat arguments."""
+    """A module with flat arguments, for torch.export, that calls a function of the model."""
 
     def __init__(self, model: nn.Module, function: Callable[..., tuple[Any, ...]]) -> None:
         super().__init__()
@@ -110,11 +110,11 @@ def capture(
 
     def flat(model: nn.Module, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         before = python_state(model)
-        found = function(model, *pytree.tree_unflatten(list(leaves), structure))
+        results_tree = function(model, *pytree.tree_unflatten(list(leaves), structure))
         for path, name in changed_state(before, model):
             changed[path, name] = getattr(model.get_submodule(path), name)
-        parts, how = pytree.tree_flatten(found)
-        results.append(how)
+        parts, structure_of_results = pytree.tree_flatten(results_tree)
+        results.append(structure_of_results)
         return tuple(parts)
 
     expect_no_hooks(where, model)
@@ -161,7 +161,7 @@ class _Interpreter(fx.Interpreter):
 
 
 class _Interpreted(nn.Module):
-    """A graph of Dynamo as torch.export takes it. The ops keep the lines of the model."""
+    """A graph of Dynamo as a module for torch.export. The ops keep their lines in the model."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
@@ -219,11 +219,11 @@ def _export(
     The export fills in `changed`, the Python values that the forward pass changes.
     """
     with watched(where), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns about its own modules
         warnings.filterwarnings("ignore", OWN_ASSIGNMENT, UserWarning)
         try:
             program = export(module, examples, strict=False)
-        except Exception as error:  # of many classes, most of them private
+        except Exception as error:  # the classes vary, and most of them are private
             raise _as_compile_error(where, error) from error
         if changed:
             _expect_same_graph(where, module, examples, program, dict(changed))
@@ -323,7 +323,7 @@ def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
         is_enabled, *_ = node.args
         if is_enabled:
             continue
-        for user in list(node.users):  # each takes one result
+        for user in list(node.users):  # each user is a getitem of one result
             with module.graph.inserting_after(user):
                 detached = module.graph.call_function(torch.ops.aten.detach.default, (user,))
             detached.meta.update(user.meta)

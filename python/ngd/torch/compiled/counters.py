@@ -21,7 +21,7 @@ KEY: Final = "random_step"
 
 
 class RandomCounter:
-    """Counts the steps that draw random numbers. Each step, rank and op draws other numbers.
+    """A counter of the steps that draw random numbers. Each step, rank and op draws other numbers.
 
     The first value depends on the seed of PyTorch on rank 0 (`torch.manual_seed`).
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops of a captured model, by what happens to them."""
+"""The ops of a captured model: translated, constant or missing."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Value(NamedTuple):
 
 
 class View(NamedTuple):
-    """An output in the memory of an input or of a value.
+    """An output that shares the memory of an input or of a value.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class View(NamedTuple):
     size, stride : tuple of int
         The shape and the strides.
     offset : int
-        The distance of the first elements.
+        The offset of its first element from that of the input or value.
     is_detached : bool
         True if no gradient flows through the view.
     """
@@ -177,7 +177,7 @@ def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
         known = dict(zip(inputs, operands, strict=True))
         with module.graph.inserting_before(node):
             results = module.graph.graph_copy(inner, known)
-        for user in list(node.users):  # each takes one result
+        for user in list(node.users):  # each user is a getitem of one result
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
@@ -190,21 +190,21 @@ def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
 def _attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """Return the tensors that a graph holds, by path."""
     paths = (str(node.target) for node in module.graph.nodes if node.op == "get_attr")
-    found = {path: functools.reduce(getattr, path.split("."), module) for path in paths}
-    return {path: each for path, each in found.items() if isinstance(each, torch.Tensor)}
+    values = {path: functools.reduce(getattr, path.split("."), module) for path in paths}
+    return {path: each for path, each in values.items() if isinstance(each, torch.Tensor)}
 
 
 def fake_like(argument: Any) -> Any:
     """Return a tensor of the same kind without its values; any other argument itself."""
     if not isinstance(argument, torch.Tensor):
         return argument
-    made = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype)
+    fake = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype)
     if not argument.requires_grad:
-        return made
+        return fake
     if argument.is_leaf or 0 in argument.stride():
-        return made.requires_grad_()
+        return fake.requires_grad_()
     with torch.enable_grad():
-        return made.copy_(torch.empty_like(made).requires_grad_())
+        return fake.copy_(torch.empty_like(fake).requires_grad_())
 
 
 class _FakeRun(fx.Interpreter):
@@ -241,7 +241,7 @@ class _FakeRun(fx.Interpreter):
         return result
 
     def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
-        """Raise for a write whose gradient PyTorch does not compute, though it has one."""
+        """Raise for a write whose gradient PyTorch would not compute."""
         is_hidden = (
             not torch.is_grad_enabled()
             if written.requires_grad
@@ -252,7 +252,7 @@ class _FakeRun(fx.Interpreter):
             refuse(self.where, f"{what} (called at {site_of(node)})")
 
     def is_tracked(self, tensor: torch.Tensor) -> bool:
-        """Return whether the gradient of an input includes a write to it."""
+        """Return True if the gradient of an input includes a write to it."""
         before = self._history.get(tensor, (tensor.requires_grad, tensor.grad_fn))
         return bool(before != (tensor.requires_grad, tensor.grad_fn))
 
@@ -273,7 +273,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Return what identifies the memory of a tensor."""
+    """Return a number that identifies the memory of a tensor."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -305,16 +305,16 @@ class _Outputs:
             return Fixed(result)
         memory = memory_of(result)
         if memory in self._inputs:
-            of = self._inputs[memory]
-            return self._view(result, True, of, self._tensors[of])
+            input_number = self._inputs[memory]
+            return self._view(result, True, input_number, self._tensors[input_number])
         base = bases.get(memory, number)
         if base not in self.numbers:
             self.numbers.append(base)
             self.values.append(_value_of(self._results[base]))
-        place = self.numbers.index(base)
+        value_number = self.numbers.index(base)
         if base == number:
-            return place
-        return self._view(result, False, place, self._results[base])
+            return value_number
+        return self._view(result, False, value_number, self._results[base])
 
     def _view(
         self, result: torch.Tensor, is_of_input: bool, number: int, base: torch.Tensor
@@ -356,7 +356,7 @@ def _value_of(tensor: torch.Tensor) -> Value:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements of a tensor are next to each other, in any order."""
+    """Return True if the elements of a tensor fill a block of memory, in any order."""
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     size = 1
     for stride, length in sorted(pair for pair in pairs if pair[1] != 1):
@@ -367,28 +367,28 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has all elements of its memory."""
+    """Return True if a tensor has all elements of its memory."""
     size = tensor.untyped_storage().nbytes()
     return _is_dense(tensor) and tensor.numel() * tensor.element_size() == size
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether two tensors in the same memory have an element in common."""
-    places = []
+    """Return True if two tensors in the same memory have an element in common."""
+    offsets = []
     for each in tensors:
         size = each.untyped_storage().nbytes() // each.element_size()
         flat = np.arange(size)[each.storage_offset() :]
         strides = [stride * flat.itemsize for stride in each.stride()]
         view = np.lib.stride_tricks.as_strided(flat, tuple(each.shape), strides)
-        places.append(np.unique(view))
-    return len(np.unique(np.concatenate(places))) < sum(map(len, places))
+        offsets.append(np.unique(view))
+    return len(np.unique(np.concatenate(offsets))) < sum(map(len, offsets))
 
 
 NUMBERS: Final = (bool, int, float, torch.dtype, torch.device)
 
 
 def _is_fixed(value: Any) -> bool:
-    """Return whether a value of a graph is a number, or a tuple of numbers."""
+    """Return True if a value of a graph is a number, or a tuple of numbers."""
     if isinstance(value, (tuple, list)):
         return all(isinstance(each, NUMBERS) for each in value) and len(value) > 0
     return isinstance(value, NUMBERS)
@@ -429,26 +429,27 @@ class _StaticCopy:
         return self.graph, "\n".join(self.lines)
 
     def _input(self, name: str, node: fx.Node | None) -> fx.Node:
-        made = self.graph.placeholder(name)
+        placeholder_ = self.graph.placeholder(name)
         if node is not None:
-            made.meta = dict(node.meta)
-        self._words[made] = f"%input{len(self._words)}"
-        return made
+            placeholder_.meta = dict(node.meta)
+        self._words[placeholder_] = f"%input{len(self._words)}"
+        return placeholder_
 
     def _copy(self, node: fx.Node) -> None:
-        if node.users and _is_fixed(self.known[node]):  # others are called for their effect
+        # A node without users is kept for its side effect.
+        if node.users and _is_fixed(self.known[node]):
             value = self.known[node]
             self._new[node] = tuple(value) if isinstance(value, (tuple, list)) else value
             return
-        made = self.graph.node_copy(node, lambda each: self._new[each])
-        self._new[node] = made
-        self._words[made] = f"%{len(self._words)}"
+        copied_node = self.graph.node_copy(node, lambda each: self._new[each])
+        self._new[node] = copied_node
+        self._words[copied_node] = f"%{len(self._words)}"
         target = _name_of(node.target)
-        arguments = self._text((made.args, made.kwargs))
-        self.lines.append(f"{self._words[made]} = {node.op} {target} {arguments}")
+        arguments = self._text((copied_node.args, copied_node.kwargs))
+        self.lines.append(f"{self._words[copied_node]} = {node.op} {target} {arguments}")
 
     def _text(self, arguments: Any) -> str:
-        """Return the text of arguments. Objects without a value have a text of their own."""
+        """Return the text of arguments. An object without a value gets a unique text."""
         leaves, structure = pytree.tree_flatten(arguments)
         words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
         return f"{words} {structure}"

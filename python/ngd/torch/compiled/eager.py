@@ -20,7 +20,7 @@ from .rules.registry import as_array
 
 
 class EagerStep:
-    """Runs steps as PyTorch does; the gradients are averaged over the ranks.
+    """A step that runs in eager PyTorch; the gradients are averaged over the ranks.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ class EagerStep:
         weights = float(self.group.all_reduce(np.array([total]), op="sum")[0])
         for p, is_used in zip(parameters, has_gradient, strict=True):
             if is_used:
-                mine = torch.zeros_like(p) if p.grad is None else p.grad
-                summed = as_tensor(self.group.all_reduce(as_array(mine), op="sum"))
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                summed = as_tensor(self.group.all_reduce(as_array(gradient), op="sum"))
                 p.grad = summed.div_(weights) if weights else torch.zeros_like(p)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make exported graphs functional, where that is simple, without PyTorch's decompositions.
+"""Make exported graphs functional without PyTorch's decompositions, if that is simple.
 
-`run_decompositions` traces a graph once more, which takes as long as the export. Most models need
-little of it: each op has a rule, and ops in place write to results that have no views, or to
-buffers. Here these ops become functional ones. Other graphs are left to PyTorch.
+`run_decompositions` traces a graph again, which takes as long as the export. Most models need only
+a small part of it: each op has a rule, and in-place ops write to results without views, or to
+buffers. This module replaces these in-place ops by functional ones. Other graphs are decomposed by
+PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .rules import rule_of
 aten: Final = torch.ops.aten
 
 RUNNING_STATISTICS: Final = slice(3, 5)
-"""The arguments of batch_norm that it writes in training. Its schema has them as read only."""
+"""The arguments of batch_norm that it writes to in training, although its schema lists them as
+read-only."""
 IS_TRAINING, MOMENTUM = 5, 6
 """Other arguments of batch_norm."""
 BATCH_NORM: Final = aten._native_batch_norm_legit_functional.default
@@ -35,7 +37,7 @@ IN_PLACE: Final = frozenset(
     | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
     | {"sigmoid_", "tanh_", "exp_", "sqrt_"}
 )
-"""Ops in place whose functional counterparts have a result of the first argument's dtype."""
+"""The in-place ops whose functional counterparts have a result of the first argument's dtype."""
 MAKE_NEW: Final = frozenset(
     {"linear", "matmul", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
     | {"batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax"}
@@ -44,14 +46,15 @@ MAKE_NEW: Final = frozenset(
     | {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "l1_loss", "kl_div"}
     | {"square", "multiply", "true_divide", "clip", "relu6", "selu", "log_sigmoid"}
 )
-"""Composite ops whose results are never views. Schemas of other composite ops do not say."""
+"""The composite ops whose results are never views. The schemas of composite ops lack this
+information."""
 
 
 def make_functional(program: ExportedProgram) -> bool:
-    """Make a graph functional, and return True; or leave it as it is, and return False.
+    """Make a graph functional and return True, or return False and leave the graph unchanged.
 
-    A functional graph has no op in place, and each op has a rule. Ops of constants need no rule:
-    the translation computes them by PyTorch.
+    A functional graph has no in-place op, and each op has a rule. Ops of constants need no rule,
+    because PyTorch computes them during the translation.
     """
     if torch.is_autocast_enabled("cpu"):  # its casts are inserted by decompositions
         return False
@@ -63,7 +66,7 @@ def make_functional(program: ExportedProgram) -> bool:
 
 
 class Plan:
-    """The values that ops of a graph write to, and their replacement by functional ops."""
+    """The values that in-place ops of a graph write to, and the replacement of these ops."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program, self.graph = program, program.graph
@@ -77,12 +80,12 @@ class Plan:
         }
         self.variables = set(inputs) - constants
         self.written: dict[fx.Node, fx.Node] = {}
-        """The value that an op in place writes to, by the op."""
+        """The value that each in-place op writes to, by op."""
         self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        """The buffers that a batch normalization writes to."""
+        """The buffers that each batch normalization writes to, by op."""
 
     def is_possible(self) -> bool:
-        """Return whether the graph can become functional; find what is written to."""
+        """Find the values that ops write to; return True if the graph can become functional."""
         for node in self.graph.nodes:
             if node.op == "call_function":
                 rule = rule_of(node.target)
@@ -100,29 +103,32 @@ class Plan:
         return all(self._is_read_only(user) for node in aliases for user in node.users)
 
     def carry_out(self) -> None:
-        """Replace ops in place, and let the graph return the next values of buffers.
+        """Replace the in-place ops, and add the next values of buffers to the outputs.
 
-        The module keeps its old code: only the graph is read after this, and new code takes time.
+        The code of the module is not compiled again, which would take time: only the graph is read
+        later.
         """
-        now: dict[fx.Node, fx.Node] = {}
+        current: dict[fx.Node, fx.Node] = {}
         for node in list(self.graph.nodes):
-            node.args = fx.map_arg(node.args, lambda n: now.get(self._origin(n), n))
-            node.kwargs = fx.map_arg(node.kwargs, lambda n: now.get(self._origin(n), n))
+            node.args = fx.map_arg(node.args, lambda n: current.get(self._origin(n), n))
+            node.kwargs = fx.map_arg(node.kwargs, lambda n: current.get(self._origin(n), n))
             if node in self.written:
-                now[self.written[node]] = self._after(node, functional(node.target), node.args)
+                current[self.written[node]] = self._after(node, functional(node.target), node.args)
             elif node in self.statistics:
-                made = self._after(node, BATCH_NORM, node.args[:8])
-                del made.meta["val"]  # of several results
-                now[node] = self._part(made, 0, node)
-                for place, number in zip(self.statistics[node], NEXT_STATISTICS, strict=True):
-                    now[place] = self._part(made, number, place)
-        self._return_buffers({place: now[place] for place in self.buffers if place in now})
+                batch_norm = self._after(node, BATCH_NORM, node.args[:8])
+                del batch_norm.meta["val"]  # BATCH_NORM has several results
+                current[node] = self._part(batch_norm, 0, node)
+                for buffer, number in zip(self.statistics[node], NEXT_STATISTICS, strict=True):
+                    current[buffer] = self._part(batch_norm, number, buffer)
+        self._return_buffers(
+            {buffer: current[buffer] for buffer in self.buffers if buffer in current}
+        )
         for node in reversed(list(self.graph.nodes)):
             if node.op == "call_function" and not node.users:
                 self.graph.erase_node(node)
 
     def _origin(self, node: fx.Node) -> fx.Node:
-        """Return the value whose memory an op in place returns."""
+        """Return the value whose memory an in-place op returns."""
         while node in self.written:
             node = self.written[node]
         return node
@@ -135,7 +141,7 @@ class Plan:
             return False
         if target is aten.batch_norm.default and writes_statistics(node):
             self.statistics[node] = node.args[RUNNING_STATISTICS]
-            are_known = all(place in self.buffers for place in self.statistics[node])
+            are_known = all(buffer in self.buffers for buffer in self.statistics[node])
             return are_known and isinstance(node.args[MOMENTUM], float)
         if target in (aten.instance_norm.default, aten.cudnn_batch_norm.default):
             return False  # they may write running statistics, too
@@ -149,14 +155,14 @@ class Plan:
         return origin in self.buffers or makes_new(origin)
 
     def _is_read_only(self, user: fx.Node) -> bool:
-        """Return whether an op that reads a written value makes no view of it."""
+        """Return True if an op that reads a written value creates no view of it."""
         return user.op == "output" or user in self.written or makes_new(user)
 
     def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
         with self.graph.inserting_after(node):
-            made = self.graph.call_function(target, tuple(args), dict(node.kwargs))
-        made.meta = dict(node.meta)
-        return made
+            new_node = self.graph.call_function(target, tuple(args), dict(node.kwargs))
+        new_node.meta = dict(node.meta)
+        return new_node
 
     def _part(self, made: fx.Node, number: int, like: fx.Node) -> fx.Node:
         """Return one of several results, which has the type of another value."""
@@ -170,13 +176,13 @@ class Plan:
         output = self.graph.output_node()
         output.args = ((*nexts.values(), *output.args[0]),)
         self.program.graph_signature.output_specs[:0] = [
-            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), self.buffers[place])
-            for place, value in nexts.items()
+            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), self.buffers[buffer])
+            for buffer, value in nexts.items()
         ]
 
 
 def fits_constants(node: fx.Node) -> bool:
-    """Return whether PyTorch can compute an op of constants, which must not change them."""
+    """Return True if PyTorch can compute an op of constants, which the op must not change."""
     target: Any = node.target
     if target is operator.getitem or target is aten.detach_.default:
         return True
@@ -186,7 +192,7 @@ def fits_constants(node: fx.Node) -> bool:
 
 
 def writes_statistics(node: fx.Node) -> bool:
-    """Return whether this is a batch normalization that updates its running statistics."""
+    """Return True for a batch normalization that updates its running statistics."""
     return (
         node.target is aten.batch_norm.default
         and bool(node.args[IS_TRAINING])
@@ -195,13 +201,13 @@ def writes_statistics(node: fx.Node) -> bool:
 
 
 def functional(target: OpOverload) -> OpOverload | None:
-    """Return the counterpart of an op in place, or None if it is not a simple one."""
+    """Return the functional counterpart of an in-place op, or None if it is not a simple one."""
     name = name_of(target)
     if name not in IN_PLACE:
         return None
     packet = getattr(aten, name.removesuffix("_"), None)
-    found = getattr(packet, target._overloadname, None)
-    return found if isinstance(found, OpOverload) else None
+    counterpart = getattr(packet, target._overloadname, None)
+    return counterpart if isinstance(counterpart, OpOverload) else None
 
 
 def name_of(target: OpOverload) -> str:
@@ -210,7 +216,7 @@ def name_of(target: OpOverload) -> str:
 
 
 def keeps_type(node: fx.Node) -> bool:
-    """Return whether the functional op has the dtype of the first argument, as in place."""
+    """Return True if the functional op returns the dtype of the first argument, as in place."""
     dtype = dtype_of(node.args[0])
     others: list[Any] = [*node.args[1:], *node.kwargs.values()]
     allowed = (int, bool) if not dtype.is_floating_point else (int, bool, float)
@@ -223,12 +229,12 @@ def keeps_type(node: fx.Node) -> bool:
 
 
 def dtype_of(node: Any) -> torch.dtype:
-    """Return the dtype of the tensor that a node makes."""
+    """Return the dtype of a node's tensor."""
     return node.meta["val"].dtype
 
 
 def makes_new(node: fx.Node) -> bool:
-    """Return whether an op makes tensors of their own memory, never views."""
+    """Return True if the results of an op have new memory and are never views."""
     target: Any = node.target
     if not isinstance(target, OpOverload):
         return False

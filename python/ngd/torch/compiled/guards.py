@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards on a model and an optimizer that a compiled step trains: wrong uses raise."""
+"""Guards that raise if the program misuses the model or optimizer of a compiled step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refuse_backward(*args: Any, **options: Any) -> None:
 
 
 class StepGuard:
-    """Lets `optimizer.step()` raise, except within a `with` of this guard.
+    """A guard that makes `optimizer.step()` raise, except in a `with` block of this guard.
 
     Parameters
     ----------
@@ -60,10 +60,10 @@ def is_poisoned(variables: Iterable[Variable]) -> bool:
 
 
 class PoisonGuard:
-    """Lets a poisoned model and optimizer raise when they are used, until new values are loaded.
+    """A guard that makes a poisoned model and optimizer raise until new values are loaded.
 
-    A step that fails while it updates parameters leaves them with mixed values. The memory is
-    still readable by PyTorch, so hooks raise instead.
+    A step that fails while it updates parameters leaves them with mixed values. PyTorch can still
+    read the memory, so hooks raise instead.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class PoisonGuard:
     optimizer : torch.optim.Optimizer
         Its optimizer.
     repair : callable
-        Called after `load_state_dict` of the model has loaded all of its values.
+        A function that is called after `load_state_dict` of the model has loaded all of its values.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, repair: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """In-place writes that autograd does not see, in an exported graph before its decomposition.
 
-PyTorch ignores such a write in the backward pass. A graph without in-place ops would not: the
-gradient would be another one, without an error. So they are refused.
+PyTorch ignores such a write in the backward pass. A graph without in-place ops would not ignore it,
+so the gradient would be different, without an error. So these writes are refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class Value(NamedTuple):
-    """The facts about a tensor of the graph.
+    """The known facts about a tensor of the graph.
 
     Attributes
     ----------
     memory : Node
-        The node that made the memory.
+        The node that allocated the memory.
     is_detached : bool
-        True if autograd does not see writes to it, although it may see others to the memory.
+        True if autograd does not see writes to this tensor. It may see writes to the same memory by
+        other tensors.
     """
 
     memory: fx.Node
@@ -36,7 +37,7 @@ class Value(NamedTuple):
 
 
 class _Walk:
-    """A walk over the graph. `trained` has the memory whose values have a gradient."""
+    """A walk over the graph. `trained` contains the memory whose values have a gradient."""
 
     def __init__(self, where: str, trained: set[fx.Node]) -> None:
         self.where, self.trained = where, trained
@@ -44,10 +45,10 @@ class _Walk:
 
     def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
         """Visit the nodes in order, and return the values of the outputs."""
-        given = iter(operands)
+        values_of_inputs = iter(operands)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = next(given, Value(node, False))
+                self.values[node] = next(values_of_inputs, Value(node, False))
             elif node.op == "output":
                 return [self.values.get(each) for each in _nodes(node.args[0])]
             elif node.target is SET_GRAD:
@@ -100,9 +101,9 @@ class _Walk:
 
 
 def _nodes(tree: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_aggregate(tree, lambda each: found.append(each) if isinstance(each, fx.Node) else 0)
-    return found
+    nodes: list[fx.Node] = []
+    fx.node.map_aggregate(tree, lambda each: nodes.append(each) if isinstance(each, fx.Node) else 0)
+    return nodes
 
 
 def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a model and of its optimizer as views of the memory of ngd's variables."""
+"""The tensors of a model and of its optimizer, as views of the memory of ngd's variables."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def expect_type(where: str, tensor: torch.Tensor, of: Variable) -> None:
 
 
 class SharedTensor:
-    """A tensor that shows the value of a variable.
+    """A tensor that is a view of a variable.
 
     Parameters
     ----------
     tensor : Tensor
-        The tensor. Its memory becomes the variable's.
+        The tensor. Its memory is replaced by that of the variable.
     of : Variable
         The variable.
     group : Group
@@ -65,7 +65,7 @@ class SharedTensor:
         self.show()
 
     def show(self) -> None:
-        """Let the tensor show the present memory of the variable."""
+        """Make the tensor a view of the variable's current memory."""
         self.view.show()
         self.tensor.data = as_tensor(self.view.array)
         self._address = self.tensor.data_ptr()
@@ -97,22 +97,22 @@ class ModelMemory:
         self._moves = -1
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the present parameters and buffers of the model by path."""
+        """Return the current parameters and buffers of the model by path."""
         return {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers(remove_duplicate=False)),
         }
 
     def variable_of(self, path: str, tensor: torch.Tensor) -> Variable:
-        """Return the variable of a parameter or buffer. The first call makes it."""
+        """Return the variable of a parameter or buffer. The first call creates it."""
         if tensor not in self.variables:
             self.variables[tensor] = variable(path, as_array(tensor))
         return self.variables[tensor]
 
     def read_written(self, where: str) -> None:
-        """Assign what the program has written to tensors since the last step.
+        """Assign the values that the program has written to tensors since the last step.
 
-        All ranks must have written the same values: the ranks of a host share one copy.
+        All ranks must have written the same values, because the ranks of a host share one copy.
 
         Raises
         ------
@@ -121,13 +121,13 @@ class ModelMemory:
         VariableMismatchError
             The ranks have written different values.
         """
-        moved = [each for each in self._shared.values() if each.is_moved]
-        for each in moved:
+        replaced = [each for each in self._shared.values() if each.is_moved]
+        for each in replaced:
             expect_type(where, each.tensor, each.view.variable)
-        if moved:
-            values = [as_array(each.tensor) for each in moved]
-            expect_equal(where, [each.view.variable for each in moved], values, self.group)
-            for each, value in zip(moved, values, strict=True):
+        if replaced:
+            values = [as_array(each.tensor) for each in replaced]
+            expect_equal(where, [each.view.variable for each in replaced], values, self.group)
+            for each, value in zip(replaced, values, strict=True):
                 each.view.variable.assign(value)
                 each.show()
         views = [each.view for each in self._shared.values()]
@@ -141,7 +141,7 @@ class ModelMemory:
             each.show()
 
     def show(self, computed: Collection[Node]) -> None:
-        """Let tensors show their variables after a step that has these variables."""
+        """Make the tensors views of their variables after a step that uses these variables."""
         for tensor, of in self.variables.items():
             if of in computed and tensor not in self._shared:
                 self.add(tensor, of)
@@ -151,11 +151,11 @@ class ModelMemory:
             self._moves = _core.moves()
 
     def add(self, tensor: torch.Tensor, of: Variable) -> None:
-        """Let a tensor show a variable from now on."""
+        """Make a tensor a view of a variable."""
         self._shared[tensor] = SharedTensor(tensor, of, self.group)
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Let a tensor be: it keeps its present memory."""
+        """Stop updating the view: the tensor keeps its current memory."""
         self._shared.pop(tensor, None)
 
     def constants(self) -> tuple[tuple[int, int], ...]:

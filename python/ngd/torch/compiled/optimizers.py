@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of torch.optim as updates of an ngd program, with their state as torch's state."""
+"""Optimizers of torch.optim as updates of an ngd program. Their state is PyTorch's state."""
 
 from __future__ import annotations
 
@@ -134,11 +134,11 @@ class TranslatedOptimizer:
         self._names = itertools.count()
         self._states: dict[torch.Tensor, dict[str, Variable]] = {}
         self._shown: dict[tuple[torch.Tensor, str], torch.Tensor] = {}
-        """The tensor of PyTorch's state that shows, or was copied from, each of ngd's."""
+        """The tensor of PyTorch's state for each state variable of ngd: a view of it, or a copy."""
         optimizer.register_state_dict_pre_hook(self._gather_state)
 
     def options(self) -> tuple[Any, ...]:
-        """Return the options of all groups but the learning rate: a change needs a new program."""
+        """Return the options of all groups without learning rates; a change needs a new program."""
         return tuple(
             tuple(group[name] for name in self.translation.options)
             for group in self.optimizer.param_groups
@@ -150,11 +150,11 @@ class TranslatedOptimizer:
         They are variables and not arguments, so that the next values of parameters are equal on
         all ranks. All ranks change them in the same way.
         """
-        for number, known in self._groups.items():
+        for number, group_optimizer in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
             if rate != self._rates[number]:
                 self._rates[number] = rate
-                cast(Variable, known.lr).assign(rate)
+                cast(Variable, group_optimizer.lr).assign(rate)
 
     def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
         """Return the updates of one program.
@@ -164,20 +164,24 @@ class TranslatedOptimizer:
         gradients : mapping of Variable to Node
             The gradients after all-reduce and clipping.
         """
-        made: dict[Variable, Node] = {}
+        updates_: dict[Variable, Node] = {}
         tensors = self.memory.variables
         for number, group in enumerate(self.optimizer.param_groups):
             trained = [p for p in group["params"] if tensors.get(p) in gradients]
             options = {name: group[name] for name in self.translation.options}
             for cohort in self._cohorts_of(number, trained):
                 cohort.optimizer.options = {**cohort.optimizer.options, **options}
-                mine = [p for p in trained if p in cohort.parameters]
-                made |= cohort.optimizer.apply({tensors[p]: gradients[tensors[p]] for p in mine})
-                self._add_states(cohort, mine)
-        return made
+                parameters = [p for p in trained if p in cohort.parameters]
+                updates_ |= cohort.optimizer.apply(
+                    {tensors[p]: gradients[tensors[p]] for p in parameters}
+                )
+                self._add_states(cohort, parameters)
+        return updates_
 
     def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
-        """Return the cohorts of a group that a program trains; splits those that it trains partly.
+        """Return the cohorts of a group that a program trains.
+
+        A cohort that the program trains only partly is split.
 
         Parameters
         ----------
@@ -201,18 +205,20 @@ class TranslatedOptimizer:
         return [c for c in self._cohorts if c.group == number and trained_set & set(c.parameters)]
 
     def _count_of(self, p: torch.Tensor) -> int:
-        """Return the number of updates of a parameter, as PyTorch's state has it."""
+        """Return the number of updates of a parameter, from PyTorch's state."""
         state = self.optimizer.state.get(p, {})
         if self.translation.counts:
             return int(state.get("step", 0))
         return int(any(value is not None for value in state.values()))
 
     def _add_cohort(self, number: int, count: int, parameters: Sequence[torch.Tensor]) -> Cohort:
-        known = copy.copy(self._group(number))
-        known.step = known.state_variable(f"step_{next(self._names)}", (), np.dtype(np.int64))
+        cohort_optimizer = copy.copy(self._group(number))
+        cohort_optimizer.step = cohort_optimizer.state_variable(
+            f"step_{next(self._names)}", (), np.dtype(np.int64)
+        )
         if count:
-            known.step.assign(count)
-        cohort = Cohort(number, known, dict.fromkeys(parameters))
+            cohort_optimizer.step.assign(count)
+        cohort = Cohort(number, cohort_optimizer, dict.fromkeys(parameters))
         self._cohorts.append(cohort)
         return cohort
 
@@ -228,14 +234,14 @@ class TranslatedOptimizer:
         return self._groups[number]
 
     def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
-        """Move some parameters to a cohort of their own, with the same count or a given one."""
+        """Move some parameters to a new cohort, with the same count or a given one."""
         for p in others:
             del cohort.parameters[p]
         self._add_cohort(cohort.group, int(cohort.optimizer.step) if count < 0 else count, others)
         self.generation += 1
 
     def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
-        """Note the state of parameters by PyTorch's names, and begin with what PyTorch has."""
+        """Register the state variables of parameters by PyTorch's names, with PyTorch's values."""
         by_name = cohort.optimizer.state.variables
         for p in parameters:
             if p in self._states:
@@ -284,7 +290,7 @@ class TranslatedOptimizer:
             self._split(cohort, parameters, count)
 
     def show_state(self) -> None:
-        """Let PyTorch's state of each parameter show ngd's, in tensors of its own.
+        """Make PyTorch's state of each parameter a view of ngd's state, in new tensors.
 
         `load_state_dict` of PyTorch keeps the tensors of its argument, which must not change.
         """
@@ -312,12 +318,12 @@ class TranslatedOptimizer:
             ]
             if steps:
                 torch._foreach_add_(steps, 1)
-        self.optimizer._opt_called = True  # else a scheduler warns that no step was made
+        self.optimizer._opt_called = True  # otherwise a scheduler warns that no step was made
 
     def _gather_state(self, optimizer: Optimizer) -> None:
-        """Copy the state of which each host has a part, before PyTorch's state is saved.
+        """Copy sharded state into PyTorch's state before PyTorch saves it.
 
-        All ranks call this: `shard="world"` keeps one copy over all hosts.
+        All ranks call this, because `shard="world"` keeps only one copy over all hosts.
         """
         for p, variables in self._states.items():
             for name, of in variables.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of a training step, for one signature of its batch: graph, gradients and updates."""
+"""The programs of a training step: graph, gradients and updates for one signature of the batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Form(NamedTuple):
     accumulates : bool
         True if it adds the gradients of a micro-batch to sums.
     has_sums : bool
-        True if it trains with the sums of micro-batches before.
+        True if it trains with the sums of earlier micro-batches.
     has_weight : bool
         True if the loss of each rank has a weight.
     """
@@ -76,7 +76,7 @@ class Program(NamedTuple):
 
 
 class ProgramBuilder:
-    """Builds the programs of one step, which share variables.
+    """A builder of the programs of one step, which share variables.
 
     Parameters
     ----------
@@ -202,19 +202,19 @@ class ProgramBuilder:
         used = _differentiated(loss)
         pairs = self.memory.variables.items()
         trained = [v for tensor, v in pairs if tensor.requires_grad and v in used]
-        found = dict(zip(trained, grad(loss, trained, unused="zero"), strict=True))
+        gradients = dict(zip(trained, grad(loss, trained, unused="zero"), strict=True))
         if weight is not None:
-            found = {v: ops.where(weight == 0, 0, g) for v, g in found.items()}
+            gradients = {v: ops.where(weight == 0, 0, g) for v, g in gradients.items()}
         if form.accumulates:
-            updates |= {self._sum(v): self._sum(v) + g for v, g in found.items()}
-            return found
+            updates |= {self._sum(v): self._sum(v) + g for v, g in gradients.items()}
+            return gradients
         if form.has_sums:
-            found = {v: self._sum(v) + g for v, g in found.items()}
-            updates |= {self._sum(v): ops.zeros(v.shape, v.dtype) for v in found}
+            gradients = {v: self._sum(v) + g for v, g in gradients.items()}
+            updates |= {self._sum(v): ops.zeros(v.shape, v.dtype) for v in gradients}
         if form.has_weight:
             total = placeholder("total", (), np.float64)
             inputs.append(total)
-        return self._clipped(_reduced(found, total))
+        return self._clipped(_reduced(gradients, total))
 
     def _sum(self, of: Variable) -> Variable:
         """Return the sum of this rank's gradients of micro-batches."""
@@ -244,7 +244,8 @@ def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Var
 def _differentiated(loss: Node) -> set[Node]:
     """Return the nodes that a loss depends on, except through detached values.
 
-    PyTorch's optimizers leave other parameters as they are, even with a weight decay.
+    Only these parameters are updated. PyTorch's optimizers leave other parameters unchanged, even
+    with a weight decay.
     """
     detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
     return set(topological([loss], detached))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code in a model that torch.export would capture with wrong gradients, and is refused.
+"""Checks that refuse model code whose gradients torch.export would lose.
 
-An exported graph has the forward pass only. A gradient that Python code defines is not in it: a
-custom autograd.Function, or a hook that changes a gradient.
+An exported graph only has the forward pass. A gradient that Python code defines is not part of it:
+a custom autograd.Function, or a hook that changes a gradient.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def watched(where: str) -> Iterator[None]:
 
 @contextmanager
 def _replaced_methods(where: str, thread: int) -> Iterator[None]:
-    """Let the methods that give a gradient in Python raise an error in one thread."""
+    """Make the methods by which Python code defines a gradient raise an error in one thread."""
     function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ Fallback = Literal["error", "torch"]
 
 
 class CompiledStep:
-    """A training step of a PyTorch model. See compile_step.
+    """A training step of a PyTorch model, which `compile_step` returns.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class CompiledStep:
         self._poison: PoisonGuard | None = None
         self._eager: EagerStep | None = None
         self._clip_norm = clip_norm
-        self._total = 0.0  # of the weights of the micro-batches since the last update
+        self._total = 0.0  # the sum of the micro-batches' weights since the last update
         self._num_micro_batches = 0
         broadcast_model(WHERE, model, self._group)
 
@@ -85,15 +85,15 @@ class CompiledStep:
         Parameters
         ----------
         *batch
-            The arguments of the loss function after the model: tensors in any structure. Each
-            shape has a program of its own.
+            The arguments of the loss function after the model: tensors in any structure. Each shape
+            has its own program.
         accumulate : bool, default False
-            True for a micro-batch: its gradients are added up on this rank, and the parameters
-            stay. The next call without it updates them, with the mean over all micro-batches.
+            True for a micro-batch: its gradients are added up on this rank, and the parameters do
+            not change. The next call with False updates them, by the mean over all micro-batches.
         weight : float, optional
             The weight of this loss in the mean over the ranks and micro-batches, for example its
-            number of samples or tokens. The default is 1 for all. A loss of weight 0 does not
-            count, even if it is NaN.
+            number of samples or tokens. The default is 1. A loss of weight 0 does not count, even
+            if it is NaN.
 
         Returns
         -------
@@ -105,7 +105,7 @@ class CompiledStep:
         CompileError
             The model cannot be translated. The message names the line.
         PoisonedVariableError
-            A step before failed while it updated the parameters.
+            An earlier step failed while it updated the parameters.
         """
         has_sums = self._num_micro_batches > 0
         has_weight = accumulate or has_sums or weight is not None
@@ -124,7 +124,7 @@ class CompiledStep:
         Parameters
         ----------
         *batch
-            As in a step.
+            The arguments of the loss function after the model, as in a step.
         """
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
@@ -135,9 +135,9 @@ class CompiledStep:
                 module.training = is_training
 
     def coverage(self) -> Coverage:
-        """Return the ops of the model that ngd runs, and those that it does not.
+        """Return the ops of the model that ngd runs, and those that it does not run.
 
-        It is that of the last batch shape that was compiled, even if its compilation failed.
+        They are those of the last batch shape that was compiled, even if the compilation failed.
         """
         return self._coverage
 
@@ -176,7 +176,7 @@ class CompiledStep:
         return pytree.tree_unflatten(tensors, program.results)
 
     def _execute(self, program: Program, arrays: list[Any]) -> list[Any]:
-        """Run a program. A failure in the middle of the updates poisons the model."""
+        """Run a program. A failure during the updates poisons the model."""
         try:
             return list(program.executable(*arrays))
         except BaseException:
@@ -246,19 +246,19 @@ class CompiledStep:
 
 def _weight(weight: Any) -> float:
     try:
-        found = float(weight)
+        value = float(weight)
     except (TypeError, ValueError, RuntimeError):
-        found = -1.0
-    if not 0 <= found < np.inf:
+        value = -1.0
+    if not 0 <= value < np.inf:
         raise ValueError(
             f"{WHERE}: weight: expected a number >= 0; got {weight!r}. Give the number of samples "
             "or tokens of this rank."
         )
-    return found
+    return value
 
 
 def _structure(model: nn.Module) -> tuple[Any, ...]:
-    """Return what a program depends on of a model: modes, its tensors, and the frozen ones."""
+    """Return the properties of a model that a program depends on: modes, tensors, frozen ones."""
     return tuple(
         (
             module.training,
@@ -270,7 +270,10 @@ def _structure(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _signature(leaf: Any) -> Any:
-    """Return what a program depends on of an argument: the type of a tensor, any other value."""
+    """Return the properties of an argument that a program depends on.
+
+    For a tensor these are its dtype and shape. Any other value is its own signature.
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
     try:
@@ -288,7 +291,7 @@ def _signature(leaf: Any) -> Any:
 
 
 def _expect_arguments(model: Any, loss: Any, fallback: Any) -> None:
-    """Raise for arguments of compile_step that do not fit."""
+    """Raise if the arguments of compile_step are not valid."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"{WHERE}: model: expected a torch.nn.Module; got {type(model).__name__}. Pass the "
@@ -336,12 +339,12 @@ def compile_step(
     shard : {"host", "world", "none"}, default "host"
         The ranks that share one copy of weights and optimizer state. See ngd.compile.
     precision : {"float32", "bfloat16", "float16"}, default "float32"
-        The precision of matrix products and convolutions. See ngd.compile.
+        The precision of matrix multiplications and convolutions. See ngd.compile.
     memory_limit : int, optional
-        The bytes of activations, beyond which values are recomputed. See ngd.compile.
+        The limit of the activations in bytes, above which values are recomputed. See ngd.compile.
     fallback : {"error", "torch"}, default "error"
-        What happens to a model that ngd cannot translate: an error, or a warning and steps in eager
-        PyTorch with ngd's collectives.
+        The treatment of a model that ngd cannot translate: an error, or a warning and steps in
+        eager PyTorch with ngd's collectives.
 
     Returns
     -------
@@ -355,9 +358,14 @@ def compile_step(
 
     Examples
     --------
-    >>> step = ngd.torch.compile_step(model, lambda m, x, y: cross_entropy(m(x), y), optimizer)
-    >>> for x, y in loader:
-    ...     loss = step(x, y)
+    >>> import torch
+    >>> import ngd.torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = ngd.torch.compile_step(model, lambda m, x: m(x).square().mean(), optimizer)
+    >>> first = step(torch.ones(4, 2))
+    >>> bool(step(torch.ones(4, 2)) < first)
+    True
     """
     _expect_arguments(model, loss, fallback)
     options = {"shard": shard, "precision": precision, "memory_limit": memory_limit}

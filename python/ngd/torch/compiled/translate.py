@@ -109,7 +109,7 @@ def _apply(rule: Rule, call: Call, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _named(where: str, node: fx.Node) -> Iterator[None]:
-    """Let errors of a rule name the op, the user's line and the module."""
+    """Add the op, the user's line and the module to the errors of a rule."""
     try:
         yield
     except UnsupportedOpError as error:
@@ -127,10 +127,10 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
 
 
 def _expect_type(node: fx.Node, value: Any) -> None:
-    """Raise if an output has another type than the export found.
+    """Raise if an output has another type than in the export.
 
-    Of several outputs, each one that is used has a node of its own. PyTorch 2.9 gives the last
-    states of LSTM layers a wrong shape.
+    Each used output of several has its own node. PyTorch 2.9 gives the last states of LSTM layers a
+    wrong shape.
     """
     expected = node.meta.get("val")
     if not isinstance(value, Node) or not isinstance(expected, torch.Tensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend "ngd" of torch.distributed."""
+"""The backend "ngd" of torch.distributed. Its import registers the backend."""
 
 from torch.distributed import Backend
 

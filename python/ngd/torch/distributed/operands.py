@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as the engine wants them: an address, a dtype's name, a number of elements.
+"""Tensors as ngd's collectives take them: address, name of the dtype, number of elements.
 
-A tensor that is not contiguous travels as a contiguous copy, and so does a list of tensors that do
-not lie end to end; what was received is copied back by Work.
+A tensor that is not contiguous is sent as a contiguous copy. A list of tensors that are not next to
+each other in memory is copied, too. Work copies received data back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 from ... import dtypes
 
 DTYPES: Final = {getattr(torch, dtype.name): dtype.name for dtype in dtypes.ALL}
+"""The names of ngd's dtypes, by dtype of PyTorch."""
 
 REDUCTIONS: Final = {
     "SUM": "sum",
@@ -24,9 +25,10 @@ REDUCTIONS: Final = {
     "MIN": "min",
     "MAX": "max",
     "PRODUCT": "prod",
-    "PREMUL_SUM": "sum",  # of what premultiplied() has scaled
+    "PREMUL_SUM": "sum",  # premultiplied() scales the operand
 }
-OF_TRUTHS: Final = {
+"""ngd's reductions, by the name in torch.distributed.ReduceOp."""
+BOOLEAN_REDUCTIONS: Final = {
     "SUM": "max",
     "MAX": "max",
     "BOR": "max",
@@ -34,14 +36,14 @@ OF_TRUTHS: Final = {
     "MIN": "min",
     "BAND": "min",
 }
-"""Reductions of booleans."""
+"""The reductions of booleans."""
 
-OF_PAIRS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
-"""Reductions of complex numbers, whose two parts travel as two numbers."""
+COMPLEX_REDUCTIONS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
+"""The reductions of complex numbers, which are sent as pairs of real numbers."""
 
 
 def check(tensor: Tensor, where: str) -> None:
-    """Refuse what is no dense tensor of the CPU."""
+    """Raise TypeError unless the tensor is dense and on the CPU."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TypeError(
             f"{where}: expected a dense tensor on the CPU; got a {tensor.layout} tensor on "
@@ -50,10 +52,16 @@ def check(tensor: Tensor, where: str) -> None:
 
 
 def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
-    """The engine's name of a reduction."""
-    table = OF_TRUTHS if dtype is torch.bool else OF_PAIRS if dtype.is_complex else REDUCTIONS
-    for known, name in table.items():
-        if op == getattr(ReduceOp, known):
+    """Return ngd's name of a reduction; ValueError if the dtype does not support it."""
+    table = (
+        BOOLEAN_REDUCTIONS
+        if dtype is torch.bool
+        else COMPLEX_REDUCTIONS
+        if dtype.is_complex
+        else REDUCTIONS
+    )
+    for name_in_torch, name in table.items():
+        if op == getattr(ReduceOp, name_in_torch):
             return name
     others = (*REDUCTIONS, "BAND", "BOR", "BXOR")
     got = next((name for name in others if op == getattr(ReduceOp, name)), op)
@@ -61,33 +69,33 @@ def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
 
 
 def premultiplied(op: ReduceOp, tensor: Tensor) -> Tensor:
-    """What is to be summed: for ReduceOp.PREMUL_SUM, the tensor times the factor."""
+    """Return the operand of a reduction: for PREMUL_SUM, the tensor times the factor of the op."""
     if op != ReduceOp.PREMUL_SUM:
         return tensor
     return tensor.detach() * op.__getstate__()[1]
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether its memory is its elements, end to end: not conjugated or negated when it is read."""
+    """Return True if a tensor is contiguous, and not lazily conjugated or negated."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy."""
+    """Return the tensor, or a contiguous copy if it is not plain."""
     if is_plain(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def place_for(tensor: Tensor) -> Tensor:
-    """Contiguous memory for what is to be received: the tensor's own, if it can be."""
+    """Return contiguous memory to receive a tensor into: its own if it is plain."""
     if is_plain(tensor):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The first tensor if all lie end to end behind it."""
+def first_if_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the first tensor if the others follow it directly in memory, or None."""
     address = tensors[0].data_ptr()
     for tensor in tensors:
         if tensor.data_ptr() != address or not is_plain(tensor):
@@ -97,24 +105,26 @@ def joined(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """Memory that holds the tensors' elements end to end: their own, or a copy."""
-    there = joined(tensors)
-    return there if there is not None else torch.cat([t.detach().reshape(-1) for t in tensors])
+    """Return memory with the elements of all tensors: their own if they are adjacent, or a copy."""
+    adjacent = first_if_adjacent(tensors)
+    return (
+        adjacent if adjacent is not None else torch.cat([t.detach().reshape(-1) for t in tensors])
+    )
 
 
 def place_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Memory for blocks end to end, and what is to be copied from it afterwards: (to, from)."""
-    there = joined(tensors)
-    if there is not None:
-        return there, []
+    """Return memory to receive all tensors into, and the copies (to, from) to make afterwards."""
+    adjacent = first_if_adjacent(tensors)
+    if adjacent is not None:
+        return adjacent, []
     sizes = [tensor.numel() for tensor in tensors]
-    place = torch.empty(sum(sizes), dtype=tensors[0].dtype)
-    parts = zip(tensors, place.split(sizes), strict=True)
-    return place, [(tensor, part.view(tensor.shape)) for tensor, part in parts]
+    buffer = torch.empty(sum(sizes), dtype=tensors[0].dtype)
+    parts = zip(tensors, buffer.split(sizes), strict=True)
+    return buffer, [(tensor, part.view(tensor.shape)) for tensor, part in parts]
 
 
 def wire(tensor: Tensor) -> tuple[str, int]:
-    """How an element travels: as so many numbers of a dtype."""
+    """Return the dtype in which an element is sent, and the number of such values per element."""
     name = DTYPES.get(tensor.dtype)
     if name is not None:
         return name, 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed's ProcessGroup, call by call, as collectives of an ngd.Group."""
+"""The ProcessGroup of torch.distributed, whose collectives are those of an ngd.Group."""
 
 from __future__ import annotations
 
@@ -37,10 +37,25 @@ CPU: Final = torch.device("cpu")
 
 @untraced
 class ProcessGroup(torch.distributed.ProcessGroup):
-    """Ranks of torch.distributed that communicate through ngd.
+    """A group of ranks of torch.distributed that communicates through ngd.
 
-    The methods are those that torch.distributed's functions, DistributedDataParallel and
-    fully_shard call; users call torch.distributed.
+    Users call the functions of torch.distributed. The methods are those that these functions,
+    DistributedDataParallel and fully_shard call. Corresponds to `torch.distributed.ProcessGroup`.
+
+    Parameters
+    ----------
+    group : ngd.Group
+        The group of ngd with the same ranks.
+    ranks : list of int or None
+        The global ranks of the members; None for the default group.
+    timeout : datetime.timedelta
+        The longest time of a wait.
+    store : Store
+        The store by which the ranks found each other.
+    owned : bool
+        True if `shutdown` must close the group; False if it is ngd's own world.
+    counts : bool
+        True if ngd's errors number the ranks within the group, False if they have global ranks.
     """
 
     def __init__(
@@ -58,30 +73,30 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         self.communicator = group.communicator
         self.queue = Queue()
         self.ranks = ranks
-        """Their global numbers; None of the default group."""
+        """The global ranks of the members; None for the default group."""
         self.seconds = timeout.total_seconds()
         self._store = store
-        self._owned = owned  # not ngd's own world
-        self._counts = counts  # ranks from 0, in what the engine says
-        self._failed = False
+        self._is_owned = owned
+        self._has_group_ranks = counts
+        self._has_failed = False
         self._rank, self._size = group.rank, group.size
         self._name = self._description = ""
 
     def getBackendName(self) -> str:
-        """The name under which it is registered."""
+        """Return the name of the backend."""
         return "ngd"
 
-    # torch keeps a group's name in its C++ backends, of which there are none here: Python asks the
-    # properties, C++ the other two.
+    # PyTorch keeps the name of a group in its C++ backends. This group has none, so it stores the
+    # name itself. Python reads the properties, and C++ calls the two getters.
 
     @property
     def group_name(self) -> str:
-        """The name that torch.distributed gave it."""
+        """The name that torch.distributed gave the group."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What torch.distributed says that it is for."""
+        """The description that torch.distributed gave the group."""
         return self._description
 
     def _set_group_name(self, name: str) -> None:
@@ -91,28 +106,28 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         self._description = description
 
     def getGroupName(self) -> str:
-        """For C++: as group_name."""
+        """Return `group_name`, for C++."""
         return self._name
 
     def getGroupDesc(self) -> str:
-        """For C++: as group_desc."""
+        """Return `group_desc`, for C++."""
         return self._description
 
     def get_group_store(self) -> Any:
-        """The store over which the ranks met."""
+        """Return the store by which the ranks found each other."""
         return self._store
 
-    # A group written in Python has no backends beneath it, one a device: it is its own.
+    # A C++ group has one backend per device. This group is its own backend.
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Where tensors may be."""
+        """The devices whose tensors the group takes."""
         return [CPU]
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
-        """Who communicates for a device."""
+        """Return the backend of a device; RuntimeError unless it is the CPU."""
         if torch.device(device).type != CPU.type:
             raise RuntimeError(
                 f"torch.distributed: expected CPU tensors for the ngd backend; got {device}. Move "
@@ -121,50 +136,55 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
-        """Whether it has memory of its own to give."""
+        """Return False: the group does not allocate tensors."""
         return False
 
     def explained(self, error: Exception) -> Exception:
-        """The error; of a smaller group, with its ranks."""
-        self._failed = True
+        """Return the error, with the ranks of the group if it is not the default group."""
+        self._has_failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
         kind: type[CollectiveError] = type(error)
-        where = "counted in" if self._counts else "in"
-        told = kind(f"{error} ({where} the group of the global ranks {self.ranks})")
-        told.ranks = tuple(self.ranks[r] for r in error.ranks) if self._counts else error.ranks
-        return told
+        where = "counted in" if self._has_group_ranks else "in"
+        with_ranks = kind(f"{error} ({where} the group of the global ranks {self.ranks})")
+        with_ranks.ranks = (
+            tuple(self.ranks[r] for r in error.ranks) if self._has_group_ranks else error.ranks
+        )
+        return with_ranks
 
     def interrupted(self, error: BaseException) -> None:
-        """Something was raised in mid-call, by Ctrl-C or the handler of a signal: leave at once.
+        """Leave the group after an exception of Ctrl-C or a signal handler during a call.
 
-        What the rank would call next, the peers would take for the call that they are in. The works
-        under way stay outstanding until a look at them finds the group closed.
+        Otherwise the other ranks could match the next call of this rank with the interrupted one.
+        The pending works stay outstanding until a poll finds that the group is closed.
         """
-        self._failed = True
+        self._has_failed = True
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         self.group.abort(f"interrupted in a call of torch.distributed by {text}")
 
     def shutdown(self) -> None:
-        """Complete what is under way, and leave; ngd's own world stays, if it is in good order."""
+        """Wait for the pending works and leave the group.
+
+        ngd's own world stays open, unless a call has failed.
+        """
         complete_all_of(self)
-        if self._owned:
+        if self._is_owned:
             self.group.close()
-        elif self._failed:
+        elif self._has_failed:
             shutdown()
         look_at_all_of(self)
 
     def abort(self) -> None:
-        """Leave at once: the peers are told."""
-        self._failed = True
+        """Leave the group immediately. The other ranks are notified."""
+        self._has_failed = True
         self.group.abort("torch.distributed aborted this process group")
         look_at_all_of(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a wait may last, from now on."""
+        """Set the longest time of later waits."""
         self.seconds = timeout.total_seconds()
 
-    # ---- the same number of elements in and out
+    # ---- collectives with equal operands and results
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
         """Reduce each tensor over the ranks, in place."""
@@ -173,12 +193,12 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> Work:
-        """Give every rank the root's tensors."""
+        """Overwrite the tensors on all ranks by those of the root."""
         root = opts if isinstance(opts, int) else opts.rootRank
         return self._in_place("broadcast", tensors, None, root)
 
     def reduce(self, tensors: Any, opts: Any, op: Any = None, *_: Any) -> Work:
-        """Reduce each tensor over the ranks; the root receives the result."""
+        """Reduce each tensor over the ranks. The root receives the result."""
         if isinstance(opts, int):
             return self._in_place("reduce", tensors, reduce_op(op), opts)
         return self._in_place("reduce", tensors, opts.reduceOp, opts.rootRank)
@@ -189,40 +209,45 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         for tensor in outputs:
             check(tensor, kind)
             scaled = tensor if op is None else premultiplied(op, tensor)
-            source = place = contiguous(scaled)
+            source = destination = contiguous(scaled)
             if kind == "reduce" and root != self._rank:
-                place = None
+                destination = None
             elif source is not tensor:
-                place = call.receive(tensor)
-            call.submit(source, place, tensor.numel(), op, root=root)
+                destination = call.receive(tensor)
+            call.submit(source, destination, tensor.numel(), op, root=root)
         return call.start(outputs)
 
-    # ---- a block a rank
+    # ---- collectives with one block per rank
 
     def allgather(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
-        """Give every rank the tensors of all; those of different ranks may differ in size."""
+        """Give every rank the tensors of all ranks, whose sizes may differ."""
         inputs, outputs = as_list(input_tensors), as_lists(output_tensors)
         call = Call(self, "all_gather")
         for tensor, blocks in zip(inputs, outputs, strict=True):
             call.check_blocks(blocks, "output", tensor, self._rank)
-            place = call.receive_all(blocks)
-            call.submit(contiguous(tensor), place, tensor.numel(), counts=uneven(blocks))
+            destination = call.receive_all(blocks)
+            call.submit(
+                contiguous(tensor), destination, tensor.numel(), counts=counts_if_uneven(blocks)
+            )
         return call.start([block for blocks in outputs for block in blocks])
 
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], *_: Any
     ) -> Work:
-        """As allgather, for several tensors: of each rank, the list of its tensors."""
-        lengths = [len(of_rank) for of_rank in output_lists]
-        if lengths != [len(inputs)] * self._size:
+        """Gather several tensors, as `allgather` does.
+
+        `output_lists` has one list of tensors per rank.
+        """
+        list_sizes = [len(of_rank) for of_rank in output_lists]
+        if list_sizes != [len(inputs)] * self._size:
             raise ValueError(
                 f"all_gather: expected {self._size} lists of outputs, one a rank, of "
-                f"{len(inputs)} tensors each, one an input; got lists of {lengths} tensors"
+                f"{len(inputs)} tensors each, one an input; got lists of {list_sizes} tensors"
             )
         return self.allgather([list(blocks) for blocks in zip(*output_lists, strict=True)], inputs)
 
     def all_gather_single(self, output: Tensor, input: Tensor, *_: Any) -> Work:
-        """Give every rank the tensors of all, end to end in one."""
+        """Give every rank the tensors of all ranks, one after the other in one tensor."""
         return self.all_gather_single_coalesced([output], [input])
 
     _allgather_base = all_gather_single
@@ -230,7 +255,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], *_: Any
     ) -> Work:
-        """As all_gather_single, for several tensors."""
+        """Gather several tensors, as `all_gather_single` does."""
         call = Call(self, "all_gather")
         for output, tensor in zip(outputs, inputs, strict=True):
             call.check_whole(output, "output", tensor, "input")
@@ -240,16 +265,16 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
-        """Reduce over the ranks; each receives its block of the result."""
+        """Reduce over the ranks. Each rank receives its block of the result."""
         outputs, inputs = as_list(output_tensors), as_lists(input_tensors)
         call = Call(self, "reduce_scatter")
         for output, blocks in zip(outputs, inputs, strict=True):
             call.check_blocks(blocks, "input", output, self._rank)
-            call.reduce_blocks(packed(blocks), output, reduce_op(opts), uneven(blocks))
+            call.reduce_blocks(packed(blocks), output, reduce_op(opts), counts_if_uneven(blocks))
         return call.start(outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """As reduce_scatter, the blocks end to end in one tensor."""
+        """Reduce and scatter as `reduce_scatter` does, with all blocks in one tensor."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -257,7 +282,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Work:
-        """As reduce_scatter_single, for several tensors."""
+        """Reduce and scatter several tensors, as `reduce_scatter_single` does."""
         call = Call(self, "reduce_scatter")
         for output, tensor in zip(outputs, inputs, strict=True):
             call.check_whole(tensor, "input", output, "output")
@@ -267,30 +292,30 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """Give the root the tensors of all."""
+        """Give the root the tensors of all ranks."""
         root = opts if isinstance(opts, int) else opts.rootRank
         inputs = as_list(input_tensors)
         outputs = as_lists(output_tensors) if self._rank == root else [[] for _ in inputs]
         call = Call(self, "gather")
         for tensor, blocks in zip(inputs, outputs, strict=True):
-            place = None
+            destination = None
             if self._rank == root:
-                call.check_blocks(blocks, "output", tensor, self._rank, even=True)
-                place = call.receive_all(blocks)
-            call.submit(contiguous(tensor), place, tensor.numel(), root=root)
+                call.check_blocks(blocks, "output", tensor, self._rank, is_even=True)
+                destination = call.receive_all(blocks)
+            call.submit(contiguous(tensor), destination, tensor.numel(), root=root)
         return call.start([block for blocks in outputs for block in blocks])
 
     def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
-        """As gather, end to end in one tensor, which the others give empty."""
-        call, here = Call(self, "gather"), self._rank == opts.rootRank
-        if here:
+        """Gather into one tensor, which is empty on the other ranks."""
+        call, is_root = Call(self, "gather"), self._rank == opts.rootRank
+        if is_root:
             call.check_whole(output, "output", input, "input")
-        place = call.receive(output) if here else None
-        call.submit(contiguous(input), place, input.numel(), root=opts.rootRank)
-        return call.start([output] if here else [])
+        destination = call.receive(output) if is_root else None
+        call.submit(contiguous(input), destination, input.numel(), root=opts.rootRank)
+        return call.start([output] if is_root else [])
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """Give every rank its block of the root's."""
+        """Give every rank its block of the root's tensors."""
         root = opts if isinstance(opts, int) else opts.rootRank
         outputs = as_list(output_tensors)
         inputs = as_lists(input_tensors) if self._rank == root else [[] for _ in outputs]
@@ -298,16 +323,16 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         for output, blocks in zip(outputs, inputs, strict=True):
             source = None
             if self._rank == root:
-                call.check_blocks(blocks, "input", output, self._rank, even=True)
+                call.check_blocks(blocks, "input", output, self._rank, is_even=True)
                 source = packed(blocks)
             call.submit(source, call.receive(output), output.numel(), root=root)
         return call.start(outputs)
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
-        """Give every rank a tensor, and receive one from each."""
+        """Send one tensor to each rank, and receive one tensor from each rank."""
         call = Call(self, "all_to_all")
-        for tensors, what in ((output_tensors, "output"), (input_tensors, "input")):
-            call.check_blocks(tensors, what)
+        for tensors, role in ((output_tensors, "output"), (input_tensors, "input")):
+            call.check_blocks(tensors, role)
         call.submit(
             packed(input_tensors),
             call.receive_all(output_tensors),
@@ -325,7 +350,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         input_split_sizes: Sequence[int],
         *_: Any,
     ) -> Work:
-        """As alltoall, the blocks end to end; split sizes count along the first axis."""
+        """Exchange blocks as `alltoall` does, with the blocks one after the other in one tensor.
+
+        The split sizes count rows, along the first axis.
+        """
         call = Call(self, "all_to_all")
         call.submit(
             contiguous(input),
@@ -338,17 +366,17 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    # ---- two ranks, or nothing at all
+    # ---- messages between two ranks, and the barrier
 
     def send(self, tensors: Any, rank: int, tag: int = 0) -> Work:
-        """Send to a rank."""
+        """Send tensors to a rank."""
         call = Call(self, "send")
         for tensor in as_list(tensors):
             call.submit(contiguous(tensor), None, tensor.numel(), root=rank, tag=tag)
         return call.start([])
 
     def recv(self, tensors: Any, rank: int, tag: int = 0) -> Work:
-        """Receive from a rank."""
+        """Receive tensors from a rank."""
         outputs = as_list(tensors)
         call = Call(self, "recv")
         for tensor in outputs:
@@ -356,11 +384,11 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return call.start(outputs)
 
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
-        """Not done: a receive names the rank that sends."""
+        """Raise ValueError: a receive must name the rank that sends."""
         raise ValueError("recv: expected src, the rank that sends; got none. Give src.")
 
     def barrier(self, opts: Any = None) -> Work:
-        """Meet all ranks; the options may bring a timeout of their own."""
+        """Wait until every rank has called it. The options may have their own timeout."""
         call = Call(self, "barrier")
         call.submit(None, None, 0)
         timeout = getattr(opts, "timeout", None)
@@ -368,7 +396,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
 
 class Call:
-    """One call of a ProcessGroup before its start: its collectives, tensors and copies."""
+    """A call of a ProcessGroup before it starts: its collectives, tensors and copies."""
 
     def __init__(self, group: ProcessGroup, kind: str) -> None:
         self.group = group
@@ -376,12 +404,12 @@ class Call:
         self.site = call_site()
         self.copies: list[tuple[Tensor, Tensor]] = []
         self._calls: list[_core.Call] = []
-        self._held: list[Tensor] = []
+        self._tensors: list[Tensor] = []
 
     def submit(
         self,
         source: Tensor | None,
-        place: Tensor | None,
+        destination: Tensor | None,
         count: int,
         op: Any = None,
         *,
@@ -390,8 +418,8 @@ class Call:
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
     ) -> None:
-        """Add a collective."""
-        tensors = [tensor for tensor in (source, place) if tensor is not None]
+        """Add a collective to the call."""
+        tensors = [tensor for tensor in (source, destination) if tensor is not None]
         reduce, dtype, factor = "none", "uint8", 1
         for tensor in tensors:
             check(tensor, self.kind)
@@ -411,8 +439,8 @@ class Call:
         if factor != 1:
             counts = counts and [factor * c for c in counts]
             receive_counts = receive_counts and [factor * c for c in receive_counts]
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (source, place)]
-        self._held += tensors
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (source, destination)]
+        self._tensors += tensors
         self._calls.append(
             _core.Call.on_memory(
                 self.group.communicator,
@@ -430,34 +458,34 @@ class Call:
         )
 
     def start(self, outputs: list[Tensor], seconds: float = 0.0) -> Work:
-        """Submit everything, and return the handle. seconds: a deadline, where it is > 0."""
-        work = Work(self.group, self.kind, self._calls, outputs, self._held, self.copies)
+        """Submit all collectives and return their handle; `seconds` > 0 replaces the timeout."""
+        work = Work(self.group, self.kind, self._calls, outputs, self._tensors, self.copies)
         if seconds > 0:
             work.seconds = seconds
         if profiler._is_profiler_enabled:
-            with recorded(self.kind, self._held), works.turns:
+            with recorded(self.kind, self._tensors), works.turns:
                 return started(work)
         with works.turns:
             return started(work)
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """Contiguous memory that becomes the tensor's content."""
+        """Return contiguous memory to receive a tensor into."""
         check(tensor, self.kind)
-        place = place_for(tensor)
-        if place is not tensor:
-            self.copies.append((tensor, place))
-        return place
+        destination = place_for(tensor)
+        if destination is not tensor:
+            self.copies.append((tensor, destination))
+        return destination
 
     def receive_all(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Blocks end to end that become the tensors' contents."""
-        place, copies = place_for_all(tensors)
+        """Return memory to receive several tensors into, one after the other."""
+        destination, copies = place_for_all(tensors)
         self.copies += copies
-        return place
+        return destination
 
     def reduce_blocks(
         self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
     ) -> None:
-        """Add a reduce_scatter."""
+        """Add a reduce_scatter to the call."""
         self.submit(
             premultiplied(op, source), self.receive(output), output.numel(), op, counts=counts
         )
@@ -465,16 +493,19 @@ class Call:
     def check_blocks(
         self,
         blocks: Sequence[Tensor],
-        what: str,
-        mine: Tensor | None = None,
+        role: str,
+        own: Tensor | None = None,
         rank: int = 0,
-        even: bool = False,
+        is_even: bool = False,
     ) -> None:
-        """A block for each rank, of one dtype, of which my own has the size of `mine`."""
+        """Raise unless there is one block per rank, of one dtype.
+
+        This rank's own block must have the size of `mine`; if `even` is True, all blocks must.
+        """
         size = self.group.size()
         if len(blocks) != size:
             raise ValueError(
-                f"{self.kind}: expected {size} {what} tensors, one a rank; got {len(blocks)}"
+                f"{self.kind}: expected {size} {role} tensors, one a rank; got {len(blocks)}"
             )
         for number, block in enumerate(blocks):
             check(block, self.kind)
@@ -482,15 +513,15 @@ class Call:
                 raise TypeError(
                     f"{self.kind}: expected one dtype; got {blocks[0].dtype} and {block.dtype}"
                 )
-            asked = mine is not None and (even or number == rank)
-            if asked and mine is not None and block.numel() != mine.numel():
+            must_match = own is not None and (is_even or number == rank)
+            if must_match and own is not None and block.numel() != own.numel():
                 raise ValueError(
-                    f"{self.kind}: expected {mine.numel()} elements in {what} tensor {number}; "
+                    f"{self.kind}: expected {own.numel()} elements in {role} tensor {number}; "
                     f"got {block.numel()}"
                 )
 
     def check_whole(self, whole: Tensor, name: str, block: Tensor, block_name: str) -> None:
-        """A block a rank, end to end."""
+        """Raise ValueError unless a tensor has the size of one block per rank."""
         size = self.group.size()
         if whole.numel() != size * block.numel():
             raise ValueError(
@@ -498,20 +529,20 @@ class Call:
                 f"{block_name} a rank; got {whole.numel()}"
             )
 
-    def split(self, tensor: Tensor, sizes: Sequence[int], what: str) -> list[int]:
-        """The elements of each rank's block of a tensor that is split along its first axis."""
+    def split(self, tensor: Tensor, sizes: Sequence[int], role: str) -> list[int]:
+        """Return the number of elements in each rank's block, for a split along the first axis."""
         size = self.group.size()
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % size:
                 raise ValueError(
-                    f"{self.kind}: expected an {what} whose first axis {size} divides; "
+                    f"{self.kind}: expected an {role} whose first axis {size} divides; "
                     f"got {tuple(tensor.shape)}"
                 )
             return [tensor.numel() // size] * size
         if len(sizes) != size or sum(sizes) != rows:
             raise ValueError(
-                f"{self.kind}: expected {size} {what} split sizes whose sum is {rows}; "
+                f"{self.kind}: expected {size} {role} split sizes whose sum is {rows}; "
                 f"got {list(sizes)}"
             )
         row = tensor.numel() // rows if rows else 0
@@ -519,21 +550,21 @@ class Call:
 
 
 def reduce_op(opts: Any) -> Any:
-    """The reduction that options name; a sum where there are none."""
+    """Return the reduction in the options of a call; without options it is a sum."""
     return getattr(opts, "reduceOp", ReduceOp.SUM if opts is None else opts)
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """One tensor, or a list."""
+    """Return a list of tensors, also for a single tensor."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
 def as_lists(tensors: Any) -> list[list[Tensor]]:
-    """The blocks of one tensor, or a list of those of several."""
+    """Return lists of blocks, one list per tensor, also for the blocks of a single tensor."""
     return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
 
 
-def uneven(blocks: Sequence[Tensor]) -> list[int] | None:
-    """The blocks' elements, where they differ."""
+def counts_if_uneven(blocks: Sequence[Tensor]) -> list[int] | None:
+    """Return the sizes of the blocks if they differ, or None."""
     counts = [block.numel() for block in blocks]
     return counts if len(set(counts)) > 1 else None

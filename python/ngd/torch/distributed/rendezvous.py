@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of torch.distributed become a group of ngd's.
+"""The rendezvous: how the ranks of torch.distributed become a group of ngd.
 
-The default group is ngd's world where ngd's environment tells of the same ranks. Every other group
-is made anew by its members, who alone take part in torch's new_group: what they must agree on goes
-through the store over which torch's ranks have met. Where ngd's world is over MPI it is a group of
-that world's family; else its members meet in the shared memory of their host.
+- The default group is ngd's world, if ngd's environment describes the same ranks.
+- Any other group is created by its members, because only they call `new_group` of torch. They
+  exchange what they must agree on through the store of torch.distributed. If ngd's world uses MPI,
+  the new group is a group of that world. Otherwise the members share memory, so they must be on one
+  host.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .process_group import ProcessGroup
 
 
 def create(options: Any, _: Any = None) -> ProcessGroup:
-    """Make a group of `options.group_size` ranks: what torch.distributed calls."""
+    """Create a group of `options.group_size` ranks. torch.distributed calls this function."""
     rank, size, store = options.group_rank, options.group_size, options.store
     ranks = list(options.global_ranks_in_group) or None  # None: the default group
     name = f"torch's group {options.group_id}"
-    group = our_world(rank, size) if ranks is None else None
+    group = matching_world(rank, size) if ranks is None else None
     if group is not None:
         return ProcessGroup(group, ranks, options.timeout, store, owned=False)
     group, counts = meet(store, rank, size, ranks, name)
     return ProcessGroup(group, ranks, options.timeout, store, owned=True, counts=counts)
 
 
-def our_world(rank: int, size: int) -> Group | None:
-    """The world of ngd, if it has the same ranks."""
+def matching_world(rank: int, size: int) -> Group | None:
+    """Return ngd's world if it has the same ranks, or None."""
     try:
         launch = detect()
     except InitError:
@@ -47,31 +48,36 @@ def our_world(rank: int, size: int) -> Group | None:
 def meet(
     store: Any, rank: int, size: int, ranks: list[int] | None, name: str
 ) -> tuple[Group, bool]:
-    """A new group, and whether its errors count its ranks from 0 instead of globally."""
+    """Return a new group, and True if its errors number its ranks from 0 instead of globally."""
     world = world_over_mpi()
     if world is None or ranks is None or ranks[rank] != world.rank:
-        number = 0  # no member of ngd's world, or a world that torch counts otherwise
+        number = 0  # not a rank of ngd's world, or torch numbers the ranks differently
     else:
         number = world.communicator.next_group_number()
     if rank == 0:
         store.set("ngd/key", secrets.token_hex(16))
     store.set(f"ngd/member/{rank}", f"{number} {host()}")
-    members = [store.get(f"ngd/member/{each}").decode().split(" ", 1) for each in range(size)]
-    numbers = [int(number) for number, _ in members]
+    messages = [store.get(f"ngd/member/{each}").decode().split(" ", 1) for each in range(size)]
+    numbers = [int(number) for number, _ in messages]
     key = f"torch:{store.get('ngd/key').decode()}"
     if world is not None and ranks is not None and all(numbers):
         return world.group_of(ranks, max(numbers), key, name), False
-    if len({place for _, place in members}) > 1:
-        places = ", ".join(f"rank {each} on {place}" for each, (_, place) in enumerate(members))
+    if len({host_name for _, host_name in messages}) > 1:
+        host_names = ", ".join(
+            f"rank {each} on {host_name}" for each, (_, host_name) in enumerate(messages)
+        )
         raise InitError(
             f"{name}: expected the ranks of a group to be on one host, or torch's default group "
-            f"to be ngd's world over MPI; got {places}, without such a world: "
+            f"to be ngd's world over MPI; got {host_names}, without such a world: "
             'new_group(..., backend="gloo") makes a group of other ranks'
         )
     return make_local_group(key, rank, size, name), True
 
 
 def host() -> str:
-    """What this rank's host is called; abstract sockets reach as far as a network namespace."""
+    """Return a name of this host that is unique per network namespace.
+
+    Ranks of a host find each other by abstract sockets, which a network namespace limits.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return config.host() or f"{boot}:{Path('/proc/self/ns/net').stat().st_ino}"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.compile does not look into.
+"""A decorator that keeps torch.compile out of the methods of this package.
 
-While a compiled function runs what is in none of its graphs, torch.compile wants to compile every
-Python function that is called, also the methods that PyTorch's C++ calls here. These have addresses
-and handles of the engine in them, and belong into no graph. torch.compiler.disable would say so,
-but it loads the compiler, which takes seconds, and makes each call slower. So this tells PyTorch's
-hook in the interpreter, which is there without the compiler.
+While a compiled function runs code that is not part of its graphs, torch.compile tries to compile
+every Python function that is called. These include the methods that PyTorch's C++ code calls in
+this package. They hold addresses and handles of the C++ core, so they cannot be part of a graph.
+torch.compiler.disable would exclude them, but it imports the compiler, which takes seconds, and it
+makes each call slower. This decorator sets flags in PyTorch's hook of the interpreter, which does
+not need the compiler.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ Class = TypeVar("Class", bound=type)
 
 
 def untraced(cls: Class) -> Class:
-    """A class whose methods, and all that they call, torch.compile leaves alone.
+    """Exclude the methods of a class, and all functions that they call, from torch.compile.
 
-    An older PyTorch has no such hook: it only keeps them out of graphs.
+    An older PyTorch does not have the hook. Then the methods are only kept out of graphs.
     """
     methods = [method for method in vars(cls).values() if isinstance(method, FunctionType)]
     for method in methods:
-        method.__dict__["_torchdynamo_disable"] = True  # where a graph would take it in
+        method.__dict__["_torchdynamo_disable"] = True  # do not include it in a graph
     if hasattr(eval_frame, "set_code_exec_strategy"):
         skip = eval_frame._FrameAction.SKIP
-        for method in methods:  # skip it, and what it calls
+        for method in methods:  # skip the method and all functions that it calls
             strategy = eval_frame._FrameExecStrategy(skip, skip)
             eval_frame.set_code_exec_strategy(method.__code__, strategy)
     return cls

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives under way, and who may drive the engine.
+"""Pending collectives of torch.distributed, and the threads that make them progress.
 
-On one host the engine has no thread of its own: to wait is to do my share. So:
-- one thread at a time drives it. A thread that waits does so in short slices and lets others in
-  between, because what it waits for may need what another thread has yet to submit
-- a wait for one collective also progresses those of all other groups: ranks may wait for the
-  collectives of several groups in different orders
-- a thread that takes no turns, because it calls ngd's own functions, may be in the engine: what is
-  submitted meanwhile stays here, in a Queue, until somebody waits or submits
-- a Future is complete when get_future() returns: who waits for it cannot drive the engine
+On one host, ngd has no thread of its own. A collective progresses only while a thread is in a call
+of the C++ core; this thread *drives* the core. The rules are:
 
-Ctrl-C, or what the handler of a signal raises, comes between any two bytecodes. So:
-- a work is outstanding, and its tensors are kept, from before its first submission until the engine
-  has said that it is complete, or that its group is closed
-- to submit, and to note that, is one call of the engine's
-- an interrupt in a submission or in a wait closes the group: the peers are told, and no
-  later call is taken for this one
-- an interrupt in a mere look changes nothing
+- One thread at a time drives the core. It holds the lock `turns`. A waiting thread drives in short
+  slices and releases the lock in between, because its collective may need one that another thread
+  has not submitted yet.
+- A wait for one collective also advances the pending collectives of all other groups, because ranks
+  may wait for the collectives of several groups in different orders.
+- A thread that calls ngd's own functions does not take the lock. If such a thread is in the core, a
+  submitted work stays in a Queue until the next wait or submission.
+- A Future is complete when `get_future()` returns, because a thread that waits for a Future cannot
+  drive the core.
+
+Ctrl-C, or an exception in a signal handler, can occur between any two bytecodes. The rules are:
+
+- A work is *outstanding*, and its tensors are kept alive, from before its first submission until
+  the core reports that it is complete or that its group is closed.
+- One call of the core both submits a collective and records the submission.
+- An interrupt during a submission or a wait closes the group. The other ranks are notified, and no
+  later call can be matched with this one.
+- An interrupt during a poll changes nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +43,19 @@ from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
 
 SLICE_SECONDS: Final = 5e-3
+"""The length of a slice."""
 SHORT_SLICE_SECONDS: Final = 2e-4
-"""Where another thread wants to get in, or another group has works to be progressed."""
+"""The length of a slice if another thread waits for the lock, or another group has pending
+works."""
 
-NAP: Final = 50e-6
-"""Until another thread, which does not take turns, is likely to have left the group."""
+BUSY_SLEEP_SECONDS: Final = 50e-6
+"""The pause after which another thread, which does not use the lock, has probably left the
+group."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
+"""The length of the last wait after a timeout, whose error names the missing ranks."""
 MANY: Final = 64
+"""The number of outstanding works above which a submission polls all of them."""
 
 
 class WorkGroup(Protocol):
@@ -53,7 +63,7 @@ class WorkGroup(Protocol):
 
     queue: Queue
     seconds: float
-    """The timeout of a wait."""
+    """The timeout of a wait, in seconds."""
 
     def explained(self, error: Exception) -> Exception:
         """Return an error that names the ranks of the group."""
@@ -65,39 +75,40 @@ class WorkGroup(Protocol):
 
 
 turns = _core.FairLock()
+"""The lock of the thread that drives the core."""
 outstanding: dict[Work, None] = {}
-"""What the engine may not be done with, oldest first."""
+"""The works that the core may still use, oldest first."""
 
 
-def start_anew() -> None:
-    """In a forked child: the parent's other threads are gone, and its collectives are its own."""
+def reset_after_fork() -> None:
+    """Reset the state in a forked child, which has no other threads and no collectives."""
     global turns
     turns = _core.FairLock()
     outstanding.clear()
 
 
-os.register_at_fork(after_in_child=start_anew)
+os.register_at_fork(after_in_child=reset_after_fork)
 
 
 class Queue:
-    """A group's works that came while a thread that takes no turns was in the engine.
+    """The works of a group that could not be submitted because another thread was in the core.
 
-    The caller has the turn.
+    The caller of its methods holds the lock `turns`.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[Work] = deque()
 
     def start(self, work: Work) -> None:
-        """Submit a work, now or later; raise what is wrong with it."""
+        """Submit a work now or later; raise if its submission fails."""
         if not self._waiting:
             with contextlib.suppress(BusyError):
                 self._submit(work)
         if not work._is_started():
             self._waiting.append(work)
 
-    def fill(self) -> None:
-        """Submit what waits; works that fail keep their errors. May be Busy."""
+    def flush(self) -> None:
+        """Submit the works in the queue. A work that fails keeps its error. May raise BusyError."""
         while self._waiting:
             work = self._waiting[0]
             try:
@@ -116,7 +127,10 @@ class Queue:
 
 @untraced
 class Work(torch.distributed.Work):
-    """Collectives that were submitted together."""
+    """The handle of collectives that were submitted together.
+
+    Corresponds to `torch.distributed.Work`.
+    """
 
     def __init__(
         self,
@@ -129,7 +143,7 @@ class Work(torch.distributed.Work):
     ) -> None:
         super().__init__()
         self.seconds: float | None = None
-        """How long a wait may last; by default the group knows."""
+        """The longest time of a wait in seconds; None means the timeout of the group."""
         self._group = group
         self._kind = kind
         self._calls = list(calls)
@@ -137,49 +151,55 @@ class Work(torch.distributed.Work):
         self._held: Sequence[Tensor] = held
         self._copies = copies
         self._error: Exception | None = None
-        self._over = False
+        self._is_over = False
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when the outputs hold the result; raise what went wrong, naming the rank."""
-        asked = timeout.total_seconds() if timeout is not None else 0.0
-        if asked <= 0:
-            asked = self._group.seconds if self.seconds is None else self.seconds
-        if not self._over:
+        """Wait until the outputs hold the result, or raise the error of the collectives.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            The longest time to wait; by default the timeout of the group.
+        """
+        timeout_seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if timeout_seconds <= 0:
+            timeout_seconds = self._group.seconds if self.seconds is None else self.seconds
+        if not self._is_over:
             if profiler._is_profiler_enabled:
                 with recorded(f"{self._kind} (wait)", self._held):
-                    self._complete(asked)
+                    self._complete(timeout_seconds)
             else:
-                self._complete(asked)
+                self._complete(timeout_seconds)
         if self._error is not None:
             raise self._error
         return True
 
     def synchronize(self) -> None:
-        """Wait: there is no stream to go on in meanwhile."""
+        """Wait for the result: the CPU has no streams."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the outputs hold the result, or something went wrong."""
-        if not self._over:
+        """Return True if the outputs hold the result, or the work has failed."""
+        if not self._is_over:
             with turns:
                 self._poll()
-        return self._over
+        return self._is_over
 
     def is_success(self) -> bool:
-        """Whether the outputs hold the result."""
+        """Return True if the outputs hold the result."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """What went wrong."""
+        """Return the error of the work, or None."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """The outputs."""
+        """Return the outputs."""
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Wait, and return a completed Future of the outputs."""
+        """Wait for the result and return a completed Future of the outputs."""
         if self._future is None:
             self.wait()
             future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
@@ -188,11 +208,11 @@ class Work(torch.distributed.Work):
         return self._future
 
     def _is_started(self) -> bool:
-        """Return whether all collectives were submitted."""
+        """Return True if all collectives have been submitted."""
         return all(call.started for call in self._calls)
 
     def _complete(self, seconds: float) -> None:
-        """Wait to the end, or close the group."""
+        """Wait until the work completes. If the wait is interrupted, close the group."""
         try:
             self._drive(seconds)
         except BaseException as error:
@@ -200,35 +220,35 @@ class Work(torch.distributed.Work):
             raise
 
     def _drive(self, seconds: float) -> None:
-        """Wait in slices, and give others their turn."""
-        begin = time.monotonic()
-        while not self._over:
-            busy = False
+        """Drive the core in slices until the work completes."""
+        start_time = time.monotonic()
+        while not self._is_over:
+            is_busy = False
             with turns:
-                if self._over:
+                if self._is_over:
                     return
-                late = seconds > 0 and time.monotonic() - begin > seconds
+                is_late = seconds > 0 and time.monotonic() - start_time > seconds
                 others = [work for work in outstanding if work._group is not self._group]
-                short = others or turns.has_waiters()
+                needs_short_slice = others or turns.has_waiters()
                 try:
-                    if late:
+                    if is_late:
                         self._give_up(seconds)
-                    self._advance(SHORT_SLICE_SECONDS if short else SLICE_SECONDS)
+                    self._advance(SHORT_SLICE_SECONDS if needs_short_slice else SLICE_SECONDS)
                 except BusyError:
-                    busy = True
+                    is_busy = True
                 except Error as error:
                     self._fail(error)
                     return
                 for work in others:
                     work._poll()
-            if busy:
-                time.sleep(NAP)
+            if is_busy:
+                time.sleep(BUSY_SLEEP_SECONDS)
 
     def _advance(self, seconds: float) -> None:
-        """Go on for so long."""
+        """Drive the core for up to `seconds`."""
         if not self._is_started():
-            self._group.queue.fill()
-        if self._over:  # it could not be submitted
+            self._group.queue.flush()
+        if self._is_over:  # the submission has failed
             return
         for call in self._calls:
             if not (call.started and call.wait_for(seconds)):
@@ -236,14 +256,14 @@ class Work(torch.distributed.Work):
         self._finish()
 
     def _poll(self) -> None:
-        """Go on without waiting; an error is kept for whoever waits."""
+        """Advance without waiting. An error is stored for the next wait."""
         try:
             if not self._is_started():
-                self._group.queue.fill()
+                self._group.queue.flush()
             for call in self._calls:
                 if not (call.started and call.wait_for(0.0)):
                     return
-            if not self._over:
+            if not self._is_over:
                 self._finish()
         except BusyError:
             return
@@ -251,21 +271,21 @@ class Work(torch.distributed.Work):
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
-        """Let the engine say who is missing."""
+        """Raise a CollectiveTimeoutError that names the missing ranks."""
         try:
             for call in self._calls:
                 if call.started:
                     call.wait(LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
             text = str(error).replace(f"within {LAST_SLICE_SECONDS:g} s", f"within {seconds:g} s")
-            words = f"{text}\nTimed out waiting {1000 * seconds:g}ms"  # as gloo says it
-            late = CollectiveTimeoutError(words)
-            late.ranks = error.ranks
-            raise late from None
+            words = f"{text}\nTimed out waiting {1000 * seconds:g}ms"  # the text of gloo
+            timeout_error = CollectiveTimeoutError(words)
+            timeout_error.ranks = error.ranks
+            raise timeout_error from None
 
     def _finish(self) -> None:
-        for to, received in self._copies:
-            to.detach().copy_(received)
+        for destination, received in self._copies:
+            destination.detach().copy_(received)
         self._end()
 
     def _fail(self, error: Exception) -> None:
@@ -273,41 +293,42 @@ class Work(torch.distributed.Work):
         self._end()
 
     def _end(self) -> None:
-        """Let the tensors go: the engine is done with them."""
+        """Release the tensors: the core no longer uses them."""
         if self._error is not None:
             _core.keep_for_mpi((self._held, self._outputs, self._copies))
         outstanding.pop(self, None)
         self._calls = []
         self._held = ()
         self._copies = []
-        self._over = True  # last: who is interrupted before it comes here again
+        # The last statement: after an interrupt before it, the next poll repeats `_end`.
+        self._is_over = True
 
 
 def recorded(name: str, tensors: Sequence[Tensor]) -> Any:
-    """A range of torch.profiler's, named as gloo names its own."""
+    """Return a range for torch.profiler, with the form of name that gloo's ranges have."""
     distinct = {id(tensor): tensor for tensor in tensors}
     return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
 def started(work: Work) -> Work:
-    """Start a work. The caller has the turn."""
+    """Start a work and return it. The caller holds the lock `turns`."""
     try:
         outstanding[work] = None
         work._group.queue.start(work)
-        if len(outstanding) > MANY:  # Most were never waited for: only a look ends those.
+        if len(outstanding) > MANY:  # a work that is never waited for ends only by a poll
             for each in list(outstanding):
                 each._poll()
     except BaseException as error:
         if any(call.started for call in work._calls):
             work._group.interrupted(error)
         else:
-            work._end()  # refused, before any of it was submitted
+            work._end()  # an error before any collective was submitted
         raise
     return work
 
 
 def complete_all_of(group: WorkGroup) -> None:
-    """Complete what a group has under way, errors apart."""
+    """Wait for all pending works of a group, and ignore their errors."""
     for work in list(outstanding):
         if work._group is group:
             with contextlib.suppress(Error):
@@ -315,7 +336,7 @@ def complete_all_of(group: WorkGroup) -> None:
 
 
 def look_at_all_of(group: WorkGroup) -> None:
-    """Let go what a group that is closed had under way."""
+    """Poll all works of a closed group, which releases their tensors."""
     with turns:
         for work in list(outstanding):
             if work._group is group:

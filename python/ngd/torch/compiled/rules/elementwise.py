@@ -16,25 +16,25 @@ aten: Final = torch.ops.aten
 
 X: Final = T((2, 3))
 POSITIVE: Final = T((2, 3), low=0.5, high=2.0)
-WITHIN: Final = T((2, 3), low=-0.9, high=0.9)
+INSIDE: Final = T((2, 3), low=-0.9, high=0.9)
 WITHOUT_GRADIENT: Final = T((2, 3), low=0.5, high=2.0, has_grad=False)
-WHOLE: Final = T((2, 3), torch.int64, low=-5, high=6)
+INTEGERS: Final = T((2, 3), torch.int64, low=-5, high=6)
 FLAGS: Final = T((2, 3), torch.bool)
 
 UNARY: Final[dict[Any, tuple[Callable[[Node], Node], T]]] = {
     aten.abs.default: (ops.abs, X),
-    aten.acos.default: (ops.acos, WITHIN),
+    aten.acos.default: (ops.acos, INSIDE),
     aten.acosh.default: (ops.acosh, T((2, 3), low=1.5, high=3.0)),
-    aten.asin.default: (ops.asin, WITHIN),
+    aten.asin.default: (ops.asin, INSIDE),
     aten.asinh.default: (ops.asinh, X),
     aten.atan.default: (ops.atan, X),
-    aten.atanh.default: (ops.atanh, WITHIN),
+    aten.atanh.default: (ops.atanh, INSIDE),
     aten.ceil.default: (ops.ceil, X),
     aten.cos.default: (ops.cos, X),
     aten.cosh.default: (ops.cosh, X),
     aten.digamma.default: (ops.digamma, POSITIVE),
     aten.erf.default: (ops.erf, X),
-    aten.erfinv.default: (ops.erfinv, WITHIN),
+    aten.erfinv.default: (ops.erfinv, INSIDE),
     aten.exp.default: (ops.exp, X),
     aten.exp2.default: (ops.exp2, X),
     aten.expm1.default: (ops.expm1, X),
@@ -61,11 +61,11 @@ UNARY: Final[dict[Any, tuple[Callable[[Node], Node], T]]] = {
     aten.sinh.default: (ops.sinh, X),
     aten.sqrt.default: (ops.sqrt, POSITIVE),
     aten.square.default: (ops.square, X),
-    aten.tan.default: (ops.tan, WITHIN),
+    aten.tan.default: (ops.tan, INSIDE),
     aten.tanh.default: (ops.tanh, X),
     aten.trunc.default: (ops.trunc, X),
 }
-"""Ops of one operand, with the ngd function and a sample."""
+"""The ops of one operand, with the ngd function and a sample."""
 
 
 def _register_unary(target: Any, function: Callable[[Node], Node], operand: T) -> None:
@@ -82,7 +82,7 @@ TESTS: Final[dict[Any, Callable[[Node], Node]]] = {
     aten.isinf.default: ops.isinf,
     aten.isnan.default: ops.isnan,
 }
-"""Ops that return booleans for the elements of a tensor of any dtype."""
+"""The ops that return booleans for the elements of a tensor of any dtype."""
 
 
 def _register_test(target: Any, function: Callable[[Node], Node]) -> None:
@@ -111,7 +111,7 @@ BINARY: Final[dict[str, tuple[Callable[..., Node], list[Any], T]]] = {
         POSITIVE,
     ),
 }
-"""Ops of two operands, which are cast to the dtype of the result."""
+"""The ops of two operands, which are cast to the dtype of the result."""
 
 
 def _second(target: Any, operand: T) -> Any:
@@ -137,13 +137,13 @@ COMPARISONS: Final[dict[str, Callable[..., Node]]] = {
     "lt": ops.less,
     "ne": ops.not_equal,
 }
-"""Comparisons, whose operands are cast to their common dtype."""
+"""The comparisons, whose operands are cast to their common dtype."""
 
 
 def _register_comparison(target: Any, function: Callable[..., Node]) -> None:
-    second = 1.5 if "Scalar" in target._overloadname else WHOLE
+    second = 1.5 if "Scalar" in target._overloadname else INTEGERS
 
-    @rule(target, samples=[Sample(X, second), Sample(WHOLE, second)])
+    @rule(target, samples=[Sample(X, second), Sample(INTEGERS, second)])
     def translate(call: Call, a: Any, b: Any) -> Node:
         dtype = call.operand_dtype
         return function(as_node(a, dtype), as_node(b, dtype))
@@ -159,11 +159,11 @@ LOGICAL: Final[dict[Any, Callable[..., Node]]] = {
     aten.logical_or.default: ops.logical_or,
     aten.logical_xor.default: ops.logical_xor,
 }
-"""Ops on truth values: operands of other dtypes count as true where they are not 0."""
+"""The ops on booleans. Elements of other dtypes count as true if they are not 0."""
 
 
 def _register_logical(target: Any, function: Callable[..., Node]) -> None:
-    @rule(target, samples=[Sample(FLAGS, FLAGS), Sample(WHOLE, FLAGS)])
+    @rule(target, samples=[Sample(FLAGS, FLAGS), Sample(INTEGERS, FLAGS)])
     def translate(call: Call, a: Any, b: Any) -> Node:
         return function(as_flags(a), as_flags(b))
 
@@ -186,18 +186,18 @@ def _register_bitwise(target: Any, function: Callable[..., Node], samples: list[
 
 for _name, _function in BITWISE.items():
     _packet = getattr(aten, _name)
-    _register_bitwise(_packet.Tensor, _function, [Sample(FLAGS, FLAGS), Sample(WHOLE, WHOLE)])
-    _register_bitwise(_packet.Scalar, _function, [Sample(WHOLE, 5)])
+    _register_bitwise(_packet.Tensor, _function, [Sample(FLAGS, FLAGS), Sample(INTEGERS, INTEGERS)])
+    _register_bitwise(_packet.Scalar, _function, [Sample(INTEGERS, 5)])
 _register_bitwise(aten.__and__.Tensor, ops.bitwise_and, [Sample(FLAGS, FLAGS)])
 _register_bitwise(aten.__or__.Tensor, ops.bitwise_or, [Sample(FLAGS, FLAGS)])
 
 
-@rule(aten.logical_not.default, samples=[Sample(FLAGS), Sample(WHOLE)])
+@rule(aten.logical_not.default, samples=[Sample(FLAGS), Sample(INTEGERS)])
 def logical_not(call: Call, x: Any) -> Node:
     return ops.logical_not(as_flags(x))
 
 
-@rule(aten.bitwise_not.default, samples=[Sample(FLAGS), Sample(WHOLE)])
+@rule(aten.bitwise_not.default, samples=[Sample(FLAGS), Sample(INTEGERS)])
 def bitwise_not(call: Call, x: Any) -> Node:
     return ops.bitwise_not(as_node(x))
 
@@ -205,7 +205,7 @@ def bitwise_not(call: Call, x: Any) -> Node:
 @rule(
     aten.add.Tensor,
     aten.sub.Tensor,
-    samples=[Sample(X, T((3,))), Sample(X, X, alpha=0.5), Sample(WHOLE, X), Sample(X, 2)],
+    samples=[Sample(X, T((3,))), Sample(X, X, alpha=0.5), Sample(INTEGERS, X), Sample(X, 2)],
 )
 def add_or_subtract(call: Call, a: Any, b: Any, alpha: Any = 1) -> Node:
     a, b = call.cast(a), call.cast(b)
@@ -254,7 +254,7 @@ SMALL_POWERS: Final[dict[float, Callable[[Node], Node]]] = {
 
 @rule(
     aten.pow.Tensor_Scalar,
-    samples=[Sample(POSITIVE, power) for power in (0.5, 1, 2, 3, -1.5)] + [Sample(WHOLE, 2)],
+    samples=[Sample(POSITIVE, power) for power in (0.5, 1, 2, 3, -1.5)] + [Sample(INTEGERS, 2)],
 )
 @rule(aten.pow.Tensor_Tensor, samples=[Sample(POSITIVE, T((3,)))])
 @rule(aten.pow.Scalar, samples=[Sample(1.5, X)])
@@ -322,7 +322,12 @@ def _between(x: Node, low: Node, high: Node) -> Node:
 @rule(
     aten.clamp.default,
     aten.clip.default,
-    samples=[Sample(X, -0.5, 0.5), Sample(X, min=-0.5), Sample(X, max=0.5), Sample(WHOLE, -1, 2)],
+    samples=[
+        Sample(X, -0.5, 0.5),
+        Sample(X, min=-0.5),
+        Sample(X, max=0.5),
+        Sample(INTEGERS, -1, 2),
+    ],
 )
 @rule(aten.clamp.Tensor, samples=[Sample(X, T((3,), low=-1, high=0), None)])
 def clamp(call: Call, x: Any, min: Any = None, max: Any = None) -> Node:
@@ -341,7 +346,7 @@ def clamp_max(call: Call, x: Any, max: Any) -> Node:
     return ops.clip(call.cast(x), None, call.cast(max))
 
 
-@rule(aten.where.self, samples=[Sample(FLAGS, X, T((3,))), Sample(FLAGS, X, WHOLE)])
+@rule(aten.where.self, samples=[Sample(FLAGS, X, T((3,))), Sample(FLAGS, X, INTEGERS)])
 @rule(aten.where.ScalarOther, samples=[Sample(FLAGS, X, 2.0)])
 @rule(aten.where.ScalarSelf, samples=[Sample(FLAGS, 2.0, X)])
 @rule(aten.where.Scalar, samples=[Sample(FLAGS, 2.0, 3.0)])
@@ -356,7 +361,7 @@ def masked_fill(call: Call, x: Any, mask: Any, value: Any) -> Node:
 
 
 @rule(aten.lerp.Scalar, samples=[Sample(X, X, 0.3)])
-@rule(aten.lerp.Tensor, samples=[Sample(X, X, WITHIN)])
+@rule(aten.lerp.Tensor, samples=[Sample(X, X, INSIDE)])
 def lerp(call: Call, start: Any, end: Any, weight: Any) -> Node:
     start = call.cast(start)
     return start + call.cast(weight) * (call.cast(end) - start)
@@ -390,7 +395,9 @@ def detach(call: Call, x: Any) -> Node:
     return ops.stop_gradient(as_node(x))
 
 
-@rule(aten._to_copy.default, samples=[Sample(X, dtype=torch.float32), Sample(WHOLE, dtype=X.dtype)])
+@rule(
+    aten._to_copy.default, samples=[Sample(X, dtype=torch.float32), Sample(INTEGERS, dtype=X.dtype)]
+)
 @rule(aten.to.dtype, samples=[Sample(X, torch.float32)])
 @rule(aten.to.device, samples=[Sample(X, torch.device("cpu"), torch.float32)])
 @rule(aten.to.dtype_layout, samples=[Sample(X, dtype=torch.float32)])

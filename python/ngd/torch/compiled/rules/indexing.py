@@ -17,12 +17,12 @@ aten: Final = torch.ops.aten
 
 X: Final = T((4, 3))
 ROWS: Final = T((5,), torch.int64, low=0, high=4)
-PLACES: Final = T((2, 3), torch.int64, low=0, high=4)
+INDICES: Final = T((2, 3), torch.int64, low=0, high=4)
 
 
 @rule(
     aten.embedding.default,
-    samples=[Sample(X, PLACES), Sample(X, PLACES, 1)],
+    samples=[Sample(X, INDICES), Sample(X, INDICES, 1)],
 )
 def embedding(
     call: Call,
@@ -38,7 +38,7 @@ def embedding(
 
 
 def _is_computed_mask(index: Any) -> bool:
-    """Return whether an index is a mask that the step computes."""
+    """Return True if an index is a mask that the step computes."""
     return isinstance(index, Node) and index.dtype.kind == "b"
 
 
@@ -79,19 +79,19 @@ def index_put(
         mask = as_node(indices[0])
         if mask.dtype.kind == "b":
             return _put_where(x, mask, values)
-    places = x.at[_index(indices)]
-    return places.add(values) if accumulate else places.set(values)
+    target = x.at[_index(indices)]
+    return target.add(values) if accumulate else target.set(values)
 
 
 def _put_where(x: Node, mask: Node, value: Node) -> Node:
-    """Write one value where a mask is true; the mask may have fewer axes than the tensor."""
+    """Write one value where a mask is true. The mask may have fewer axes than the tensor."""
     expect(value.size == 1, "an assignment of several values by a computed mask")
     mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
     return ops.where(mask, ops.reshape(value, ()), x)
 
 
 @rule(
-    aten.gather.default, samples=[Sample(X, 0, PLACES), Sample(X, 1, T((4, 2), torch.int64, 0, 3))]
+    aten.gather.default, samples=[Sample(X, 0, INDICES), Sample(X, 1, T((4, 2), torch.int64, 0, 3))]
 )
 def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False) -> Node:
     x, indices = as_node(x), as_node(indices)
@@ -103,7 +103,7 @@ def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False
 
 
 def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
-    """Return the part of a tensor that indices of a smaller shape reach."""
+    """Return the index of the part of a tensor that a smaller `indices` can reach."""
     return tuple(
         slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)
     )
@@ -131,28 +131,28 @@ def _full_index(indices: Node, dim: int) -> tuple[Any, ...]:
     )
 
 
-@rule(aten.scatter.value, samples=[Sample(X, 0, PLACES, 2.0)])
+@rule(aten.scatter.value, samples=[Sample(X, 0, INDICES, 2.0)])
 @rule(aten.scatter.src, samples=[Sample(X, 1, T((4, 1), torch.int64, 0, 3), T((4, 1)))])
-@rule(aten.scatter_add.default, samples=[Sample(X, 0, PLACES, T((2, 3)))])
+@rule(aten.scatter_add.default, samples=[Sample(X, 0, INDICES, T((2, 3)))])
 def scatter(call: Call, x: Any, dim: int, indices: Any, source: Any) -> Node:
     x, indices = as_node(x), as_node(indices)
     source = call.cast(source)
     if source.ndim:
         source = source[tuple(slice(0, length) for length in indices.shape)]
-    places = x.at[_full_index(indices, dim % x.ndim)]
-    return places.add(source) if "scatter_add" in call.name else places.set(source)
+    target = x.at[_full_index(indices, dim % x.ndim)]
+    return target.add(source) if "scatter_add" in call.name else target.set(source)
 
 
 @rule(aten.index_add.default, samples=[Sample(X, 0, ROWS, T((5, 3)), alpha=0.5)])
 def index_add(call: Call, x: Any, dim: int, indices: Any, source: Any, alpha: Any = 1) -> Node:
     x = as_node(x)
-    place: list[Any] = [slice(None)] * x.ndim
-    place[dim] = as_node(indices)
+    index: list[Any] = [slice(None)] * x.ndim
+    index[dim] = as_node(indices)
     source = call.cast(source)
-    return x.at[tuple(place)].add(source if alpha == 1 else source * call.cast(alpha))
+    return x.at[tuple(index)].add(source if alpha == 1 else source * call.cast(alpha))
 
 
-@rule(aten.take_along_dim.default, samples=[Sample(X, PLACES, 0)])
+@rule(aten.take_along_dim.default, samples=[Sample(X, INDICES, 0)])
 def take_along_dim(call: Call, x: Any, indices: Any, dim: int | None = None) -> Node:
     if dim is None:
         raise UnsupportedOpError("take_along_dim without a dimension")

@@ -37,7 +37,7 @@ def max_pool(
 
 
 @rule(aten.max_pool2d_with_indices.default, samples=[])
-def max_pool_and_places(call: Call, *args: Any) -> NodeOrNodes:
+def max_pool_and_indices(call: Call, *args: Any) -> NodeOrNodes:
     return max_pool(call, *args), None
 
 
@@ -120,7 +120,7 @@ def resize_smoothly(
 
 
 def _is_ratio(call: Call, x: Any, scale: Sequence[float] | None) -> bool:
-    """Return whether a scale is exactly the ratio of the sizes of result and operand."""
+    """Return True if a scale is exactly the ratio of the sizes of result and operand."""
     if scale is None:
         return True
     sizes = zip(call.shape[2:], as_node(x).shape[2:], scale, strict=True)

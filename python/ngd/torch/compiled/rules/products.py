@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of matrix products and convolutions."""
+"""Rules of matrix multiplications and convolutions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Node:
     ],
 )
 @rule(aten.baddbmm.default, samples=[Sample(T((5, 2, 4)), T((5, 2, 3)), T((5, 3, 4)), beta=0.5)])
-def add_product(call: Call, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Node:
+def add_matmul(call: Call, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Node:
     product = ops.matmul(as_node(a), as_node(b))
     if alpha != 1:
         product = product * call.cast(alpha)
@@ -88,7 +88,7 @@ def outer(call: Call, a: Any, b: Any) -> Node:
 
 
 def per_axis(value: PerAxis) -> Any:
-    """Return PyTorch's number, or list of numbers per axis, as ngd takes it."""
+    """Return PyTorch's number, or list of numbers per axis, in the form that ngd takes."""
     if isinstance(value, int):
         return value
     return value[0] if len(value) == 1 else tuple(value)
@@ -147,4 +147,5 @@ def transposed_convolution(
     call: Call, x: Any, weight: Any, bias: Any = None, *options: PerAxis
 ) -> Node:
     x, weight, bias = as_node(x), as_node(weight), as_optional_node(bias)
-    return ops.conv_transpose(x, weight, bias, *map(per_axis, options))  # both have one order
+    # PyTorch and ngd take the options in the same order.
+    return ops.conv_transpose(x, weight, bias, *map(per_axis, options))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that draw random numbers. The streams are ngd's, and not PyTorch's."""
+"""Rules of ops that draw random numbers. The numbers are those of ngd and differ from PyTorch's."""
 
 from __future__ import annotations
 

@@ -46,15 +46,15 @@ def _run_layers(
     run: Callable[..., tuple[Node, ...]],
     between_layers: Callable[[Node], Node],
 ) -> tuple[Node, ...]:
-    """Run layers in both directions if asked; return the outputs and the last states."""
+    """Run the layers, in both directions if asked. Return the outputs and the last states."""
     per_layer, directions = (4 if has_biases else 2), (2 if is_bidirectional else 1)
     finals: list[tuple[Node, ...]] = []
     for layer in range(num_layers):
         outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            weights = parameters[per_layer * place : per_layer * (place + 1)]
-            initial = (state[place] for state in states)
+            index = layer * directions + direction
+            weights = parameters[per_layer * index : per_layer * (index + 1)]
+            initial = (state[index] for state in states)
             y, *last = run(x, *initial, *weights, reverse=direction == 1)
             outputs.append(y)
             finals.append(tuple(last))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of reductions, sums along an axis, and sorting."""
+"""Rules of reductions, cumulative ops and sorting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .registry import Call, NodeOrNodes, Sample, T, as_flags, as_node, axes_of, 
 aten: Final = torch.ops.aten
 
 X: Final = T((2, 3, 4))
-WHOLE: Final = T((2, 3), torch.int64, low=-5, high=6)
+INTEGERS: Final = T((2, 3), torch.int64, low=-5, high=6)
 Dim = int | Sequence[int] | None
 
 REDUCTIONS: Final[dict[str, tuple[Callable[..., Node], list[Any], list[Any]]]] = {
@@ -24,7 +24,7 @@ REDUCTIONS: Final[dict[str, tuple[Callable[..., Node], list[Any], list[Any]]]] =
     "prod": (ops.prod, [aten.prod.default], [aten.prod.dim_int]),
     "sum": (ops.sum, [aten.sum.default], [aten.sum.dim_IntList]),
 }
-"""Reductions with an argument `dtype`, in which they are computed."""
+"""The reductions with an argument `dtype`, in which they are computed."""
 
 
 def _register_reduction(function: Callable[..., Node], whole: Any, along: Any) -> None:
@@ -59,24 +59,26 @@ def extreme(call: Call, x: Any) -> Node:
 
 
 @rule(aten.max.dim, aten.min.dim, samples=[Sample(X, 1), Sample(X, -1, True)])
-def extreme_and_place(call: Call, x: Any, dim: int, keepdim: bool = False) -> NodeOrNodes:
+def extreme_and_index(call: Call, x: Any, dim: int, keepdim: bool = False) -> NodeOrNodes:
     x = as_node(x)
-    places = (ops.argmax if "max" in call.name else ops.argmin)(x, dim, keepdims=True)
-    values = ops.take_along_axis(x, places, dim)
-    return ops.reshape(values, call.shape), ops.reshape(places, call.shape)
+    indices = (ops.argmax if "max" in call.name else ops.argmin)(x, dim, keepdims=True)
+    values = ops.take_along_axis(x, indices, dim)
+    return ops.reshape(values, call.shape), ops.reshape(indices, call.shape)
 
 
 @rule(
     aten.argmax.default, aten.argmin.default, samples=[Sample(X), Sample(X, 1), Sample(X, 1, True)]
 )
-def place_of_extreme(call: Call, x: Any, dim: int | None = None, keepdim: bool = False) -> Node:
+def index_of_extreme(call: Call, x: Any, dim: int | None = None, keepdim: bool = False) -> Node:
     function = ops.argmax if "argmax" in call.name else ops.argmin
     return ops.reshape(function(as_node(x), dim), call.shape)
 
 
-@rule(aten.any.default, aten.all.default, samples=[Sample(WHOLE)])
-@rule(aten.any.dim, aten.all.dim, samples=[Sample(WHOLE, 1), Sample(WHOLE, -1, True)])
-@rule(aten.any.dims, aten.all.dims, samples=[Sample(WHOLE, (0, 1)), Sample(WHOLE, (1,), True)])
+@rule(aten.any.default, aten.all.default, samples=[Sample(INTEGERS)])
+@rule(aten.any.dim, aten.all.dim, samples=[Sample(INTEGERS, 1), Sample(INTEGERS, -1, True)])
+@rule(
+    aten.any.dims, aten.all.dims, samples=[Sample(INTEGERS, (0, 1)), Sample(INTEGERS, (1,), True)]
+)
 def any_or_all(call: Call, x: Any, dim: Dim = None, keepdim: bool = False) -> Node:
     flags = as_flags(x)
     function = ops.any if "any" in call.name else ops.all
@@ -113,7 +115,7 @@ def variance(
 
 @rule(
     aten.cumsum.default,
-    samples=[Sample(X, 1), Sample(WHOLE, -1), Sample(X, 0, dtype=torch.float32)],
+    samples=[Sample(X, 1), Sample(INTEGERS, -1), Sample(X, 0, dtype=torch.float32)],
 )
 @rule(aten.cumprod.default, samples=[Sample(X, 1)])
 def cumulate(call: Call, x: Any, dim: int, dtype: Any = None) -> Node:
@@ -140,8 +142,8 @@ def sort(
     call: Call, x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None
 ) -> NodeOrNodes:
     x = as_node(x)
-    places = ops.argsort(x, dim, descending)
-    return ops.take_along_axis(x, places, dim), places
+    indices = ops.argsort(x, dim, descending)
+    return ops.take_along_axis(x, indices, dim), indices
 
 
 @rule(aten.argsort.default, samples=[Sample(X), Sample(X, 1, True)])

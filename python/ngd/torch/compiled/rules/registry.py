@@ -48,7 +48,7 @@ class T(NamedTuple):
 
 
 class Sample:
-    """The arguments of an op for one test; each `T` in them becomes a random tensor."""
+    """The arguments of an op for one test. Each `T` in them becomes a random tensor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.args = args
@@ -60,7 +60,7 @@ class Sample:
 
 
 class Draws:
-    """The random numbers of one program: each place that draws has a seed of its own.
+    """The random numbers of one program. Each call that draws has its own seed.
 
     Parameters
     ----------
@@ -73,17 +73,17 @@ class Draws:
     def __init__(self, offset: Node, seed: Node | None = None) -> None:
         self._offset, self._seed = offset, seed
         self.count = 0
-        """The number of places that draw."""
+        """The number of calls that draw."""
 
     def next(self) -> dict[str, Any]:
-        """Return the seed and the offset of one more place, as ngd's random ops take them."""
+        """Return the seed and the offset for one more call, as ngd's random ops take them."""
         self.count += 1
         seed = self.count if self._seed is None else self._seed + self.count
         return {"seed": seed, "offset": self._offset}
 
 
 class Call:
-    """One call of an aten op in an exported graph, as its rule sees it.
+    """One call of an aten op in an exported graph, for its rule.
 
     Attributes
     ----------
@@ -140,8 +140,8 @@ def as_numpy_dtype(dtype: torch.dtype) -> DType:
 
 def as_torch_dtype(dtype: DType) -> torch.dtype:
     """Return PyTorch's dtype for ngd's."""
-    found: torch.dtype = getattr(torch, dtype.name)
-    return found
+    torch_dtype: torch.dtype = getattr(torch, dtype.name)
+    return torch_dtype
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -162,7 +162,7 @@ def as_node(value: Any, dtype: DType | None = None) -> Node:
 
 
 def as_flags(x: Any) -> Node:
-    """Return an operand as booleans: true where it is not 0."""
+    """Return an operand as booleans: True where it is not 0."""
     node = as_node(x)
     return node if node.dtype == bool else ops.not_equal(node, np.zeros((), node.dtype))
 
@@ -181,7 +181,7 @@ def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | Non
 
 
 class UnsupportedOpError(Exception):
-    """An op, or a use of one, without a rule. The translation adds where it is called."""
+    """An op, or a use of one, that has no rule. The translation adds the line that calls it."""
 
 
 def expect(holds: bool, use: str) -> None:

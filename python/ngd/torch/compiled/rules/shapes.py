@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that move elements without computing: views, slices, joins, padding."""
+"""Rules of ops that move elements without computing: views, slices, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -88,24 +88,24 @@ def slice_along(
     end: int | None = None,
     step: int = 1,
 ) -> Node:
-    return as_node(x)[along(as_node(x), dim, slice(start, end, step))]
+    return as_node(x)[index_along(as_node(x), dim, slice(start, end, step))]
 
 
-def along(x: Node, dim: int, index: Any) -> tuple[Any, ...]:
+def index_along(x: Node, dim: int, index: Any) -> tuple[Any, ...]:
     """Return an index of a tensor that selects along one dimension."""
-    places: list[Any] = [slice(None)] * x.ndim
-    places[dim] = index
-    return tuple(places)
+    index_: list[Any] = [slice(None)] * x.ndim
+    index_[dim] = index
+    return tuple(index_)
 
 
 @rule(aten.select.int, samples=[Sample(X, 1, 2), Sample(X, -1, -1)])
 def select(call: Call, x: Any, dim: int, index: int) -> Node:
-    return as_node(x)[along(as_node(x), dim, index)]
+    return as_node(x)[index_along(as_node(x), dim, index)]
 
 
 @rule(aten.narrow.default, samples=[Sample(X, 1, 1, 2)])
 def narrow(call: Call, x: Any, dim: int, start: int, length: int) -> Node:
-    return as_node(x)[along(as_node(x), dim, slice(start, start + length))]
+    return as_node(x)[index_along(as_node(x), dim, slice(start, start + length))]
 
 
 @rule(aten.slice_scatter.default, samples=[Sample(X, T((2, 1, 4)), 1, 1, 2)])
@@ -119,13 +119,13 @@ def slice_scatter(
     step: int = 1,
 ) -> Node:
     x = as_node(x)
-    return x.at[along(x, dim, slice(start, end, step))].set(call.cast(source))
+    return x.at[index_along(x, dim, slice(start, end, step))].set(call.cast(source))
 
 
 @rule(aten.select_scatter.default, samples=[Sample(X, T((2, 4)), 1, 2)])
 def select_scatter(call: Call, x: Any, source: Any, dim: int, index: int) -> Node:
     x = as_node(x)
-    return x.at[along(x, dim, index)].set(call.cast(source))
+    return x.at[index_along(x, dim, index)].set(call.cast(source))
 
 
 @rule(aten.cat.default, samples=[Sample([X, X], 1), Sample([X, T((0,))], -1)])
