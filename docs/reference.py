@@ -2,7 +2,7 @@
 """Write docs/ops.md, the page of all ops, from their docstrings: python docs/reference.py.
 
 Each op gets its signature, a text, parameters, the dtypes that it takes, and an example that this
-program runs. An op whose docstring has no sections yet gets them from docs/ops_entries.py.
+program runs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ import contextlib
 import doctest
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from ops_entries import EXAMPLES, PARAMETERS, TEXTS
 
 import ngd
 from ngd.dtypes import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
@@ -113,11 +108,7 @@ TOPICS: Final = {
 }
 """The title of the family of an op, if it is not that of its module."""
 
-MAX_WIDTH: Final = 96
-"""The longest statement of an example on one line."""
-
 SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n-+$", re.MULTILINE)
-INTERNAL = re.compile(r"\b(attrs|Attrs|attribute|Passes may|A node)\b")
 
 
 def docstring_of(public: Callable[..., Any]) -> str:
@@ -185,21 +176,6 @@ def sections_of(docstring: str) -> dict[str, str]:
     return {"": parts[0].strip(), **dict(zip(parts[1::2], parts[2::2], strict=True))}
 
 
-def plain_text(name: str, text: str) -> str:
-    """Return the text of a docstring that begins with a call or has internals, as sentences."""
-    text = re.sub(rf"^{name}\([^\n]*?\)(: |\.\n+)", "", text)
-    paragraphs = []
-    for paragraph in text.split("\n\n"):
-        if paragraph == "::" or paragraph.startswith("    "):
-            paragraphs.append(paragraph)
-            continue
-        sentences = re.split(r"(?<=[.;])\s+", paragraph)
-        kept = " ".join(s for s in sentences if not INTERNAL.search(s))
-        if kept:
-            paragraphs.append(kept)
-    return "\n\n".join(paragraphs)
-
-
 def markdown(text: str) -> Iterator[str]:
     """Yield the lines of prose and of indented code as Markdown."""
     for paragraph in text.strip("\n").split("\n\n"):
@@ -238,20 +214,6 @@ def listed(section: str) -> Iterator[str]:
     yield ""
 
 
-def parameters(name: str, public: Callable[..., Any], text: str) -> Iterator[str]:
-    """Yield a list of the parameters of an op, from the table of their meanings.
-
-    If the text gives no shape, the array may have any.
-    """
-    for p in inspect.signature(public).parameters.values():
-        meaning = PARAMETERS.get(f"{name}.{p.name}") or PARAMETERS.get(p.name)
-        if meaning is None:
-            continue
-        if p.name == "x" and meaning == PARAMETERS["x"] and "[" not in text:
-            meaning = "An array of any shape."
-        yield f"- `{p.name}`: {escaped(meaning)}"
-
-
 def returned(section: str) -> Iterator[str]:
     """Yield the section of results: each one's type and description."""
     for head, body in items_of(section):
@@ -284,22 +246,10 @@ def is_differentiable(op: Op) -> bool:
     return False
 
 
-def example_of(name: str, public: Callable[..., Any], section: str) -> list[str]:
-    """Return the statements of an example: of the docstring, or of the table."""
-    if ">>>" in section:
-        parsed = doctest.DocTestParser().get_examples(inspect.cleandoc(section))
-        return [each.source.rstrip("\n") for each in parsed]
-    entry = entry_of(name, public, EXAMPLES)
-    if entry is None:
-        return []
-    if not entry.startswith("("):
-        return entry.split("\n")
-    defaults = [p.default for p in inspect.signature(public).parameters.values()]
-    step = f"ngd.function(ops.{name})"
-    if any(isinstance(default, float) for default in defaults):  # ngd.function makes these inputs
-        step = f"ngd.function(lambda *arrays: ops.{name}(*arrays))"
-    is_short = len(step) + len(entry) <= MAX_WIDTH
-    return [step + entry] if is_short else [f"step = {step}", f"step{entry}"]
+def statements_of(section: str) -> list[str]:
+    """Return the statements of a section of examples."""
+    parsed = doctest.DocTestParser().get_examples(inspect.cleandoc(section))
+    return [each.source.rstrip("\n") for each in parsed]
 
 
 def example(name: str, statements: list[str]) -> Iterator[str]:
@@ -331,21 +281,14 @@ def run(statement: str, names: dict[str, Any]) -> Any:
 def entry(name: str, public: Callable[..., Any]) -> Iterator[str]:
     """Yield the lines of the page about one op."""
     sections = sections_of(docstring_of(public))
-    text = sections[""]
-    if "Parameters" not in sections:
-        text = entry_of(name, public, TEXTS) or plain_text(name, text)
     yield f"### {name}\n"
     yield f"```text\nops.{signature(name, public)}\n```\n"
-    yield from markdown(text)
+    yield from markdown(sections[""])
     after = ""
     if "Parameters" in sections:
         items, after = without_prose(sections["Parameters"])
-        given = list(listed(items))
-    else:
-        given = [*parameters(name, public, text), ""]
-    if len(given) > 1:
         yield "**Parameters**\n"
-        yield from given
+        yield from listed(items)
     if "Returns" in sections:
         yield "**Returns**\n"
         yield from returned(sections["Returns"])
@@ -356,10 +299,11 @@ def entry(name: str, public: Callable[..., Any]) -> Iterator[str]:
     for notes in (after, sections.get("Notes", "")):
         if notes:
             yield from markdown(notes)
-    statements = example_of(name, public, sections.get("Examples", ""))
-    if statements:
-        yield "**Example**\n"
-        yield from example(name, statements)
+    statements = statements_of(sections.get("Examples", ""))
+    if not statements:
+        raise RuntimeError(f"ops.{name}: expected an Examples section in its docstring; got none")
+    yield "**Example**\n"
+    yield from example(name, statements)
     if isinstance(public, Op):
         takes = f"Dtypes: {dtypes(public)}. " if public.dtypes else ""
         yield f"{takes}Gradient: {'yes' if is_differentiable(public) else 'no'}.\n"
@@ -382,8 +326,3 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
-    for each, op in PUBLIC.items():
-        if not example_of(
-            each, op, sections_of(inspect.cleandoc(op.__doc__ or "")).get("Examples", "")
-        ):
-            print(f"ops.{each} has no example: add an Examples section to its docstring")
