@@ -33,7 +33,7 @@ class Default(Enum):
 
 
 DEFAULT: Final = Default.NOT_GIVEN
-"""Stands for an argument that the call does not give. The Python function takes its default."""
+"""The mark of an argument that the call does not give. The Python function uses its default."""
 
 STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
 """Types whose values are fixed in a trace, and are hashable."""
@@ -41,7 +41,7 @@ ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class HasNodes(Exception):  # noqa: N818
-    """There are nodes among the arguments: the call belongs to the graph that is being built."""
+    """The exception for nodes among the arguments: the call belongs to a graph being built."""
 
 
 ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
@@ -55,7 +55,8 @@ LeafSpec: TypeAlias = ArraySpec | FixedSpec | str
 """The spec of a leaf. It is a plain tuple, because each call of a traced function makes many."""
 
 _new: Final = tuple.__new__
-"""Makes a key faster than its constructor, for each call of a traced function."""
+"""The constructor of a key without the checks of `Key`, which are slow in each call of a function.
+"""
 
 
 def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
@@ -105,7 +106,7 @@ def hashable(leaf: Any, where: str) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether NumPy can read this as an array; texts and types are excluded."""
+    """Return whether NumPy can read a value as an array. Texts and types are excluded."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return not isinstance(leaf, (str, bytes))
     if isinstance(leaf, (memoryview, bytearray, buffer)):
@@ -131,7 +132,7 @@ class Form:
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
-        """The arguments with other leaves."""
+        """Return the arguments with other leaves."""
         left = iter(leaves)
         return [part._rebuild(left) for part in self.parts]
 

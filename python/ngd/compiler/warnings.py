@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of ngd.compile: graphs that are legal, and mostly not what their author meant."""
+"""Warnings of ngd.compile about graphs that are legal, but probably not what their author meant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..graph.graph import Graph
 from ..graph.variable_names import scope_of
 
 MAX_LAYERS = 5
-"""A warning names this many layers."""
+"""The number of layers that a warning names."""
 
 
 def warn_of_graph(graph: Graph) -> None:
-    """Warn once per kind of fault in a graph that is about to be compiled."""
+    """Issue the warnings about a graph that is about to be compiled, at most one of each kind."""
     found = notes.find(graph.nodes)
     if found:
         _warn_of_updates(graph, [note for _, note in found])
@@ -76,7 +76,7 @@ def begin_alike(one: Any, other: Any) -> bool:
 
 
 def _warn_of_promotions(found: list[tuple[int, object]]) -> None:
-    """Warn where float64 first came of a narrower float."""
+    """Warn about the first node that casts a narrower float to float64."""
     promotions = [(id, note) for id, note in found if isinstance(note, notes.Promotion)]
     if not promotions:
         return

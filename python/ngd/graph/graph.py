@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: inputs, outputs and the next values of variables. They are rewritten, never changed."""
+"""Graphs: inputs, outputs and next values of variables. Passes rewrite a graph to a new one."""
 
 from __future__ import annotations
 
@@ -35,34 +35,36 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """Outputs, then next values."""
+        """The outputs, then the next values."""
         return (*self.outputs, *(value for _, value in self.updates))
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes, each after its inputs. Of several results of an op, the first one."""
+        """All nodes, each after its inputs. The first result of an op stands for all its results.
+        """
         return topological(self.roots)
 
     @cached_property
     def variables(self) -> list[Node]:
         """The variables that are read or written, by name."""
-        written = topological(v for v, _ in self.updates)  # of some, a part alone
+        written = topological(v for v, _ in self.updates)  # `v` may be a view of a part
         found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
         return sorted(found, key=sort_key)
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        """The unique names of the variables; CompileError if two without models have one name."""
+        """The unique names of the variables; CompileError if two without a model have one name."""
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
-        """The graph with every node replaced by change(node, its replaced inputs), bottom up.
+        """Return the graph with every node replaced by change(node, its replaced inputs).
 
-        For the first of several results `change` gives what replaces each of them: a tuple of
-        nodes, or the first result of an op that has as many. `order` is another one of the graph's
-        nodes in which each comes after its inputs.
+        The walk visits each node after its inputs. If an op has several results, `change` is called
+        with the first one. It then returns the replacements of all results: a tuple of nodes, or
+        the first result of an op that has as many results. `order` is another order of the graph's
+        nodes in which each node comes after its inputs.
         """
-        new: dict[Node, Node] = {}  # of those that are replaced by another one
+        new: dict[Node, Node] = {}  # without nodes that replace themselves
         with at_site("") as move_to, wide(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
@@ -86,7 +88,7 @@ class Graph:
         return Graph(inputs, outputs, updates)
 
     def verify(self) -> None:
-        """Check the invariants of all passes; raise CompileError with the node."""
+        """Raise a CompileError if a leaf is invalid, or a node's type is not what its op infers."""
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -98,7 +100,7 @@ class Graph:
                     )
 
     def verify_leaves(self) -> None:
-        """Check the inputs, variables and updates that the caller gave."""
+        """Raise a CompileError if an input, variable or update that the caller gave is invalid."""
         if len(set(self.inputs)) != len(self.inputs):
             shown = [str(node.attrs["name"]) for node in self.inputs]
             raise CompileError(
@@ -155,7 +157,7 @@ def missing_inputs(graph: Graph) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A graph inside an op's attributes: what a loop repeats, or a branch computes.
+    """The graph of a loop body or of a branch, as an attribute of an op.
 
     It is closed: it reads only its inputs and constants.
     """
@@ -167,7 +169,7 @@ class Body:
 
 
 def bodies_of(node: Node) -> list[Graph]:
-    """The graphs that the op applied here runs, in the order of their attributes' names."""
+    """Return the graphs that the op of a node runs, in the order of their attributes' names."""
     held = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
     return [value.graph for _, value in held if isinstance(value, Body)]
 

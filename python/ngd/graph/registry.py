@@ -42,7 +42,7 @@ AnyOp = TypeVar("AnyOp", bound=Registrable)
 
 
 def register(op: AnyOp) -> AnyOp:
-    """Add an op to the registry and return it. The op is the only instance of its class."""
+    """Add an op, the only instance of its class, to the registry and return it."""
     if op.name in OPS:
         raise ValueError(f"two ops are called {op.name}")
     if op.public and PUBLIC.setdefault(op.name, op) is not op:
@@ -53,7 +53,7 @@ def register(op: AnyOp) -> AnyOp:
 
 
 def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Add a function that is composed of ops to ngd.ops."""
+    """Add a function that is composed of ops to ngd.ops, and return it."""
     offered = name_errors(f"ops.{function.__name__}", function)
     if PUBLIC.setdefault(function.__name__, offered) is not offered:
         raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
@@ -66,7 +66,7 @@ def register_numpy(
     ufuncs: Mapping[str, str],
     advice: Mapping[Any, str],
 ) -> None:
-    """Add what NumPy's functions mean on nodes."""
+    """Add the functions that NumPy's functions, methods and ufuncs call on nodes."""
     NUMPY_FUNCTIONS.update(functions)
     NUMPY_METHODS.update(methods)
     NUMPY_UFUNCS.update(ufuncs)
