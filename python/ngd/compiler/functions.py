@@ -363,8 +363,7 @@ class Function:
                 ) from error
 
     def _graph(self, inputs: Sequence[Node | None], returned: Any, updates: Any) -> Graph:
-        """Return the graph to compile; raise a CompileError if it reads another function's
-        argument."""
+        """Return the graph to compile; raise a CompileError if it reads inputs of another step."""
         given = tuple(x for x in inputs if x is not None)
         outputs = tuple(leaf for leaf in flatten(returned)[0] if isinstance(leaf, Node))
         graph = Graph(given, outputs, sorted_updates(updates))

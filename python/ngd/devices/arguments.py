@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled step is called with: arrays by position or by name, made to fit or refused."""
+"""The arguments of a compiled step: arrays by position or by name, checked and converted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def in_order(
 
 
 def convert(value: Any, wanted: Type, where: str) -> Array:
-    """One argument made to fit; what would lose values is an error that says `where`."""
+    """Return an argument as an array of a type, or raise an error if the conversion loses values.
+
+    `where` is the beginning of the message.
+    """
     if isinstance(value, Node):
         raise TypeError(
             f"{where}: expected an array {wanted}; got {value!r}. A step takes arrays; call the "
@@ -81,14 +84,14 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
 
 
 def is_python(value: Any) -> bool:
-    """Whether these are Python's numbers, in lists or not: they take the dtype of the input."""
+    """Return whether a value is a Python number or a list of them, which take the input's dtype."""
     if isinstance(value, (list, tuple)):
         return all(map(is_python, value))
     return isinstance(value, (bool, int, float))
 
 
 def kinds_fit(array: Array, dtype: DType) -> bool:
-    """Whether bool, integer or float may be given for this dtype."""
+    """Return whether Python numbers of the array's kind may be given for a dtype."""
     if array.size == 0 or array.dtype.kind == "b":
         return True
     if array.dtype.kind in "iu":
@@ -97,7 +100,7 @@ def kinds_fit(array: Array, dtype: DType) -> bool:
 
 
 def loses(array: Array, converted: Array) -> bool:
-    """Whether integers are not the same any more, or a float became infinite."""
+    """Return whether a conversion has changed an integer, or has made a float infinite."""
     if array.dtype.kind == "f":
         return bool((np.isinf(converted) != np.isinf(array)).any())
     return bool((converted.astype(object) != array.astype(object)).any())

@@ -27,7 +27,7 @@ LEAVES: Final[dict[Op, str]] = {
     VARIABLE: "a variable: the step reads its value",
     CONSTANT: "a constant: its value is known since the step was compiled",
 }
-"""The text for a leaf."""
+"""The explanation of a leaf, by its op."""
 
 
 class Explanation:
@@ -99,7 +99,7 @@ def heading(node: Node) -> str:
 
 
 def without_instruction(node: Node) -> str:
-    """Return why a node has no instruction of its own."""
+    """Return the reason why a node has no instruction of its own."""
     if is_view(node):
         source = source_of(node)
         return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"

@@ -40,8 +40,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes, each after its inputs. The first result of an op stands for all its results.
-        """
+        """All nodes, each after its inputs. Of the results of one op, only the first is listed."""
         return topological(self.roots)
 
     @cached_property

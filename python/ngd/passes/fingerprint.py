@@ -2,13 +2,13 @@
 """The number of a step: a hash of its computation, by which ranks recognise equal steps.
 
 Two steps may have the same collectives and different data. If two ranks call them in different
-orders, the data would mix. The ranks compare these numbers (src/cpp/comm/computations.hpp). Two
+orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp). Two
 numbers that differ are an error only if one rank holds both steps, because the computations of
-ranks may differ correctly. Therefore the number leaves out the usual differences: shapes and
+ranks may differ correctly. Therefore the number leaves out what usually differs: shapes and
 constants that follow from shapes, groups, algorithms, and the values of large arrays.
 
-The traces of one ngd.function that differ only in extents have one number (`Family`). A Python
-number that the function takes from a shape, such as `x.shape[0]`, then does no harm.
+The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
+number that the function takes from a shape, such as `x.shape[0]`, does no harm.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give the steps that are compiled in this context one number, that of the first step."""
+    """Give the steps that are compiled in this block one number, that of the first step."""
     before = _family.set(family)
     try:
         yield
@@ -69,7 +69,7 @@ def computation(graph: Graph, precision: DType = float32) -> int:
 
 
 def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float32) -> int:
-    """Return the number of a graph; `digests` has those of the nodes that are known."""
+    """Return the number of a graph; `digests` has the digests of nodes that are known."""
     for node in graph.nodes:
         if node.id in digests:
             continue

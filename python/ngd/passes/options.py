@@ -20,5 +20,5 @@ class CompileOptions(NamedTuple):
 
     @property
     def has_low_precision(self) -> bool:
-        """Return whether the precision is a 16-bit one."""
+        """True if the precision is a 16-bit dtype."""
         return self.precision != float32

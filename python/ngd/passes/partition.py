@@ -49,7 +49,7 @@ class Partition:
         return self.here.size * (self.there.size if self.apart else 1)
 
     def slice(self, count: int) -> tuple[int, int]:
-        """Return where this rank's shard of the host's copy begins and ends."""
+        """Return where this rank's shard of the copy of its host begins and ends."""
         at = shard_bounds(count, self.here.size)
         return at[self.here.rank], at[self.here.rank + 1]
 

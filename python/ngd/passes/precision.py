@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step in two-byte floats: products multiply them, and what lies between products is stored so.
+"""Mixed precision: matmuls multiply 16-bit floats, and activations are stored as 16-bit floats.
 
-Everything is still computed in float32: products and convolutions accumulate in it, elementwise
-kernels, reductions and statistics widen what they read, and round what they store once. Variables,
-their updates, what a step gives, and what collectives send stay float32, and so does all that has
-no kernel for two bytes.
+All computation stays float32. Matmuls and convolutions accumulate in float32. Elementwise kernels,
+reductions and statistics widen what they read, and round each result once, when they store it.
+Variables, their updates, outputs, and operands of collectives stay float32, and so does every value
+of an op that has no kernel for 16-bit floats.
 
-A value is *exact* if a variable's next value or a collective's operand is made of it, by
-elementwise ops and moves: it is never rounded. Nor is what is made of variables alone and is
-reduced to such a value, as weights that are averaged; activations that are reduced may be. Another
-one is *wanted* where a product multiplies it, or where a kernel that makes a wanted value of it
-reads it in full. It is needed *wide* where something reads it that cannot widen it. A kernel of
-elementwise ops gives either or both; a product gives the one or the other, and rounds nothing that
-is needed wide. From there a reader casts: the casts are part of the kernels.
+The pass uses these words:
+
+- A *product* is a matrix multiplication or a convolution.
+- A *move* is an op that copies, repeats or views elements, or adds a few of them.
+- A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
+  computed from it by elementwise ops and moves. An exact value is never rounded. A value that is
+  computed only from variables, and is reduced to an exact value, is exact, too, such as weights
+  that are averaged. Activations that are reduced may be rounded.
+- A float32 value is *wanted* in 16 bits if a product multiplies it, or if a kernel that computes a
+  wanted value reads it in full size.
+- A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.
+
+A kernel of elementwise ops stores a result in float32, in 16 bits, or in both. A product stores its
+result in one of them, and in float32 if the result is needed wide. Readers convert what is stored
+by casts, which are statements of their kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +53,7 @@ from .views import source_of
 
 
 def has_low_precision(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether the step is one of a 16-bit precision."""
+    """Return whether the precision of the step is a 16-bit dtype."""
     return options.has_low_precision
 
 
@@ -67,7 +75,7 @@ def lower_precision(graph: Graph, target: Target | None, options: CompileOptions
 
 
 class Uses:
-    """Who reads each float32 value, and what is decided by that."""
+    """The readers of each float32 value, and the decisions that follow from them."""
 
     def __init__(self, graph: Graph, target: Target | None, dtype: DType) -> None:
         self.dtype, self.target = dtype, target
@@ -76,7 +84,7 @@ class Uses:
         self.of_variables = made_of_variables(graph)
         self.wide: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
-        """What they are stored as."""
+        """The dtype in which the result of each product is stored."""
         self.others: set[Node] = set()
         """The other ops that read 16-bit floats: copies, pools and statistics."""
         self.refused: Node | None = None
@@ -86,7 +94,7 @@ class Uses:
                 self.visit(node)
 
     def visit(self, node: Node) -> None:
-        """Note what a node demands of its operands; all users of its results are visited before."""
+        """Note what a node needs of its operands, after all readers of its results."""
         stays = zip(node.results, stay_wide(node), strict=True)
         self.wide.update(result for result, is_wide in stays if is_wide)
         self.wide.update(ordered(node))
@@ -106,7 +114,7 @@ class Uses:
             self.wide.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
-        """Keep the operands exact from which an exact value or a message is computed."""
+        """Mark the operands from which an exact value or an operand of a collective is computed."""
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
         if reduces and self.exact.intersection(node.results):
@@ -119,8 +127,8 @@ class Uses:
         self.wide.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
-        """Decide whether an op that moves elements moves 16-bit ones."""
-        if node.op.kernel.is_view:  # it waits for its other inputs, and does not read them
+        """Decide whether an op that moves elements moves 16-bit floats."""
+        if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
         if self.carries(node):
             self.others.add(node)
@@ -129,7 +137,7 @@ class Uses:
             self.wide.update(floats)
 
     def visit_product(self, node: Node) -> None:
-        """Decide what a product is stored as, if its factors may be two-byte floats."""
+        """Decide in which dtype a product is stored, if its factors may be 16-bit floats."""
         if node.wide:
             self.wide.update(node.inputs)
             return
@@ -149,13 +157,13 @@ class Uses:
         self.wide.update(node.inputs)
 
     def carries(self, node: Node) -> bool:
-        """Whether an op that moves elements moves two-byte ones."""
+        """Return whether an op that moves elements moves 16-bit floats."""
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.wide.intersection(floats):
             return False
         source = source_of(node.inputs[0])
         if isinstance(source.op, Leaf) and source.type.count > node.type.count:
-            return False  # to round all would take longer than to round what is taken of it
+            return False  # rounding the whole leaf would take longer than rounding the part
         if node.op.kernel.is_broadcast or offset_of(node) is not None:
             return True
         return self.takes_halved(node, [self.halved(r.type) for r in node.results])
@@ -165,11 +173,14 @@ class Uses:
         return self.takes(node, [self.halved(x.type) for x in node.inputs], made)
 
     def halved(self, type_: Type) -> Type:
-        """The type in two bytes."""
+        """Return a type with float32 replaced by the 16-bit dtype."""
         return Type(self.dtype, type_.shape) if type_.dtype == float32 else type_
 
     def takes(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
-        """Whether the device has a kernel of these types; of the node's own results by default."""
+        """Return whether the device has a kernel of these types.
+
+        By default the results have the types of the node's results.
+        """
         if self.target is None:
             return True
         name, attrs = node.op.lower(**node.attrs)
@@ -178,17 +189,17 @@ class Uses:
 
 
 class Rewriting:
-    """Makes the graph in two bytes."""
+    """The rewrite of a graph to one that multiplies and stores 16-bit floats."""
 
     def __init__(self, uses: Uses) -> None:
         self.uses, self.dtype = uses, uses.dtype
         self.stored: dict[Node, Node] = {}
-        """By a float32 node of the new graph, the two-byte one that it is cast from."""
+        """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """By a float32 node, what it is in two bytes; it is there itself, too."""
+        """The 16-bit value of a float32 node of the new graph; both of them exist."""
 
     def half(self, x: Node) -> Node:
-        """A value in two bytes."""
+        """Return a value as 16-bit floats."""
         if x.dtype != float32:
             return x
         if x in self.stored:
@@ -198,11 +209,11 @@ class Rewriting:
         return self.rounded[x]
 
     def as_stored(self, x: Node) -> Node:
-        """A value as it lies in memory."""
+        """Return a value in the dtype in which it is stored in memory."""
         return self.stored.get(x, x)
 
     def in_place_of(self, old: Node, new: Node) -> Node:
-        """What a new value is where the old one was: cast back, if it is stored in two bytes."""
+        """Return the replacement of an old value: the new one, cast to float32 if necessary."""
         if new.type == old.type:
             return new
         wide = cast.node((new,), {"dtype": float32})
@@ -210,7 +221,7 @@ class Rewriting:
         return wide
 
     def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """See Graph.rewrite: it gives float32 where the node was."""
+        """Return the float32 replacements of a node's results; see Graph.rewrite."""
         op = node.op
         if node in self.uses.products:
             return self.product(node, inputs)
@@ -233,7 +244,7 @@ class Rewriting:
         return node.with_inputs(inputs)
 
     def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        """A product of two-byte floats."""
+        """Return a product of 16-bit floats."""
         factors = [self.half(x) for x in inputs[:2]]
         behind = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
         wide = {} if self.uses.products[node] == self.dtype else {"dtype": float32}
@@ -268,14 +279,14 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op hands elements on, or sums of a few."""
+    """Return whether an op moves elements, or adds a few of them."""
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits
 
 
 def made_of_variables(graph: Graph) -> set[Node]:
-    """What is computed of variables, and of constants, without a product."""
+    """Return the values that are computed only from variables and constants, without a product."""
     made: set[Node] = set()
     for node in graph.nodes:
         read = [x for x in node.inputs if x.dtype == float32 and x.op is not CONSTANT]
@@ -286,12 +297,12 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:
-    """The results of an op but those that a kernel of elementwise ops reduces."""
+    """Return the results of an op, without the reductions of a fused kernel."""
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
 def stay_wide(node: Node) -> tuple[bool, ...]:
-    """Which of the results of an op stay float32, because the user says so."""
+    """Return for each result of an op whether it stays float32 because of ngd.full_precision."""
     if isinstance(node.op, FusedKernel):
         return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
     return (node.wide,) * len(node.results)
@@ -299,16 +310,16 @@ def stay_wide(node: Node) -> tuple[bool, ...]:
 
 @cache
 def chooses() -> frozenset[str]:
-    """What a reduction is called that may give one of its elements, as a maximum.
+    """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
-    Gradients compare the elements with it, so both are of the same bits.
+    Gradients compare the elements with the result, so both need the same bits.
     """
     choosing = (op for op in OPS.values() if not op.fusion.is_linear_reduction)
     return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
 
 
 def ordered(node: Node) -> list[Node]:
-    """The operands and results of an op among which it chooses one."""
+    """Return the operands and results of an op that chooses one of the elements."""
     if node.op.kernel.reduction in chooses():
         return list(node.inputs)
     if not is_reducing_kernel(node):
@@ -351,7 +362,7 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def accepted(node: Node, target: Target) -> bool:
-    """Whether the device has a kernel for the node as it stands."""
+    """Return whether the device has a kernel for a node."""
     types = [r.type for r in node.results]
     name, attrs = node.op.lower(**node.attrs)
     return target.query(name, [x.type for x in node.inputs], types, attrs).accepted
@@ -377,7 +388,7 @@ class NarrowKernel:
             self.body = self.body.cast_inputs(narrow, self.dtype)
 
     def store(self, number: int, *, keeps_wide: bool) -> None:
-        """Store a result as a 16-bit float, beside the float32 one or in its place."""
+        """Store a result as a 16-bit float, in addition to the float32 one or instead of it."""
         self.body = self.body.cast_result(number, self.dtype, keeps_wide=keeps_wide)
         narrow = Type(self.dtype, self.shape)
         if keeps_wide:

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute again what is cheap, instead of keeping it: how a step stays within `memory_limit`.
+"""Rematerialisation for `memory_limit`: recompute cheap values instead of keeping them.
 
-T. Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174), section 3:
-what cheap ops make of values that are kept anyway is not kept. Where a step needs most memory,
-between the forward and the backward pass, values wait for readers that come much later. Those that
-elementwise ops and moves compute, from others that wait too, are computed again for these readers;
-the copies wait for an op shortly before the first of them (ops.custom.after). The bits stay.
+The method is that of T. Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
+(arXiv:1604.06174), section 3: values that cheap ops compute from values that are kept anyway are
+not kept.
 
-The planner says what is needed, so this goes in rounds: a plan, and if it is too large, copies for
-as many bytes as it has too many; the place of the maximum may be another one in the next round.
-Where that leads nowhere, rounds follow that copy all that they can.
+An op is *cheap* if it takes about one pass over memory: elementwise ops, broadcasts and moves. The
+*peak* is the instruction after which most bytes are kept, usually between the forward and the
+backward pass. A value *waits* if it is computed at the peak or before it, and is read after it. A
+*copy* of a waiting value is a second computation of it by cheap ops, from leaves, from other values
+that wait, or from much smaller values. The readers after the peak read the copy, so the value
+itself need not be kept. The ops of a copy depend on a *gate*, an op shortly before the first of
+these readers (ops/_custom.py, `after`). Otherwise the copy could be computed too early. The bits of
+the results do not change.
+
+Only the planner knows how much memory a graph needs. So the pass works in rounds: it plans the
+graph, and if the plan is too large, it copies values of as many bytes as the plan has too many. In
+the next round the peak may be another instruction. If these rounds do not reach the limit, other
+rounds copy all values that they can.
 """
 
 from __future__ import annotations
@@ -36,9 +44,9 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""What is so many times smaller than what is made of it may be kept for that."""
+"""A value that is this many times smaller than the value to be copied may be kept for the copy."""
 LONGEST: Final = 16
-"""How many ops make a value again at most."""
+"""The largest number of ops that compute a copy."""
 
 
 def within(
@@ -48,12 +56,12 @@ def within(
     limit: int,
     plan_of: Callable[[Graph], Plan],
 ) -> Plan:
-    """The plan of the graph, or of one that computes some values again, of so many bytes at most.
+    """Return a plan of at most `limit` bytes, of the graph or of one that recomputes values.
 
     Raises
     ------
     CompileError
-        It says how many bytes the smallest plan that was found takes.
+        No such plan was found. The message has the number of bytes of the smallest plan.
     """
     before = cost_of_graph(graph)
     least = math.inf
@@ -65,7 +73,7 @@ def within(
             if excess <= 0:
                 plan.recomputed = difference(cost_of_graph(now), before)
                 return plan
-            if all_at_once:  # the same for any limit, so that what the error says can be kept
+            if all_at_once:  # these plans do not depend on the limit, so the error's limit works
                 least = min(least, bytes_of(plan))
             if bytes_of(plan) >= before_this:
                 break
@@ -81,17 +89,17 @@ def within(
 
 
 def bytes_of(plan: Plan) -> int:
-    """What a step computes takes."""
+    """Return the bytes of both arenas of a plan."""
     return plan.private_bytes + plan.shared_bytes
 
 
 def difference(all: Cost, without: Cost) -> Cost:
-    """What a step costs more."""
+    """Return the cost that is added."""
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
 
 class Copy(NamedTuple):
-    """A value that is computed again: the ops that make it, in turn, and what they read."""
+    """A value that is computed again, by `ops` in their order, from the values in `kept`."""
 
     value: Node
     ops: list[Node]
@@ -99,7 +107,7 @@ class Copy(NamedTuple):
 
 
 class Waiting:
-    """The values of a graph that wait where it needs most memory."""
+    """The values of a graph that wait at its peak."""
 
     def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
@@ -109,11 +117,12 @@ class Waiting:
         rounds = options.has_low_precision
         ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """What is compared with its own maximum: a copy may be rounded otherwise."""
+        """The values that are compared with their own maximum. They are not copied, because the
+        copy may be rounded in another way."""
         self.peak = self.place_of_the_peak()
 
     def last_reads(self) -> dict[Node, int]:
-        """When a value is read for the last time, also by way of a view."""
+        """Return the position of the last reader of each value, including readers of its views."""
         last = dict.fromkeys(self.place, -1)
         end = len(self.order)
         for i, node in enumerate(self.order):
@@ -129,9 +138,9 @@ class Waiting:
         return last
 
     def place_of_the_peak(self) -> int:
-        """The instruction behind which most bytes wait."""
+        """Return the position of the instruction after which most bytes are kept."""
         change = [0] * (len(self.order) + 2)
-        given = {*self.graph.roots}  # they lie elsewhere
+        given = {*self.graph.roots}  # these are not in the arenas
         for value, place in self.place.items():
             if not is_view(value) and value not in given and self.last[value] > place:
                 change[place] += value.type.bytes
@@ -144,11 +153,11 @@ class Waiting:
         return at
 
     def waits(self, value: Node) -> bool:
-        """Whether a value is there at the peak, and is read later."""
+        """Return whether a value is kept at the peak and read after it."""
         return value in self.place and self.place[value] <= self.peak < self.last[value]
 
     def copied(self, wanted: float) -> Graph:
-        """The graph that keeps so many bytes less at the peak; itself: there is nothing to copy."""
+        """Return a graph that keeps `wanted` bytes less at the peak, or the graph itself."""
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
         for node in self.order:
@@ -166,7 +175,7 @@ class Waiting:
         return self.with_copies(copies) if copies else self.graph
 
     def copy_of(self, value: Node, copies: dict[Node, Copy]) -> Copy | None:
-        """How to make a value of what is kept anyway; None: it cannot be had so."""
+        """Return a copy of a value, or None if it cannot be computed from values that are kept."""
         kept: list[Node] = []
         ops: set[Node] = set()
         stack = [value]
@@ -189,7 +198,7 @@ class Waiting:
         return Copy(value, sorted(ops, key=self.place.__getitem__), kept)
 
     def with_copies(self, copies: dict[Node, Copy]) -> Graph:
-        """The graph in which late readers read copies."""
+        """Return the graph whose readers after the peak read the copies."""
         new: dict[Node, Node] = {}
         again: dict[Node, Node] = {}
 
@@ -217,12 +226,12 @@ class Waiting:
         return self.graph.rewrite(change, self.order_with_leaves())
 
     def order_with_leaves(self) -> list[Node]:
-        """All nodes, each after its inputs, in the order of execution."""
+        """Return all nodes in the order of execution, after the leaves."""
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
 
     def made_again(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
-        """The nodes of a copy, which waits until its first reader's turn is near."""
+        """Return the node of a copy, which waits for the gate of its first reader."""
         gates = [new[gate] for gate in self.gates(self.place[reader])]
         made: dict[Node, Node] = {}
 
@@ -240,7 +249,7 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, place: int) -> list[Node]:
-        """The last op before an instruction, behind the peak, that is no view and not cheap."""
+        """Return the gate of a position: the last op between the peak and it that is not cheap."""
         for i in range(place - 1, self.peak, -1):
             node = self.order[i]
             if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:
@@ -249,7 +258,7 @@ class Waiting:
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether an op takes about a pass over memory."""
+    """Return whether an op takes about one pass over memory."""
     if node.several:
         return False
     kernel = node.op.kernel

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of arrays between ranks, by digests: which ranks hold another value than most."""
+"""The comparison of arrays between ranks, by digests: which ranks hold another value than most."""
 
 from __future__ import annotations
 

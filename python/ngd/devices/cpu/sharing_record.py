@@ -25,7 +25,7 @@ class SharingRecord:
 
     @property
     def is_over(self) -> bool:
-        """Return whether one of the groups is closed or has failed."""
+        """True if one of the groups is closed or has failed."""
         groups = (self.group, self.partition.here, self.partition.there)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
@@ -35,10 +35,10 @@ class SharingRecord:
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
     def gathered(self, part: Array, typed: Type) -> Array:
-        """The value of a variable of which this is my part; all ranks call this.
+        """Return the value of a variable of which each rank has a part. All ranks call this.
 
-        Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
-        fails in it tells all ranks: some wait for it in other groups.
+        The counterparts gather the shard of the host's copy, then the ranks of a host gather their
+        shards. An error aborts the group of all ranks, because some of them wait in other groups.
         """
         site, groups = call_site(), (self.partition.there, self.partition.here)
         begin, end = self.partition.slice(typed.count)
@@ -51,13 +51,13 @@ class SharingRecord:
         return part.reshape(typed.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the memory that the ranks of the host share once more, copy on write."""
+        """Map the common memory of the host once more, copy on write."""
         host = self.partition.here
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 
     def expect_process(self, name: str) -> None:
-        """Refuse a forked child, whose parent may be writing."""
+        """Raise a GroupClosedError in a forked child, because the parent may be writing."""
         if os.getpid() != self.process:
             raise GroupClosedError(
                 f"variable {name!r}: expected a read by a rank, because the ranks share it since "

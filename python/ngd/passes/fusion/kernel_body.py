@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of a fused kernel: its statements, and the values that are stored or reduced.
 
-A statement applies an elementwise operation to inputs of the kernel, to values of earlier
-statements, or to literals. The body is data: passes change it by its methods. Its text, which the
-C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered:
-`op:dtype operand operand;...`, where iN is input N, tN the value of statement N, and #x a literal.
+A *statement* applies an elementwise operation to inputs of the kernel, to values of earlier
+statements, or to literals. The *body* is data: passes change it by its methods. Its text, which the
+C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered: `op:dtype
+operand operand;...`, where iN is input N, tN the value of statement N, and #x a literal.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Literal(Operand):
 
 
 input_at = cache(Input)
-"""Return the input of a number; the same object each time, because passes make very many."""
+"""Return the input of a number. It is one object per number, because passes make very many."""
 value_at = cache(Value)
-"""Return the value of a number; the same object each time."""
+"""Return the value of a number. It is one object per number."""
 
 
 class Statement(NamedTuple):
@@ -113,10 +113,10 @@ class Reductions(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Matrix products that a kernel computes block by block instead of reading their results."""
+    """Matmuls that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
-    """The inputs of the statements that are products."""
+    """The inputs of the statements that are results of matmuls."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
     """The attributes of the matrix multiplications."""
@@ -231,7 +231,7 @@ class KernelBody:
 
 
 class FusedKernel(Op):
-    """Elementwise ops, their reductions and products that they read, as one kernel; attrs: body.
+    """Elementwise ops, their reductions, and matmuls that they read, as one kernel; attrs: body.
 
     `wide` has True for the stored results that stay float32 (ngd.full_precision); () means none.
     """
@@ -298,7 +298,7 @@ def is_elementwise_kernel(node: Node) -> bool:
 
 
 def shape_of(node: Node) -> Shape:
-    """Return the shape over which a node computes: of a kernel that reduces, the shape before."""
+    """Return the shape over which a node computes; for a kernel that reduces, the shape before."""
     if isinstance(node.op, FusedKernel) and (reductions := body_of(node).reductions) is not None:
         return reductions.shape
     return node.shape

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of what elementwise kernels compute, in these kernels: one pass over memory for all.
+"""Fusion of reductions into the elementwise kernels that compute or read their operands.
 
-First, factors that do not change along the axes leave a sum where what is left of it is summed
-anyway (a norm's backward pass asks for sum(dy) and sum(dy * weight), for sum(dy * value) and
-sum(dy * weight * value)). Then an elementwise kernel takes the reductions of its results, and those
-of its operands that can be had at its depth, over one set of axes. A result that only they read is
-stored nowhere.
+First, `share_sums` moves factors that are constant along the axes out of a sum, if the remaining
+product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
+weight), and sum(dy * value) and sum(dy * weight * value). Then `fuse_reductions` gives elementwise
+kernels the reductions of their results, and those of their operands that can be computed at their
+depth, over one set of axes. A result that only these reductions read is not stored.
 
-Neither makes a circle. A reduction of a kernel's result comes after the kernel anyway. One of an
-operand has the kernel's own depth (elementwise.depths), and depths grow from each kernel and each
-reduction to whatever reads it. One collective waits for both first (elementwise.needs), if any: so
-what the kernel waits for, that one has to wait for anyway.
+Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
+operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
+each reduction to its readers. The same collective waits first for the kernel and for the reduction
+(elementwise.needs), if any does. So the kernel waits for nothing that this collective does not wait
+for anyway.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from .kernel_body import (
 )
 
 EXACT: Final = (float32, float64)
-"""In two bytes a sum may be too large where what it is multiplied with keeps it small."""
+"""The dtypes of sums that may be shared. In 16 bits, a sum without a small factor may overflow."""
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
-"""Axes; of how many, and their extents; the ids of the factors that change along them, sorted."""
+"""The axes; the number of axes of the operand and its extents along these; the ids of the factors
+that vary along them, sorted."""
 
 
 class Turn(NamedTuple):
-    """See elementwise.Together."""
+    """A sum and what it needs in the new graph; see `elementwise.Together`."""
 
     members: Sequence[Node]
     outside: Sequence[Node]
 
 
 def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Take factors out of sums whose other factors are summed anyway: see the head of this file."""
+    """Move factors out of sums whose other factors are summed anyway; see the head of this file."""
     taken = dict(reducible(graph))
     if not taken:
         return graph
@@ -81,7 +83,10 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
-    """Sums that have more factors than another one: each with what that sums, and the others."""
+    """Yield each sum that has more factors than another sum of the same product.
+
+    With it come the operand of the sum with the fewest factors, and the remaining factors.
+    """
     alike: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
         if node.op.fusion.is_linear_reduction and node.dtype in EXACT and node.inputs[0].type.count:
@@ -104,7 +109,7 @@ def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
 
 
 def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
-    """What a node is the product of."""
+    """Yield the factors of a node; a node that is not a product is its own factor."""
     if node.op.fusion.is_multiplication and left > 1:
         for operand in node.inputs:
             yield from factors(operand, left // 2)
@@ -113,18 +118,18 @@ def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
 
 
 def aligned(shape: Shape, ndim: int) -> Shape:
-    """The shape with leading axes of extent 1, as broadcasting has it."""
+    """Return a shape with leading axes of extent 1, as in broadcasting."""
     return (*(1,) * (ndim - len(shape)), *shape)
 
 
 def is_repeated(term: Node, shape: Shape, axes: Shape) -> bool:
-    """Whether a factor of something of this shape does not change along the axes."""
+    """Return whether a factor of a product of this shape is constant along the axes."""
     extents = aligned(see_through(term).shape, len(shape))
     return all(extents[axis] == 1 for axis in axes) and extents != shape
 
 
 def scaled(total: Node, factor: Node, reduction: Node) -> Node:
-    """A sum, times a factor that has left it."""
+    """Return a sum times a factor that was moved out of it."""
     (x,), axes = reduction.inputs, reduction.attrs["axes"]
     shape = aligned(factor.shape, x.ndim)
     if not reduction.attrs["keepdims"]:
@@ -133,28 +138,28 @@ def scaled(total: Node, factor: Node, reduction: Node) -> Node:
 
 
 class Joined(NamedTuple):
-    """A kernel and the reductions that it takes."""
+    """A kernel and the reductions that it computes, too."""
 
     kernel: Node
     stored: list[Node]
-    """Results of the kernel that others read."""
+    """The results of the kernel that other nodes read."""
     reductions: list[Node]
     body: KernelBody
     """The body of the kernel with the reductions."""
 
     @property
     def members(self) -> Sequence[Node]:
-        """See elementwise.Together."""
+        """The kernel and the reductions."""
         return [self.kernel, *self.reductions]
 
     @property
     def outside(self) -> Sequence[Node]:
-        """See elementwise.Together."""
+        """The operands of the kernel."""
         return self.kernel.inputs
 
     @property
     def fused_ops(self) -> tuple[tuple[str, str], ...]:
-        """The ops that the kernel computes then."""
+        """The ops that the kernel with the reductions computes."""
         return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
@@ -166,12 +171,12 @@ class Joined(NamedTuple):
 
     @property
     def types(self) -> tuple[Type, ...]:
-        """Of what the kernel gives then."""
+        """The types of the results of the kernel with the reductions."""
         return tuple(node.type for node in (*self.stored, *self.reductions))
 
 
 def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Let elementwise kernels take reductions: see the head of this file."""
+    """Let elementwise kernels compute reductions; see the head of this file."""
     joined: dict[Node, Joined] = {}
     for whole in joinable(graph):
         types = [i.type for i in whole.kernel.inputs]
@@ -197,7 +202,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
 
 
 def joinable(graph: Graph) -> Iterator[Joined]:
-    """Yield the kernels that can compute reductions, with these."""
+    """Yield the kernels that can compute reductions, with these reductions."""
     reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
@@ -254,7 +259,7 @@ def body_with_reductions(
     """Return the body of a kernel that stores some of its results, and computes reductions."""
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
-    # Operands are read first, so that a result may lie over one.
+    # Operands are read first, because a result may be computed over one of them.
     own = {*kernel.results}
     copied = [x for x in dict.fromkeys(read) if x not in own]
     copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied]

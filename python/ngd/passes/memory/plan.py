@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory plan of a step: its instructions, the storages of its values, and their checks.
 
-`Plan.verify` proves two things. Storages that are alive at the same time share no byte. And no
-instruction between the start of a collective and its wait writes to the operand, or touches the
-result.
+An *instruction* is one entry of a program: a kernel, the start or the wait of a collective, or a
+copy. A *storage* is a range of bytes for one or more values. An *arena* is memory that the storages
+of a step share: the private arena belongs to one rank, and the ranks of a host map the shared
+arena. The *lifetime* of a storage reaches from the first instruction that writes it to the last one
+that uses it. A collective is *pending* from its start to its wait.
 
-The second proof is needed because other ranks read the operand between the start and the wait. If
-the collective works in place, they write to it too: in an all_to_all, two ranks swap halves of the
+`Plan.verify` proves two things. Storages that are alive at the same time share no byte. And while a
+collective is pending, no instruction writes to its operand or touches its result.
+
+The second proof is needed because other ranks read the operand of a pending collective. If the
+collective works in place, they write to it, too: in an all_to_all, two ranks swap halves of the
 blocks that they exchange. The bytes are safe before, between and after.
 
 1. Every instruction that used these bytes earlier is before the start in program order. The other
    ranks do not touch them until they have seen that this rank has started.
 2. From the start to the wait, no instruction of this rank touches the result or writes to the
    operand (`verify`).
-3. When the wait returns, every rank has reported its last access
-   (src/cpp/comm/communicator.hpp). The next value in these bytes belongs to this rank until its
-   next start, in this call, in the next call and in other executables.
+3. When the wait returns, every rank has reported its last access (src/cpp/comm/communicator.hpp).
+   The next value in these bytes belongs to this rank until its next start, in this call, in the
+   next call and in other executables.
 
 Each rank decides by itself which collectives work in place; the ranks need not agree.
 """
@@ -55,14 +60,14 @@ class Storage:
     """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
 
     def keep(self, until: int) -> None:
-        """Extend the life to an instruction, if it ends earlier."""
+        """Extend the lifetime to an instruction, if it ends earlier."""
         self.last = max(self.last, until)
         if self.whole is not None:
             self.whole.keep(until)
 
     @property
     def planned(self) -> bool:
-        """True if the planner chooses the offset."""
+        """True if the planner chooses the offset: the lane is an arena."""
         return self.lane in ("private", "shared")
 
     @property
@@ -78,7 +83,7 @@ class Storage:
 
     @property
     def span(self) -> tuple[str, int, int]:
-        """The lane, and the begin and end in it."""
+        """The lane, and the begin and end in it, in bytes."""
         return self.lane, self.place, self.place + self.bytes
 
 
@@ -147,9 +152,9 @@ class Plan:
     def verify_pending(self) -> None:
         """Raise an error if an instruction touches a buffer of a pending collective.
 
-        Between a start and its wait, the operand may be read, and the result neither read nor
-        written. So no two pending results overlap. Operands overlap only if they are parts of one
-        storage; then no instruction writes to any part of it.
+        While a collective is pending, its operand may be read, and its result may be neither read
+        nor written. So no two pending results overlap. Operands overlap only if they are parts of
+        one storage. Then no instruction writes to any part of it.
         """
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
@@ -176,7 +181,7 @@ class Plan:
         """Raise an error if two storages that are alive at the same time share a byte."""
         planned = [s for s in self.storages if s.planned]
         order = sorted(range(len(planned)), key=lambda i: planned[i].first)
-        ends: list[tuple[int, int]] = []  # the ends of the lives in `alive`, as a heap
+        ends: list[tuple[int, int]] = []  # a heap of the ends of the lifetimes in `alive`
         alive = Spans()
         for number in order:
             storage = planned[number]

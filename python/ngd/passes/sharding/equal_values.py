@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a step is the same on all ranks, as far as its graph can tell.
+"""Analysis of the values of a step that are equal on all ranks, as far as the graph proves it.
 
-`Node.uniform` says it while a graph is built, and takes every variable for equal. Here it is known
-which are not, and which ranks are meant: those of the executable.
+`Node.uniform` is set while a graph is built, and assumes that every variable is equal on all ranks.
+This analysis knows which variables are not, and which ranks are meant: those of the executable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies` says of a variable whether some step writes values of a rank's own to it.
+    `varies` returns whether another step writes values to a variable that are not proved equal.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
         self.graph, self.group, self.varies = graph, group, varies
         self.own: set[Node] = set()
-        """Variables to which this step writes what is not equal."""
+        """The variables whose next values in this step are not proved equal."""
         self.nodes: set[Node] = set()
         while True:
             self.nodes = self.proved()
@@ -40,7 +40,7 @@ class Equal:
             self.own = own
 
     def proved(self) -> set[Node]:
-        """One walk."""
+        """Return the nodes that are proved equal, given the variables that are not."""
         equal: set[Node] = set()
         for node in self.graph.nodes:
             if self.is_equal(node, equal):
@@ -48,7 +48,7 @@ class Equal:
         return equal
 
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
-        """Whether a node is, where those that it reads are known."""
+        """Return whether a node is equal on all ranks; `equal` has the nodes before it that are."""
         if node.op is VARIABLE:
             return not (node in self.own or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
@@ -60,13 +60,13 @@ class Equal:
         return all(i in equal for i in node.inputs)
 
     def is_told(self, node: Node) -> bool:
-        """Whether a node is a collective that gives all ranks of the group the same."""
+        """Return whether a node is a collective that gives the same to all ranks of the group."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
         return node.op.kind.equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
-        """What is computed, by what is equal, from a collective or from some variables."""
+        """Return the equal values that are computed from a collective or from some variables."""
         found: set[Node] = set()
         for node in self.graph.nodes:
             told = isinstance(node.op, Collective)
@@ -77,7 +77,7 @@ class Equal:
         return found
 
     def below(self, values: list[Node]) -> list[Node]:
-        """What some values are made of, down to what collectives give."""
+        """Return the nodes from which some values are computed, down to the nearest collectives."""
         wanted = set(values)
         for node in reversed(self.graph.nodes):
             if not wanted.isdisjoint(node.results) and not isinstance(node.op, Collective):
@@ -85,7 +85,7 @@ class Equal:
         return [node for node in self.graph.nodes if not wanted.isdisjoint(node.results)]
 
     def digest(self, values: list[Node]) -> bytes:
-        """Of how some values are computed: equal on ranks that compute them alike."""
+        """Return a digest of how some values are computed, to compare between ranks."""
         whole = hashlib.blake2b(digest_size=8)
         number: dict[Node, int] = {}
         for node in self.below(values):
@@ -101,5 +101,5 @@ class Equal:
 
 
 def shown(value: Any) -> str:
-    """An attribute; of arrays and graphs their kind."""
+    """Return the text of an attribute; of arrays and graphs only their kind."""
     return type(value).__name__ if isinstance(value, (np.ndarray, Body)) else repr(value)

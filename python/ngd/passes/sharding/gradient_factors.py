@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the ranks of products, computed of all ranks' factors instead of all ranks' products.
+"""The exchange of gradient factors between ranks, instead of the reduction of gradients.
 
-The gradient of a layer's weights is A^T B, a product whose depth is the rank's samples. Of a large
-layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
-rows of the sum over the ranks alone (updates.py), it is cheaper to gather all ranks' B, and those
-columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
-before; but no gradient is written or reduced, and the update takes the products where they are
-computed (fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
-"Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
-within a host.
+The gradient of a layer's weights is A^T B, a matmul whose depth is the number of the rank's
+samples. A and B are the *gradient factors*. In a large layer with few samples, they have far fewer
+elements than their product. If a rank needs only its rows of the sum over the ranks (updates.py),
+it is cheaper to gather B of all ranks, and of A of all ranks the columns that make these rows, and
+to multiply them. That takes as many operations as before. But no gradient is written or reduced,
+and the update computes the matmuls block by block (fusion/matmuls.py). This is sufficient factor
+broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed Machine Learning via Sufficient
+Factor Broadcasting", UAI), within a host.
 
-The bits are those of the sum of the products: each is computed by itself, and the products are
-added in the order of ADR 6. All ranks must decide alike. So it is done only where the step has the
-same types on all of them (Sharing.has_uniform_types): a rank with fewer samples has other shapes.
+The bits are those of the sum of the products. Each product is computed by itself, and the products
+are added in the order of ADR 6. All ranks must make the same decision. So factors are exchanged
+only if the step has the same types on all ranks (Sharing.has_uniform_types), because a rank with
+fewer samples has other shapes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..target import Target
 
 
 class Factors(NamedTuple):
-    """A product A^T B: A is [depth, rows], B [depth, columns]."""
+    """A matmul A^T B and its factors: A is [depth, rows], B is [depth, columns]."""
 
     product: Node
     a: Node
@@ -50,10 +51,10 @@ def factors_of(
     target: Target,
     options: CompileOptions,
 ) -> Factors | None:
-    """The factors to exchange for a sum over the ranks; None: reduce it.
+    """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
-    `operand` is the new operand of the old sum, whose own operand is read so many times. `at` says
-    where the ranks' parts of the sum begin, and where the last one ends.
+    `operand` is the new operand of the old sum, and `reads` is the number of readers of the old
+    operand. `at` has the bounds of the ranks' shards of the sum: where each begins, and the end.
     """
     ranks, one_host = target.size, target.sharing.partition.there.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
@@ -73,7 +74,7 @@ def factors_of(
 
 
 def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
-    """My rows of a sum over the ranks, as a row of elements."""
+    """Return this rank's rows of a sum over the ranks, flattened."""
     assert isinstance(old.op, Ordered)
     number, ranks, (product, a, b) = old.op.order.number, target.size, found
     group = {"group": target.sharing.group}

@@ -2,9 +2,10 @@
 """Analysis of the next values of variables: which are equal, and on which ranks.
 
 A next value is computed from collectives, variables, constants and arguments. Only the nearest
-collectives count: a collective that gives all ranks of its group the same hides what its operand is
-made of. So the ranks that should hold equal values of a variable are those that are together in the
-groups of all nearest collectives of its next value (docs/adr/0047-variables-that-differ.md).
+collectives count, because the result of a collective that gives all ranks of its group the same
+does not depend on how its operand was computed. So the ranks that should hold equal values of a
+variable are those that are together in the groups of all nearest collectives of its next value
+(docs/adr/0047-variables-that-differ.md).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class NextValue(NamedTuple):
 
 
 def gives_shards(kind: Kind) -> bool:
-    """Return whether each rank gets values of its own from a collective, by its kind."""
+    """Return whether a collective of this kind gives each rank values of its own."""
     return kind.gets == "block" or kind.gives == "blocks" or kind.between_two
 
 

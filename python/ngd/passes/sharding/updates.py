@@ -14,7 +14,7 @@ message. Each rank keeps a copy of it.
 
 Over several hosts with equal numbers of consecutive ranks, a rank has a shard of its host's copy. A
 gradient is reduced over the ranks of the host first, and then over the counterparts, which have the
-same shard on the other hosts. With `apart` (ZeRO stage 1, S. Rajbhandari et al. 2020,
+same shard on the other hosts. With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020,
 arXiv:1910.02054) each counterpart updates a part of the shard. They gather the parts of variables
 that a host keeps whole.
 
