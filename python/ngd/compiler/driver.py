@@ -225,13 +225,13 @@ def compile_in(
         time. If it is None, the step has memory of its own.
     """
     name = config.device(device, "compile")
-    placeholders, given = nodes_in("inputs", as_arguments(inputs))
+    placeholders, arguments = nodes_in("inputs", as_arguments(inputs))
     nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
     graph = Graph(tuple(placeholders), tuple(nodes), sorted_updates(updates))
     dtype, shard = as_precision("compile", precision), as_shard("compile", shard)
-    check_signature(graph, given, results)
+    check_signature(graph, arguments, results)
     graph, num_prints = with_prints(graph)
     settle_world(graph)
     group = group_of(graph, group, shard)
@@ -242,9 +242,9 @@ def compile_in(
     if executable is None:
         warn_of_graph(graph)
         executable = _cache[key] = build(name, graph, group, options, arena)
-    if is_flat(given) and is_flat(results) and not num_prints:
+    if is_flat(arguments) and is_flat(results) and not num_prints:
         return executable
-    return StructuredStep(executable, given, results, num_prints)
+    return StructuredStep(executable, arguments, results, num_prints)
 
 
 NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of ngd.ops."
@@ -256,13 +256,15 @@ def with_prints(graph: Graph) -> tuple[Graph, int]:
 
     A print that the graph computes already, because its result is used, is left out.
     """
-    found = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
-    if not found:
+    print_notes = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
+    if not print_notes:
         return graph, 0
     nodes = {node.id: node for node in graph.nodes}
-    own = {node.attrs.get("function") for node in graph.nodes if node.op is call_host}
+    present = {node.attrs.get("function") for node in graph.nodes if node.op is call_host}
     prints = tuple(
-        call_host([nodes[id]], note.function) for id, note in found if note.function not in own
+        call_host([nodes[id]], note.function)
+        for id, note in print_notes
+        if note.function not in present
     )
     outputs = (*graph.outputs, *prints)
     return Graph(graph.inputs, outputs, graph.updates), len(prints)
@@ -401,11 +403,11 @@ def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 
 
-def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
+def check_signature(graph: Graph, arguments: Structure, results: Structure) -> None:
     """Raise a TypeError if an input is not a placeholder or an output is not a node."""
     for number, node in enumerate(graph.inputs):
         if not isinstance(node, Node) or node.op is not PLACEHOLDER:
-            at = given.paths("inputs")[number]
+            at = arguments.paths("inputs")[number]
             raise TypeError(
                 f"compile: inputs: expected placeholders; got {node!r} at {at}. Make them by "
                 "ngd.placeholder."

@@ -84,7 +84,7 @@ class Trace:
     world: Group | None
     """The world of a step with collectives, if the function has no group of its own; otherwise
     None."""
-    places: list[int] | None
+    leaf_indices: list[int] | None
     """The indices of the argument leaves that the step takes; None: all leaves."""
     structure: Structure
     """The structure of the result of the function."""
@@ -160,8 +160,10 @@ class Function:
         self.name = getattr(python, "__qualname__", repr(python))
         self._signature = signature_of(python)
         parameters = self._signature.parameters.values()
-        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-        self._arity = len(parameters) if plain else -1
+        is_positional = all(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+        )
+        self._arity = len(parameters) if is_positional else -1
         self._forms: list[Form] = []
         self._traces: dict[Key, Trace] = {}
         self._families: dict[Hashable, Family] = {}
@@ -181,8 +183,8 @@ class Function:
         trace = self._traces.get(key)
         if trace is None or (trace.world is not None and trace.world.closed):
             trace = self._trace_for(key, leaves)
-        if trace.places is not None:
-            leaves = [leaves[i] for i in trace.places]
+        if trace.leaf_indices is not None:
+            leaves = [leaves[i] for i in trace.leaf_indices]
         results = trace.step(*leaves)
         return results[0] if trace.is_one_array else trace.results(results)
 
@@ -265,13 +267,9 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key.
-
-        If there is none, or its world was replaced by another one, the function is traced and
-        compiled.
-        """
+        """Return the trace for a key. It is made if there is none or its world was replaced."""
         trace = self._traces.get(key)
-        if trace is not None and not gone(trace.world):
+        if trace is not None and not is_replaced(trace.world):
             return trace
         with self._lock:
             trace = self._traces.get(key)
@@ -279,7 +277,7 @@ class Function:
                 trace = self._make(key, leaves)
                 self._traces[key] = trace
                 self._report_retraces(key)
-            elif gone(trace.world):
+            elif is_replaced(trace.world):
                 trace = self._traces[key] = self._make(key, leaves)
             return trace
 
@@ -287,16 +285,16 @@ class Function:
         """Trace the function, and compile its graph."""
         inputs, returned, updates = self._run(key, leaves)
         graph = self._graph(inputs, returned, updates)
-        how: dict[str, Any] = {"device": self.device, "group": self.group}
-        how |= {"precision": self.precision, "shard": self.shard}
+        options: dict[str, Any] = {"device": self.device, "group": self.group}
+        options |= {"precision": self.precision, "shard": self.shard}
         with compiling(self._families.setdefault(without_extents(key), Family())):
-            step = compile([*graph.inputs], [*graph.outputs], updates, **how)
+            step = compile([*graph.inputs], [*graph.outputs], updates, **options)
         made, structure = flatten(returned)
-        places = [i for i, node in enumerate(inputs) if node is not None]
+        leaf_indices = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
             init() if self.group is None and together(graph, self.shard) else None,
-            None if len(places) == len(inputs) else places,
+            None if len(leaf_indices) == len(inputs) else leaf_indices,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
             isinstance(returned, Node),
@@ -435,7 +433,7 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield from lists_of_numbers(path + structure.step(key), part)
 
 
-def gone(world: Group | None) -> bool:
+def is_replaced(world: Group | None) -> bool:
     """Return whether a world is closed, and another one has replaced it."""
     return world is not None and world.closed and living_world() is not None
 
@@ -547,16 +545,16 @@ def function(
     >>> loss.shape
     ()
     """
-    how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
+    options: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:
         as_precision("function", precision), as_shard("function", shard)
-        return functools.partial(Function, updates=updates, **how)
+        return functools.partial(Function, updates=updates, **options)
     if not callable(python):
         raise TypeError(
             f"function: expected a Python function; got {python!r}. Write @ngd.function above a "
             "def."
         )
-    return Function(python, updates, **how)
+    return Function(python, updates, **options)
 
 
 __all__ = ["Function", "function"]

@@ -133,8 +133,8 @@ class Form:
 
     def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
         """Return the arguments with other leaves."""
-        left = iter(leaves)
-        return [part._rebuild(left) for part in self.parts]
+        remaining = iter(leaves)
+        return [part._rebuild(remaining) for part in self.parts]
 
     def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
         """Return the key for arguments of this form, and their leaves; None for another form.
@@ -179,10 +179,10 @@ def without_extents(key: Key) -> tuple[Any, ...]:
 
 def reason(key: Key, others: Sequence[Key]) -> str:
     """Return the differences of a key to the nearest of those before it."""
-    alike = [other for other in reversed(others) if other.form is key.form]
-    if not alike:
+    same_form = [other for other in reversed(others) if other.form is key.form]
+    if not same_form:
         return "the arguments are nested otherwise"
-    nearest = min([differences(key, other) for other in alike], key=len)
+    nearest = min([differences(key, other) for other in same_form], key=len)
     return "; ".join(nearest)
 
 

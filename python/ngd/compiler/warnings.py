@@ -49,10 +49,14 @@ def _warn_of_updates(graph: Graph, found: list[object]) -> None:
 def _warn_of_equal_models(graph: Graph) -> None:
     """Warn if the step trains two models whose random first values are the same."""
     updated = {variable for variable, _ in graph.updates}
-    met: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for variable in graph.variables:
-        other = met.setdefault(variable.attrs["name"], variable)
-        if other is not variable and {other, variable} <= updated and begin_alike(other, variable):
+        other = by_name.setdefault(variable.attrs["name"], variable)
+        if (
+            other is not variable
+            and {other, variable} <= updated
+            and have_equal_values(other, variable)
+        ):
             warn(
                 f"compile: expected models that begin with different values; got {other.name!r} "
                 f"of two models (made at {other.site} and at {variable.site}) with the same random "
@@ -64,7 +68,7 @@ def _warn_of_equal_models(graph: Graph) -> None:
             return
 
 
-def begin_alike(one: Any, other: Any) -> bool:
+def have_equal_values(one: Any, other: Any) -> bool:
     """Return True if two variables were drawn with the same values and not assigned since."""
     scopes = scope_of(one), scope_of(other)
     if one.type != other.type or any(scope is None or scope.is_copy for scope in scopes):

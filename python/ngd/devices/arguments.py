@@ -23,12 +23,12 @@ def in_order(
     where: str, names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
 ) -> list[Any]:
     """Return all arguments by position; those without a name come first, as in a call in Python."""
-    shown = ", ".join(names)
+    listing = ", ".join(names)
     for name in named:
         if names.count(name) != 1:
             found = f"{name!r}, the name of {names.count(name)} inputs: give those by position"
             found = found if name in names else f"{name!r}"
-            raise TypeError(f"{where}: expected inputs by name among ({shown}); got {found}.")
+            raise TypeError(f"{where}: expected inputs by name among ({listing}); got {found}.")
         if names.index(name) < len(given):
             raise TypeError(
                 f"{where}: expected input {name!r} once; got it by position and by name. "
@@ -40,7 +40,7 @@ def in_order(
         number = "1 array" if len(names) == 1 else f"{len(names)} arrays"
         lacking = f", without {', '.join(missing)}" if missing else ""
         raise TypeError(
-            f"{where}: expected {number} ({shown}); got {count}{lacking}. Give one per input."
+            f"{where}: expected {number} ({listing}); got {count}{lacking}. Give one per input."
         )
     return [*given, *(named[name] for name in names[len(given) :])]
 
@@ -77,8 +77,8 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
             )
         return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
     with np.errstate(over="ignore"):
-        converted = array.astype(wanted.dtype) if kinds_fit(array, wanted.dtype) else None
-    if converted is None or loses(array, converted):
+        converted = array.astype(wanted.dtype) if is_kind_allowed(array, wanted.dtype) else None
+    if converted is None or loses_values(array, converted):
         raise TypeError(f"{where}: expected a value of {wanted.dtype}; got {value!r}")
     return np.ascontiguousarray(converted).reshape(wanted.shape)
 
@@ -90,7 +90,7 @@ def is_python(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def kinds_fit(array: Array, dtype: DType) -> bool:
+def is_kind_allowed(array: Array, dtype: DType) -> bool:
     """Return whether Python numbers of the array's kind may be given for a dtype."""
     if array.size == 0 or array.dtype.kind == "b":
         return True
@@ -99,7 +99,7 @@ def kinds_fit(array: Array, dtype: DType) -> bool:
     return array.dtype.kind == "f" and is_float(dtype)
 
 
-def loses(array: Array, converted: Array) -> bool:
+def loses_values(array: Array, converted: Array) -> bool:
     """Return whether a conversion has changed an integer, or has made a float infinite."""
     if array.dtype.kind == "f":
         return bool((np.isinf(converted) != np.isinf(array)).any())

@@ -31,7 +31,7 @@ class CollectiveSequence:
 
     Number 0 is the group of the step. The other groups are numbered in the order of their first
     collective. Messages between two ranks are not part of a sequence. Different steps may have the
-    same sequence. So the ranks also compare a number of what the step computes
+    same sequence. So the ranks also compare the number of the step, a hash of its computation
     (passes/fingerprint.py).
     """
 
@@ -97,20 +97,22 @@ class CollectiveSequence:
     def sequences(self) -> list[tuple[str, int, int]]:
         """Return for each group the text of its sequence, the hash, and the number of the step.
 
-        The number of the step is a hash of what it computes. A group without collectives has ("",
-        0, 0).
+        The number of the step is a hash of its computation. A group without collectives has ("", 0,
+        0).
         """
         computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
-        which = f"\n\n{described(self.graph)}, compiled at {self.site}"
+        description = f"\n\n{described(self.graph)}, compiled at {self.site}"
         digests = map(digest, self.lines)
-        return [(text + which, hash, computes) if hash else ("", 0, 0) for text, hash in digests]
+        return [
+            (text + description, hash, computes) if hash else ("", 0, 0) for text, hash in digests
+        ]
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
     """Return the line of a collective in a sequence, without what may differ between ranks."""
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
-    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
-    return f"{kind}{shown} {type.dtype.name if 'counts' in attrs else type}"
+    attrs_text = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
+    return f"{kind}{attrs_text} {type.dtype.name if 'counts' in attrs else type}"
 
 
 def described(graph: Graph) -> str:
@@ -118,8 +120,8 @@ def described(graph: Graph) -> str:
     outputs = [f"{n.op.name} {n.type}" for n in graph.outputs]
     updates = [str(v.attrs["name"]) for v, _ in graph.updates]
     parts = [("outputs", outputs), ("updates", updates)]
-    few = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
-    return f"the step with {' and '.join(few) or 'no output'}"
+    texts = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
+    return f"the step with {' and '.join(texts) or 'no output'}"
 
 
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:

@@ -161,7 +161,7 @@ class Watched:
         add_entries(self.comparisons, self.step)
 
 
-def talking_groups(step: ComparedStep) -> dict[Group, int]:
+def communicating_groups(step: ComparedStep) -> dict[Group, int]:
     """Return the groups in which a step has collectives, with the hashes of their sequences."""
     pairs = zip(step.sequence.groups, step.sequence.hashes(), strict=True)
     return {
@@ -172,7 +172,7 @@ def talking_groups(step: ComparedStep) -> dict[Group, int]:
 def comparisons_of(step: ComparedStep) -> list[Comparison]:
     """Return the comparisons that are due, in the order of the groups of the step."""
     found: dict[Group, Comparison] = {}
-    for group, hash in talking_groups(step).items():
+    for group, hash in communicating_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
         key = (step.device, hash, *(value.variable.id for value in mine))
         if mine and key not in _compared.setdefault(group, set()):
@@ -183,14 +183,14 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
     """Add the checksums of the variables, which the step holds, to the comparisons."""
     found = {each.group: each for each in comparisons}
-    places: list[tuple[NextValue, list[Group]]] = []
-    talking = talking_groups(step)
+    compared: list[tuple[NextValue, list[Group]]] = []
+    communicating = communicating_groups(step)
     for value in step.next_values:
-        groups = [group for group in talking if group in value.groups]
+        groups = [group for group in communicating if group in value.groups]
         if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
-            places.append((value, groups))
-    checksums = checksums_of(step, [value.variable for value, _ in places])
-    for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
+            compared.append((value, groups))
+    checksums = checksums_of(step, [value.variable for value, _ in compared])
+    for (value, (first, *others)), checksum in zip(compared, checksums, strict=True):
         if checksum is not None:
             name = step.graph.names[value.variable]
             head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
@@ -273,14 +273,16 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
             if all(rank in _members[other] for other in others)
         }
         usual, _ = Counter(words_of.values()).most_common(1)[0]
-        odd = tuple(rank for rank, words in words_of.items() if words != usual)
-        if odd:
+        differing = tuple(rank for rank, words in words_of.items() if words != usual)
+        if differing:
             first = next(rank for rank, words in words_of.items() if words == usual)
-            found.append(Difference(entry, odd, first, what_differs([*words_of.values()])))
+            found.append(
+                Difference(entry, differing, first, kind_of_difference([*words_of.values()]))
+            )
     return found
 
 
-def what_differs(held: Sequence[tuple[int, ...] | None]) -> str:
+def kind_of_difference(held: Sequence[tuple[int, ...] | None]) -> str:
     """Return the kind of the difference between the words of the ranks for one variable."""
     words = [each for each in held if each is not None]
     if len(words) < len(held):

@@ -53,9 +53,9 @@ def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member
     from difflib import SequenceMatcher  # here, because it is slow to import
 
     opcodes = [OPS[name].kernel.opcode or name for name in names]
-    found = [line.split(":")[0] for line in attrs["program"].split(";")]
-    matcher = SequenceMatcher(None, found, opcodes, autojunk=False)
-    members: list[Member | None] = [None] * len(found)
+    statement_opcodes = [line.split(":")[0] for line in attrs["program"].split(";")]
+    matcher = SequenceMatcher(None, statement_opcodes, opcodes, autojunk=False)
+    members: list[Member | None] = [None] * len(statement_opcodes)
     for block in matcher.get_matching_blocks():
         for i in range(block.size):
             members[block.a + i] = made[block.b + i]

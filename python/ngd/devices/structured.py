@@ -29,26 +29,30 @@ class StructuredStep(BoundToProcess):
     instead = CompiledStep.instead
 
     def __init__(
-        self, step: Executable, given: Structure, results: Structure, num_hidden: int = 0
+        self,
+        step: Executable,
+        argument_structure: Structure,
+        results: Structure,
+        num_hidden: int = 0,
     ) -> None:
         self.step, self.graph = step, step.graph
         self.results, self.num_hidden = results, num_hidden
-        self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
+        self.names = names_of(argument_structure, [str(n.attrs["name"]) for n in self.graph.inputs])
         self.title = f"step compiled at {call_site()}"
         places = [f"{self.title}: input {name}" for name in self.names]
-        parts = list(zip(given.parts, places, strict=True))
-        self.parts = None if is_flat(given) else parts
+        parts = list(zip(argument_structure.parts, places, strict=True))
+        self.parts = None if is_flat(argument_structure) else parts
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
         """Run the step once."""
-        given = self.flat(arrays, named)
+        argument_structure = self.flat(arrays, named)
         if out is None:
-            values = self.step(*given)
+            values = self.step(*argument_structure)
         else:
             places = self.results.match(out, f"{self.title}: out")
             hidden = self.graph.outputs[len(places) :]
             places += [np.empty(node.shape, node.dtype) for node in hidden]
-            values = self.step(*given, out=places)
+            values = self.step(*argument_structure, out=places)
         return self.results.rebuild(values[: len(values) - self.num_hidden])
 
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
@@ -94,12 +98,12 @@ def is_flat(structure: Structure) -> bool:
     return structure.kind is list and all(part is LEAF for part in structure.parts)
 
 
-def names_of(given: Structure, placeholders: Sequence[str]) -> list[str]:
+def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
     """Return the names of the arguments of a call; `placeholders` are the names of the leaves."""
-    if given.kind is not list:
-        return [str(key) for key in given.keys]
+    if argument_structure.kind is not list:
+        return [str(key) for key in argument_structure.keys]
     names, first = [], 0
-    for number, part in enumerate(given.parts):
+    for number, part in enumerate(argument_structure.parts):
         names.append(placeholders[first] if part is LEAF else f"[{number}]")
         first += part.count
     return names

@@ -218,8 +218,8 @@ class ArrayMethods(Generic[N_co]):
     @property
     def at(self) -> Indexer[N_co]:
         """An indexer: x.at[index].set(values) is the node with a part changed; see ngd.ops.at."""
-        changed: Any = self._apply("at", self)
-        return changed  # type: ignore[no-any-return]
+        indexer: Any = self._apply("at", self)
+        return indexer  # type: ignore[no-any-return]
 
     @property
     def T(self) -> N_co:
@@ -275,8 +275,8 @@ class ArrayMethods(Generic[N_co]):
 
     def take(self, indices: Any, axis: int | None = None) -> N_co:
         """Return the elements at indices along an axis, or by default of the flattened node."""
-        of = self.flatten() if axis is None else self
-        return self._apply("take", of, indices, axis or 0)
+        source = self.flatten() if axis is None else self
+        return self._apply("take", source, indices, axis or 0)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> N_co:
         """Return the sum along axes; see ngd.ops.sum."""
@@ -336,8 +336,8 @@ class ArrayMethods(Generic[N_co]):
 
     def dot(self, other: Any) -> N_co:
         """Return the product of vectors or matrices, as numpy.dot."""
-        found: N_co = call_function(np.dot, (self, other), {})
-        return found
+        product: N_co = call_function(np.dot, (self, other), {})
+        return product
 
     def searchsorted(self, values: Any, side: str = "left") -> N_co:
         """Return the indices at which values would be inserted; see ngd.ops.searchsorted."""

@@ -60,8 +60,8 @@ class Graph:
 
         The walk visits each node after its inputs. If an op has several results, `change` is called
         with the first one. It then returns the replacements of all results: a tuple of nodes, or
-        the first result of an op that has as many results. `order` is another order of the graph's
-        nodes in which each node comes after its inputs.
+        the first result of an op with the same number of results. `order` is another order of the
+        graph's nodes in which each node comes after its inputs.
         """
         new: dict[Node, Node] = {}  # without nodes that replace themselves
         with at_site("") as move_to, wide(False):
@@ -169,8 +169,8 @@ class Body:
 
 def bodies_of(node: Node) -> list[Graph]:
     """Return the graphs that the op of a node runs, in the order of their attributes' names."""
-    held = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
-    return [value.graph for _, value in held if isinstance(value, Body)]
+    attributes = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
+    return [value.graph for _, value in attributes if isinstance(value, Body)]
 
 
 def communicates(node: Node) -> bool:

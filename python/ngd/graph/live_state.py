@@ -130,8 +130,8 @@ class LiveState(Mapping[str, Variable]):
     __ror__ = __or__
 
     def __repr__(self) -> str:
-        waiting = f", {len(self.pending)} pending" if self.pending else ""
-        return f"<ngd.LiveState {self.name!r}, {len(self)} variables{waiting}>"
+        pending_text = f", {len(self.pending)} pending" if self.pending else ""
+        return f"<ngd.LiveState {self.name!r}, {len(self)} variables{pending_text}>"
 
     def __copy__(self) -> LiveState:
         """Return the state itself, which the owner and all users share."""

@@ -292,7 +292,7 @@ class Node(ArrayMethods["Node"]):
 
         Nodes are compared by identity.
         """
-        pairs = replaced(inputs, self.inputs)
+        pairs = changed_inputs(inputs, self.inputs)
         if not pairs:
             return self
         for new, old in pairs:
@@ -338,15 +338,15 @@ class Result(Node):
         """Copy the first result as the application of the op, and the others as its results."""
         if self.number:
             return result_of, (self.results[0], self.number)
-        remade, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
-        return remade, (ancestors, op, inputs, attrs, types_of(self), *rest)
+        make_copy, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
+        return make_copy, (ancestors, op, inputs, attrs, types_of(self), *rest)
 
     def __repr__(self) -> str:
         return f"<ngd.Node {self.op.name}, result {self.number}: {self.type}>"
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """Return the same result of the same op on other inputs."""
-        if not replaced(inputs, self.inputs):
+        if not changed_inputs(inputs, self.inputs):
             return self
         return self.op.node(inputs, self.attrs).results[self.number]
 
@@ -366,7 +366,7 @@ def result_of(node: Node, number: int) -> Node:
     return node.results[number]
 
 
-def replaced(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
+def changed_inputs(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
     """Return the pairs (new, old) of the nodes that differ between two lists.
 
     Nodes are compared by identity, because `!=` of two nodes makes a node that compares values.
@@ -382,14 +382,14 @@ def remade_node(
     types: Type | tuple[Type, ...],
     site: str,
     uniform: bool,
-    stays: bool,
+    is_wide: bool,
 ) -> Node:
     """Make the copy of a node from the result of Node.__reduce__."""
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     made: tuple[Node, ...]
-    with at_site(site), wide(stays):
+    with at_site(site), wide(is_wide):
         if isinstance(types, Type):
             made = (Node(op, inputs, attrs, types),)
         else:

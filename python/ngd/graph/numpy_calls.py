@@ -41,8 +41,8 @@ def apply(name: str, op: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        shown = ", ".join(signature.parameters)
+        parameter_names = ", ".join(signature.parameters)
         raise TypeError(
-            f"{name}: expected ({shown}) on a Node; got other arguments: {error}"
+            f"{name}: expected ({parameter_names}) on a Node; got other arguments: {error}"
         ) from None
     return op(*args, **kwargs)

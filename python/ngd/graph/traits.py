@@ -120,7 +120,7 @@ class Layout(NamedTuple):
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
 
-    `assign_layouts` moves it after other ops. The default is no transposition.
+    `assign_layouts` moves it after other ops. By default the op is not a transposition.
     """
 
 

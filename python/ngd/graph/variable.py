@@ -327,15 +327,15 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
             f'variable: expected a non-empty name; got {name!r}. Write ngd.variable("name", value).'
         )
     array = view(initial, where)
-    typed = hasattr(initial, "dtype")
-    if not typed and array.dtype == np.float64:
+    has_dtype = hasattr(initial, "dtype")
+    if not has_dtype and array.dtype == np.float64:
         array = array.astype(np.float32)
     as_dtype(array.dtype, where)
     if is_one_number(array):  # the zeros of an optimizer take no memory until a device has them
-        copied = np.broadcast_to(array.flat[0], array.shape)
+        array_copy = np.broadcast_to(array.flat[0], array.shape)
     else:
-        copied = np.array(array, order="C", copy=True)
-    return Variable(name, copied, bool(per_rank))
+        array_copy = np.array(array, order="C", copy=True)
+    return Variable(name, array_copy, bool(per_rank))
 
 
 def is_one_number(array: Array) -> bool:
@@ -376,9 +376,9 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
            [1., 1., 1.]], dtype=float32)]
     """
     where = f"placeholder {name!r}"
-    wanted = as_dtype(dtype, where)
+    element_type = as_dtype(dtype, where)
     try:
-        sizes = lengths(shape, where, wanted.itemsize)
+        sizes = lengths(shape, where, element_type.itemsize)
     except (TypeError, ValueError):
         raise ShapeError(
             f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "
@@ -386,7 +386,7 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
             "compiles one per shape."
         ) from None
     attrs = {"name": str(name), "uniform": bool(uniform)}
-    return Node(PLACEHOLDER, (), attrs, Type(wanted, sizes))
+    return Node(PLACEHOLDER, (), attrs, Type(element_type, sizes))
 
 
 def constant(value: Any, dtype: Any = None) -> Node:
@@ -447,13 +447,13 @@ def broadcast_variables(
     >>> ngd.broadcast_variables(model.variables().values())
     """
     site, ranks = call_site(), chosen(group)
-    listed = list(variables) if isinstance(variables, Iterable) else [variables]
-    if any(not isinstance(variable, Variable) for variable in listed):
+    variable_list = list(variables) if isinstance(variables, Iterable) else [variables]
+    if any(not isinstance(variable, Variable) for variable in variable_list):
         raise TypeError(
             f"broadcast_variables: expected variables; got {variables!r}. Pass model.variables()."
         )
-    for variable in listed:
+    for variable in variable_list:
         variable.cell.check_readable()
     with ranks.under_way():
-        for variable in sorted(listed, key=lambda v: v.name):
+        for variable in sorted(variable_list, key=lambda v: v.name):
             variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))

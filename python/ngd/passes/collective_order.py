@@ -41,13 +41,13 @@ def in_order(graph: Graph) -> list[Node]:
     makes its receives in that order. So a message is at least as deep as the message made before
     it.
     """
-    talkers = {node for node in graph.nodes if communicates(node)}
-    if not talkers:
+    communicating = {node for node in graph.nodes if communicates(node)}
+    if not communicating:
         return []
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs have smaller ids
-        own = node in talkers or node.op.is_heavy
+        own = node in communicating or node.op.is_heavy
         depth[node] = own + max([depth[i] for i in node.inputs], default=0)
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
@@ -55,7 +55,7 @@ def in_order(graph: Graph) -> list[Node]:
         if node.several:
             depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
-        (n for n in graph.nodes if n in talkers),
+        (n for n in graph.nodes if n in communicating),
         key=lambda n: (depth[n], n.id if is_message(n) else 0),
     )
 
@@ -93,8 +93,8 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group.rank, group.size)
-        alone = group.size == 1
-        new = inputs[0] if alone else Ordered(node.op, orders[node]).node(inputs, node.attrs)
+        is_single = group.size == 1
+        new = inputs[0] if is_single else Ordered(node.op, orders[node]).node(inputs, node.attrs)
         return new if is_message(node) else merged.first(node, new)
 
     return graph.rewrite(change)
@@ -104,7 +104,7 @@ class Merged:
     """The merge of equal collectives: each is replaced by the first one of them."""
 
     def __init__(self) -> None:
-        self.like: dict[Node, Node] = {}
+        self.first_equal: dict[Node, Node] = {}
         """The first equal collective of each collective of the given graph."""
         self.new: dict[Any, Node] = {}
         """The new node for each key."""
@@ -112,9 +112,9 @@ class Merged:
 
     def first(self, node: Node, new: Node) -> Node:
         """Return the new node of the first collective that is equal to `node`, or `new`."""
-        operands = tuple(self.like.get(i, i).id for i in node.inputs)
+        operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
-        self.like[node] = self.old.setdefault(key, node)
+        self.first_equal[node] = self.old.setdefault(key, node)
         return self.new.setdefault(key, new)
 
 

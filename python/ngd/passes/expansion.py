@@ -27,7 +27,7 @@ def needs_kernel(node: Node) -> bool:
     return not is_free and offset_of(node) is None
 
 
-def expanded(node: Node) -> tuple[Node, ...]:
+def expand_op(node: Node) -> tuple[Node, ...]:
     """Return the expansion of a node; with NGD_CHECK_FINITE=1 its nodes keep the name of the op."""
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)
@@ -50,7 +50,7 @@ def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
                 f"a kernel; got {', '.join(str(i.type) for i in node.inputs)}: "
                 f"{verdict.implementation}. Cast them, or use device='INTERPRETER'."
             )
-        roots = expanded(node)
+        roots = expand_op(node)
         settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
         return settled if node.several else settled[0]
 

@@ -76,41 +76,43 @@ def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float3
         whole = digest(node, [digests[i.id] for i in node.inputs])
         digests[node.id] = whole
         for other in node.results[1:]:
-            digests[other.id] = combined([whole, str(other.number).encode()])
+            digests[other.id] = combine_digests([whole, str(other.number).encode()])
     sent = [digests[node.id] for node in in_order(graph)]
     if precision != float32:
         sent.append(precision.name.encode())
     if graph.updates:
-        made = [encoded(graph.names[v]) + digests[value.id] for v, value in graph.updates]
+        made = [encode_name(graph.names[v]) + digests[value.id] for v, value in graph.updates]
     else:
         made = [digests[node.id] for node in graph.outputs]
-    return int.from_bytes(combined([b"sent", *sent, b"made", *made]), "little") or 1
+    return int.from_bytes(combine_digests([b"sent", *sent, b"made", *made]), "little") or 1
 
 
 def digest(node: Node, inputs: list[bytes]) -> bytes:
     """Return the digest of a node and everything that it is computed from."""
-    attrs = [f"{k}={shown(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL]
-    what = f"{node.op.name} {node.dtype.name} {' '.join(attrs)}"
-    return combined([what.encode(errors="backslashreplace"), *inputs])
+    attrs = [
+        f"{k}={attr_text(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL
+    ]
+    text = f"{node.op.name} {node.dtype.name} {' '.join(attrs)}"
+    return combine_digests([text.encode(errors="backslashreplace"), *inputs])
 
 
-def shown(node: Node, key: str, value: Any) -> str:
+def attr_text(node: Node, key: str, value: Any) -> str:
     """Return the text of an attribute."""
     if node.op is CONSTANT and key == "value":
         is_compared = value.size <= SMALL and not node.attrs.get("local")
         return str(value.tobytes()) if is_compared else ""
     if isinstance(value, Body):
-        places = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
-        return str(number_of(value.graph, places))
+        input_digests = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
+        return str(number_of(value.graph, input_digests))
     return repr(value)
 
 
-def encoded(name: str) -> bytes:
+def encode_name(name: str) -> bytes:
     """Return the name of a variable as bytes."""
     return name.encode(errors="backslashreplace")
 
 
-def combined(parts: list[bytes]) -> bytes:
+def combine_digests(parts: list[bytes]) -> bytes:
     """Return one digest of several texts; it depends on their boundaries."""
     whole = hashlib.blake2b(digest_size=8)
     for part in parts:

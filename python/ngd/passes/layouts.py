@@ -47,9 +47,9 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
     if not any(node.op in variants() for node in graph.nodes):
         return graph
     accepted: list[Node] = []
-    there: set[Transposition] = set()
+    computed: set[Transposition] = set()
 
-    def settled(node: Node, variant: Op) -> Node | None:
+    def use_variant(node: Node, variant: Op) -> Node | None:
         """Return a node's value, computed by a variant of its op; None if it has no kernel."""
         made = variant.replace_row_major(node)
         if made is None:
@@ -58,21 +58,27 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
         if not query_node(target, inner).accepted:
             return None
         transposed = [i for i in inner.inputs if i.op.layout.is_transpose]
-        there.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
+        computed.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
         accepted.append(inner)
         return made
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         node = node.with_inputs(inputs)
         variant = variants().get(node.op)
-        made = settled(node, variant) if variant else ahead(node, there) if accepted else None
+        made = (
+            use_variant(node, variant)
+            if variant
+            else move_transposition(node, computed)
+            if accepted
+            else None
+        )
         return node if made is None else made
 
     changed = graph.rewrite(change)
     return changed if accepted else graph
 
 
-def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:
+def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
     """Return the value of a node as a transposition, or None if its operands are not transposed.
 
     Below that transposition, the op computes on its operands before their transposition.
@@ -81,26 +87,30 @@ def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | No
     if axes is None or node.op.layout.is_transpose:
         return None
     if node.op.kernel.is_elementwise:
-        return elementwise_ahead(node, axes, there)
-    alike = all(i.op.layout.is_transpose and i.attrs["axes"] == axes for i in node.inputs)
-    return node.op.move_transpose(node, axes) if alike else None
+        return move_elementwise_transposition(node, axes, computed)
+    same_axes = all(i.op.layout.is_transpose and i.attrs["axes"] == axes for i in node.inputs)
+    return node.op.move_transpose(node, axes) if same_axes else None
 
 
-def elementwise_ahead(node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
+def move_elementwise_transposition(
+    node: Node, axes: Shape, computed: Set[Transposition]
+) -> Node | None:
     """Return the same for an elementwise op. Repeated operands get the other order of axes."""
     if len(axes) != node.ndim:
         return None
     operands = []
     for operand in node.inputs:
-        placed = before(operand, node, axes, there)
-        if placed is None:
+        reordered = without_transposition(operand, node, axes, computed)
+        if reordered is None:
             return None
-        operands.append(placed)
+        operands.append(reordered)
     made = moved(node.op.node(operands, node.attrs), axes)
     return made if made.type == node.type else None  # broadcasts are gone: it may be smaller
 
 
-def before(operand: Node, node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
+def without_transposition(
+    operand: Node, node: Node, axes: Shape, computed: Set[Transposition]
+) -> Node | None:
     """Return an operand of an elementwise node in the order of axes before the transposition.
 
     An operand that is not transposed gets a transposition of its own if it is small, or if the
@@ -112,8 +122,11 @@ def before(operand: Node, node: Node, axes: Shape, there: Set[Transposition]) ->
         operand = operand.inputs[0]
     if operand.ndim == 0:
         return operand
-    whole = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
-    placed = moved(whole, inverse(axes))
-    small = operand.type.count * SMALL <= node.type.count
-    free = not placed.op.layout.is_transpose or (placed.inputs[0], placed.attrs["axes"]) in there
-    return placed if small or free else None
+    padded = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
+    reordered = moved(padded, inverse(axes))
+    is_small = operand.type.count * SMALL <= node.type.count
+    is_free = (
+        not reordered.op.layout.is_transpose
+        or (reordered.inputs[0], reordered.attrs["axes"]) in computed
+    )
+    return reordered if is_small or is_free else None

@@ -55,13 +55,15 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
         in_products = sum(cost_of(product).flops for product in op.products)
         return in_products + count * (len(body.statements) + len(body.reduced))
     if op.has_expansion and not op.kernel.is_elementwise:
-        return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
+        return operations_of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])
 
 
 @lru_cache(maxsize=4096)
-def of_expansion(op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> int:
+def operations_of_expansion(
+    op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]
+) -> int:
     """Return the number of operations of the ops that an op is composed of."""
     inputs = [Node(PLACEHOLDER, (), {"name": "x", "uniform": True}, t) for t in operands]
-    made = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
-    return sum(cost_of(node).flops for node in made)
+    expanded_nodes = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
+    return sum(cost_of(node).flops for node in expanded_nodes)

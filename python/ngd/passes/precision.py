@@ -63,8 +63,8 @@ def lower_precision(graph: Graph, target: Target | None, options: CompileOptions
     Without a target, any op takes 16-bit floats.
     """
     uses = Uses(graph, target, options.precision)
-    if uses.refused is not None and not uses.products:
-        name, node = options.precision.name, uses.refused
+    if uses.unsupported is not None and not uses.products:
+        name, node = options.precision.name, uses.unsupported
         warn(
             f"compile: precision: expected a {name} kernel for the matmuls and convolutions of "
             f"this step; got a CPU without one, for example for {node.op.name} {node.type} (made "
@@ -87,7 +87,7 @@ class Uses:
         """The dtype in which the result of each product is stored."""
         self.others: set[Node] = set()
         """The other ops that read 16-bit floats: copies, pools and statistics."""
-        self.refused: Node | None = None
+        self.unsupported: Node | None = None
         """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
@@ -97,7 +97,7 @@ class Uses:
         """Note what a node needs of its operands, after all readers of its results."""
         stays = zip(node.results, stay_wide(node), strict=True)
         self.wide.update(result for result, is_wide in stays if is_wide)
-        self.wide.update(ordered(node))
+        self.wide.update(chosen_values(node))
         floats = [x for x in node.inputs if x.dtype == float32]
         self.demand_exact(node, floats)
         if node.op.numerics.is_contraction and node.dtype == float32:
@@ -108,7 +108,7 @@ class Uses:
                 self.wanted.update(x for x in floats if x.shape == whole)
         elif moves(node):
             self.visit_move(node, floats)
-        elif node.op.numerics.has_float32_results and self.takes_halved(node):
+        elif node.op.numerics.has_float32_results and self.has_16_bit_kernel(node):
             self.others.add(node)
         elif not (node.op.kernel.reduction and self.target):
             self.wide.update(floats)
@@ -130,7 +130,7 @@ class Uses:
         """Decide whether an op that moves elements moves 16-bit floats."""
         if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
-        if self.carries(node):
+        if self.moves_16_bits(node):
             self.others.add(node)
             self.wanted.update(floats)
         else:
@@ -141,10 +141,10 @@ class Uses:
         if node.wide:
             self.wide.update(node.inputs)
             return
-        given = [x.type if n > 1 else self.halved(x.type) for n, x in enumerate(node.inputs)]
+        given = [x.type if n > 1 else self.as_16_bits(x.type) for n, x in enumerate(node.inputs)]
         own = self.dtype if node in self.wanted and node not in self.wide else float32
         for dtype in dict.fromkeys((own, float32)):
-            if self.takes(node, given, [Type(dtype, node.shape)]):
+            if self.has_kernel(node, given, [Type(dtype, node.shape)]):
                 self.products[node] = dtype
                 self.wanted.update(node.inputs[:2])
                 added = [x for x in node.inputs[2:] if x.type == node.type]
@@ -153,10 +153,10 @@ class Uses:
                 self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
                 return
         if node.type.count:
-            self.refused = node
+            self.unsupported = node
         self.wide.update(node.inputs)
 
-    def carries(self, node: Node) -> bool:
+    def moves_16_bits(self, node: Node) -> bool:
         """Return whether an op that moves elements moves 16-bit floats."""
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.wide.intersection(floats):
@@ -166,17 +166,17 @@ class Uses:
             return False  # rounding the whole leaf would take longer than rounding the part
         if node.op.kernel.is_broadcast or offset_of(node) is not None:
             return True
-        return self.takes_halved(node, [self.halved(r.type) for r in node.results])
+        return self.has_16_bit_kernel(node, [self.as_16_bits(r.type) for r in node.results])
 
-    def takes_halved(self, node: Node, made: Sequence[Type] | None = None) -> bool:
+    def has_16_bit_kernel(self, node: Node, made: Sequence[Type] | None = None) -> bool:
         """Return whether the device has a kernel that reads all operands as 16-bit floats."""
-        return self.takes(node, [self.halved(x.type) for x in node.inputs], made)
+        return self.has_kernel(node, [self.as_16_bits(x.type) for x in node.inputs], made)
 
-    def halved(self, type_: Type) -> Type:
+    def as_16_bits(self, type_: Type) -> Type:
         """Return a type with float32 replaced by the 16-bit dtype."""
         return Type(self.dtype, type_.shape) if type_.dtype == float32 else type_
 
-    def takes(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
+    def has_kernel(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
         """Return whether the device has a kernel of these types.
 
         By default the results have the types of the node's results.
@@ -198,7 +198,7 @@ class Rewriting:
         self.rounded: dict[Node, Node] = {}
         """The 16-bit value of a float32 node of the new graph; both of them exist."""
 
-    def half(self, x: Node) -> Node:
+    def to_16_bits(self, x: Node) -> Node:
         """Return a value as 16-bit floats."""
         if x.dtype != float32:
             return x
@@ -212,7 +212,7 @@ class Rewriting:
         """Return a value in the dtype in which it is stored in memory."""
         return self.stored.get(x, x)
 
-    def in_place_of(self, old: Node, new: Node) -> Node:
+    def replacement_of(self, old: Node, new: Node) -> Node:
         """Return the replacement of an old value: the new one, cast to float32 if necessary."""
         if new.type == old.type:
             return new
@@ -229,11 +229,11 @@ class Rewriting:
             if op.numerics.has_float32_results:
                 operands = [self.as_stored(x) for x in inputs]
             elif op.kernel.is_view:
-                operands = [self.half(inputs[0]), *map(self.as_stored, inputs[1:])]
+                operands = [self.to_16_bits(inputs[0]), *map(self.as_stored, inputs[1:])]
             else:
-                operands = [self.half(x) for x in inputs]
+                operands = [self.to_16_bits(x) for x in inputs]
             made = op.node(operands, node.attrs)
-            results = tuple(map(self.in_place_of, node.results, made.results))
+            results = tuple(map(self.replacement_of, node.results, made.results))
             return results if node.several else results[0]
         if isinstance(op, FusedKernel):
             return self.fused(node, inputs)
@@ -245,11 +245,11 @@ class Rewriting:
 
     def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
         """Return a product of 16-bit floats."""
-        factors = [self.half(x) for x in inputs[:2]]
-        behind = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
+        factors = [self.to_16_bits(x) for x in inputs[:2]]
+        other_operands = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
         wide = {} if self.uses.products[node] == self.dtype else {"dtype": float32}
-        made = node.op.node((*factors, *behind), {**node.attrs, **wide})
-        return self.in_place_of(node, made)
+        made = node.op.node((*factors, *other_operands), {**node.attrs, **wide})
+        return self.replacement_of(node, made)
 
     def fused(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         """Return a fused kernel that reads and stores 16-bit floats if it may."""
@@ -263,7 +263,7 @@ class Rewriting:
         if made is None or (target and not accepted(made, target)):
             return node.with_inputs(inputs)
         made_here = [made.results[n] for n in kernel.positions]
-        results = list(map(self.in_place_of, node.results, made_here))
+        results = list(map(self.replacement_of, node.results, made_here))
         for number, extra in kernel.extra.items():
             self.rounded[results[number]] = made.results[extra]
         return tuple(results) if node.several else results[0]
@@ -318,7 +318,7 @@ def chooses() -> frozenset[str]:
     return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
 
 
-def ordered(node: Node) -> list[Node]:
+def chosen_values(node: Node) -> list[Node]:
     """Return the operands and results of an op that chooses one of the elements."""
     if node.op.kernel.reduction in chooses():
         return list(node.inputs)
@@ -372,7 +372,7 @@ class NarrowKernel:
     """A fused kernel while casts are added to its body."""
 
     def __init__(self, node: Node, dtype: DType) -> None:
-        self.before, self.dtype, self.shape = node, dtype, shape_of(node)
+        self.original, self.dtype, self.shape = node, dtype, shape_of(node)
         self.body = body_of(node)
         self.results = stored_results(node)
         """The results of the kernel that are stored."""
@@ -382,7 +382,7 @@ class NarrowKernel:
 
     def read(self, operands: Sequence[Node]) -> None:
         """Widen the operands that are 16-bit floats now."""
-        inputs = self.before.inputs
+        inputs = self.original.inputs
         narrow = [n for n, x in enumerate(operands) if x.dtype != inputs[n].dtype]
         if narrow:
             self.body = self.body.cast_inputs(narrow, self.dtype)
@@ -401,16 +401,16 @@ class NarrowKernel:
     def positions(self) -> Iterable[int]:
         """The positions of the node's results among the new ones: stored ones, then reductions."""
         count = len(self.results)
-        reductions = len(self.before.results) - count
+        reductions = len(self.original.results) - count
         return (*range(count), *(len(self.types) + n for n in range(reductions)))
 
     def node(self, operands: Sequence[Node]) -> Node | None:
         """Return the kernel's node, or None if nothing has changed."""
-        before = self.before
-        if self.body is body_of(before):
+        original = self.original
+        if self.body is body_of(original):
             return None
-        types = (*self.types, *(r.type for r in before.results[len(self.results) :]))
-        return fused_node(operands, self.body, types, before.op.fused_ops(before))
+        types = (*self.types, *(r.type for r in original.results[len(self.results) :]))
+        return fused_node(operands, self.body, types, original.op.fused_ops(original))
 
 
 __all__ = ["drop_unread", "has_low_precision", "lower_precision"]

@@ -112,18 +112,18 @@ class Waiting:
     def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
         self.order = schedule(graph, target).order
-        self.place = {r: i for i, node in enumerate(self.order) for r in node.results}
+        self.position = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
         rounds = options.has_low_precision
         ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
         self.compared = {source_of(node.inputs[0]) for node in ordered}
         """The values that are compared with their own maximum. They are not copied, because the
         copy may be rounded in another way."""
-        self.peak = self.place_of_the_peak()
+        self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
         """Return the position of the last reader of each value, including readers of its views."""
-        last = dict.fromkeys(self.place, -1)
+        last = dict.fromkeys(self.position, -1)
         end = len(self.order)
         for i, node in enumerate(self.order):
             for operand in node.inputs:
@@ -137,24 +137,24 @@ class Waiting:
                 last[node.inputs[0]] = max(last[node.inputs[0]], last[node])
         return last
 
-    def place_of_the_peak(self) -> int:
+    def peak_position(self) -> int:
         """Return the position of the instruction after which most bytes are kept."""
         change = [0] * (len(self.order) + 2)
-        given = {*self.graph.roots}  # these are not in the arenas
-        for value, place in self.place.items():
-            if not is_view(value) and value not in given and self.last[value] > place:
-                change[place] += value.type.bytes
+        graph_roots = {*self.graph.roots}  # these are not in the arenas
+        for value, position in self.position.items():
+            if not is_view(value) and value not in graph_roots and self.last[value] > position:
+                change[position] += value.type.bytes
                 change[self.last[value]] -= value.type.bytes
         most = at = now = 0
-        for place, difference in enumerate(change[: len(self.order)]):
+        for position, difference in enumerate(change[: len(self.order)]):
             now += difference
             if now > most:
-                most, at = now, place
+                most, at = now, position
         return at
 
     def waits(self, value: Node) -> bool:
         """Return whether a value is kept at the peak and read after it."""
-        return value in self.place and self.place[value] <= self.peak < self.last[value]
+        return value in self.position and self.position[value] <= self.peak < self.last[value]
 
     def copied(self, wanted: float) -> Graph:
         """Return a graph that keeps `wanted` bytes less at the peak, or the graph itself."""
@@ -188,33 +188,33 @@ class Waiting:
                 source = source_of(operand)
                 if isinstance(source.op, Leaf) or operand in ops:
                     continue
-                small = source.type.bytes * SMALL <= value.type.bytes
-                if source not in copies and (small or self.waits(source)):
+                is_small = source.type.bytes * SMALL <= value.type.bytes
+                if source not in copies and (is_small or self.waits(source)):
                     kept.append(source)
                 elif is_cheap(operand) and source not in copies:
                     stack.append(operand)
                 else:
                     return None
-        return Copy(value, sorted(ops, key=self.place.__getitem__), kept)
+        return Copy(value, sorted(ops, key=self.position.__getitem__), kept)
 
     def with_copies(self, copies: dict[Node, Copy]) -> Graph:
         """Return the graph whose readers after the peak read the copies."""
         new: dict[Node, Node] = {}
-        again: dict[Node, Node] = {}
+        copied_nodes: dict[Node, Node] = {}
 
         def copied(old: Node, reader: Node) -> Node:
-            if old not in again:
+            if old not in copied_nodes:
                 if old in copies:
-                    again[old] = self.made_again(copies[old], reader, new)
+                    copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
                     others = [new.get(i, i) for i in old.inputs[1:]]
                     with at_site(old.site), wide(old.wide):
                         inputs = (copied(old.inputs[0], reader), *others)
-                        again[old] = Node(old.op, inputs, old.attrs, old.type)
-            return again[old]
+                        copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
+            return copied_nodes[old]
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-            if self.place.get(node, -1) > self.peak and not is_view(node):
+            if self.position.get(node, -1) > self.peak and not is_view(node):
                 inputs = tuple(
                     copied(old, node) if source_of(old) in copies else now
                     for old, now in zip(node.inputs, inputs, strict=True)
@@ -230,9 +230,9 @@ class Waiting:
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
 
-    def made_again(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
+    def make_copy(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
         """Return the node of a copy, which waits for the gate of its first reader."""
-        gates = [new[gate] for gate in self.gates(self.place[reader])]
+        gates = [new[gate] for gate in self.gates(self.position[reader])]
         made: dict[Node, Node] = {}
 
         def operand(x: Node) -> Node:
@@ -248,9 +248,9 @@ class Waiting:
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]
 
-    def gates(self, place: int) -> list[Node]:
+    def gates(self, position: int) -> list[Node]:
         """Return the gate of a position: the last op between the peak and it that is not cheap."""
-        for i in range(place - 1, self.peak, -1):
+        for i in range(position - 1, self.peak, -1):
             node = self.order[i]
             if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:
                 return [node]

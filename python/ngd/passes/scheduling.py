@@ -77,7 +77,9 @@ def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
     if not shared or is_view(node):
         return False
     read = ((shared.get(source_of(operand)), operand) for operand in node.inputs)
-    return any(mine is not None and span_of(mine) != span_of(operand) for mine, operand in read)
+    return any(
+        own_part is not None and span_of(own_part) != span_of(operand) for own_part, operand in read
+    )
 
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
@@ -116,7 +118,7 @@ def keep_safe(
     for output in graph.outputs:
         last_read[source_of(output)] = len(order)
 
-    def safe(value: Node, variable: Node) -> bool:
+    def is_safe(value: Node, variable: Node) -> bool:
         source = source_of(variable)
         last, now = last_read.get(source, -1), position[value.results[0]]
         if last != now:
@@ -128,4 +130,4 @@ def keep_safe(
             if source_of(operand) is source
         )
 
-    return {value: v for value, v in candidates.items() if safe(value, v)}
+    return {value: v for value, v in candidates.items() if is_safe(value, v)}

@@ -102,14 +102,14 @@ class CpuExecutable(LoweredStep):
             storage.expect_whole()
         expect_private(whole, agreement.equal, self.sequence.site)
         communicators = [g.communicator for g in opened(self.sequence.groups)]
-        given, made = (
+        native_inputs, native_outputs = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
             for types in (self.input_types, self.output_types)
         )
         buffers = [storage.buffer for storage in storages.values()]
         checks = [s.own for s in whole.values()] + [s.expect_whole for s in read]
         self.native = _core.Executable(
-            DEVICE, lowered.program, communicators, buffers, given, made, checks
+            DEVICE, lowered.program, communicators, buffers, native_inputs, native_outputs, checks
         )
         self.storages = storages
         self.apart: set[Node] = set()

@@ -40,11 +40,11 @@ def seconds_of(
     builder.add_instruction("run", kernel, inputs, [output], native, -1, 0, "ngd", [])
     builder.set_sizes(len(operands), 1, 0)
     run = _core.Executable(DEVICE, builder, [], [], [], []).run
-    given = [np.zeros(t.shape, t.dtype) for t in operands], [np.zeros(result.shape, result.dtype)]
-    run(*given)
-    taken = []
+    arrays = [np.zeros(t.shape, t.dtype) for t in operands], [np.zeros(result.shape, result.dtype)]
+    run(*arrays)
+    times = []
     for _ in range(5):
         begin = _core.clock_ns()
-        run(*given)
-        taken.append(_core.clock_ns() - begin)
-    return min(taken) / 1e9
+        run(*arrays)
+        times.append(_core.clock_ns() - begin)
+    return min(times) / 1e9

@@ -22,11 +22,11 @@ def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple
     """Return for each digest the ranks of the group that give another one than most ranks."""
     mine = np.frombuffer(b"".join(digests), np.uint64)
     everywhere = group.all_gather(mine[None], site=site)
-    found = []
+    differing = []
     for column in everywhere.T.tolist():
         usual, _ = Counter(column).most_common(1)[0]
-        found.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
-    return found
+        differing.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
+    return differing
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -113,13 +113,13 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
     per_host = group.local_size
     with group.under_way():
         mine = np.array([[group.local_rank, per_host]])
-        everybody = group.all_gather(mine, site=call_site())
+        all_ranks = group.all_gather(mine, site=call_site())
         ranks = np.arange(group.size)
-        if not (everybody == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
+        if not (all_ranks == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
             return None
-        host, place = divmod(group.rank, per_host)
+        host, index_in_host = divmod(group.rank, per_host)
         here = group.split(host, name=f"{group.name}/host")
-        there = group.split(place, name=f"{group.name}/counterparts")
+        there = group.split(index_in_host, name=f"{group.name}/counterparts")
         able = per_host == 1 or here.communicator.has_common_memory
         if group.all_gather(np.array([able]), site=call_site()).all():
             return here, there
@@ -282,17 +282,17 @@ def share_frozen(
     frozen = [each for each in frozen if each.sharing is None]
     if partition.here.size == 1 or not frozen:
         return
-    begun = []
+    has_begun = []
 
     def compare() -> None:
-        begun.append(True)
+        has_begun.append(True)
         share_equal(frozen, SharingRecord(group, partition, site))
 
     with group.under_way():
         try:
             _core.while_held([storage.cell for storage in frozen], compare)
         except (BusyError, PoisonedVariableError):
-            if begun:
+            if has_begun:
                 raise
             group.all_gather(np.full((1, len(frozen)), UNABLE, np.int8), site=site)
 
@@ -364,8 +364,8 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
 
 def names(storages: Iterable[CpuStorage]) -> str:
     """Return the first names of some variables, for a message."""
-    few = [repr(storage.name) for storage in storages]
-    return f"{', '.join(few[:3])}{', ...' if len(few) > 3 else ''}"
+    quoted = [repr(storage.name) for storage in storages]
+    return f"{', '.join(quoted[:3])}{', ...' if len(quoted) > 3 else ''}"
 
 
 def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None:
@@ -374,8 +374,8 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
     if group.rank == 0:
         with suppress(MemoryError):
             number = group.communicator.make_common(size)
-    (told,) = group.broadcast(np.array([number], np.uint64), site=site)
-    return None if told == NO_MEMORY else group.communicator.open_common(0, int(told), size)
+    (received,) = group.broadcast(np.array([number], np.uint64), site=site)
+    return None if received == NO_MEMORY else group.communicator.open_common(0, int(received), size)
 
 
 def are_alike(graph: Graph, group: Group) -> bool:
@@ -385,11 +385,11 @@ def are_alike(graph: Graph, group: Group) -> bool:
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
-    known, same = _alike.get(group, (b"", False))
-    if known != digest:
+    known_digest, same = _type_digests.get(group, (b"", False))
+    if known_digest != digest:
         with group.under_way():
             same = agree(group, [digest], call_site())
-        _alike[group] = digest, same
+        _type_digests[group] = digest, same
     return same
 
 
@@ -403,10 +403,10 @@ def asked_once(group: Group) -> Iterator[None]:
     try:
         yield
     except (CompileError, ValueError):
-        _alike.pop(group, None)
+        _type_digests.pop(group, None)
         raise
-    _alike.pop(group, None)
+    _type_digests.pop(group, None)
 
 
-_alike: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
+_type_digests: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
 """For a step that is being compiled: a digest of its types, and whether all ranks have them."""

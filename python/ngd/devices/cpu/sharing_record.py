@@ -34,21 +34,21 @@ class SharingRecord:
         begin, end = self.partition.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
-    def gathered(self, part: Array, typed: Type) -> Array:
+    def gathered(self, part: Array, value_type: Type) -> Array:
         """Return the value of a variable of which each rank has a part. All ranks call this.
 
         The counterparts gather the shard of the host's copy, then the ranks of a host gather their
         shards. An error aborts the group of all ranks, because some of them wait in other groups.
         """
         site, groups = call_site(), (self.partition.there, self.partition.here)
-        begin, end = self.partition.slice(typed.count)
-        talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
-        with _core.AbortOnError([g.communicator for g in talking], [self.group.abort], False):
-            for ranks in talking:
-                count = end - begin if ranks is self.partition.there else typed.count
+        begin, end = self.partition.slice(value_type.count)
+        communicating = [g for g in groups if isinstance(g, Group) and g.size > 1]
+        with _core.AbortOnError([g.communicator for g in communicating], [self.group.abort], False):
+            for ranks in communicating:
+                count = end - begin if ranks is self.partition.there else value_type.count
                 counts = shard_lengths(shard_bounds(count, ranks.size))
                 part = ranks.all_gather_v(part, counts=counts, site=site)
-        return part.reshape(typed.shape)
+        return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
         """Map the common memory of the host once more, copy on write."""

@@ -56,7 +56,7 @@ class HostStorage:
         self.value = value.copy()
 
 
-class Conversation:
+class StepCollectives:
     """The collectives of a step, which run on NumPy arrays."""
 
     def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
@@ -177,7 +177,7 @@ class InterpreterExecutable(CompiledStep):
         self.evaluated = graph
         """The graph with the casts of its precision."""
         self.precision = options.precision
-        self.ranks = Conversation(graph, source.group, self.precision)
+        self.ranks = StepCollectives(graph, source.group, self.precision)
         self.sequence = self.ranks.sequence
         self.variables_touched = False
         self.storages: dict[Variable, HostStorage] = {}

@@ -100,8 +100,8 @@ class Kernel:
         """Return whether an op with these external operands can be added within the limits."""
         if len(self.members) >= MAX_INSTRUCTIONS:
             return False
-        left = MAX_INPUTS - len(self.outside) + (node in self.outside)
-        return len(sources) <= left or len(set(sources) - self.outside.keys()) <= left
+        free_inputs = MAX_INPUTS - len(self.outside) + (node in self.outside)
+        return len(sources) <= free_inputs or len(set(sources) - self.outside.keys()) <= free_inputs
 
     def add(self, node: Node, sources: list[Node]) -> None:
         """Add an op, with its external operands."""
@@ -130,7 +130,7 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
     return graph.rewrite(change, in_turn(graph.roots, kernels))
 
 
-class Together(Protocol):
+class Bundle(Protocol):
     """Nodes that follow one another in an order; see in_turn."""
 
     @property
@@ -144,7 +144,7 @@ class Together(Protocol):
         ...
 
 
-def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Together]) -> list[Node]:
+def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
     """Return the nodes like `topological`, but the members of a kernel follow one another.
 
     They come after everything that one of them reads.
@@ -174,7 +174,7 @@ class Grouping:
 
     def __init__(self, graph: Graph) -> None:
         self.kernels: dict[Node, Kernel] = {}
-        self.begun = 0
+        self.num_started = 0
         self.depths = depths(graph)
         self.needs = needs(graph, self.depths)
         self.stored = set(graph.roots)
@@ -208,8 +208,8 @@ class Grouping:
             place = Place(self.depths[node], self.needs[node], node.shape)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
-                kernel = Kernel(self.begun, place)
-                self.begun += 1
+                kernel = Kernel(self.num_started, place)
+                self.num_started += 1
             kernel.results.append(node)
         self.kernels[node] = kernel
         kernel.add(node, sources)
@@ -232,10 +232,10 @@ class Grouping:
         self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
         """Return a kernel of a place that can have an op as one more result, or None."""
-        reading = [kernel for kernel in readers if kernel.place == place]
-        least = max([kernel.number for kernel in reading], default=-1)
-        sharing = [self.latest.get((place, source)) for source in sources]
-        for kernel in (*reading, *sharing):
+        reading_kernels = [kernel for kernel in readers if kernel.place == place]
+        least = max([kernel.number for kernel in reading_kernels], default=-1)
+        sharing_kernels = [self.latest.get((place, source)) for source in sources]
+        for kernel in (*reading_kernels, *sharing_kernels):
             if kernel and kernel.number >= least and kernel.has_room(node, sources):
                 return kernel
         return None

@@ -146,15 +146,15 @@ class KernelBody:
         return self.prepend(casts, {each: value_at(k) for k, each in enumerate(inputs)})
 
     def prepend(
-        self, statements: Sequence[Statement], replaced: Mapping[Input, Value] | None = None
+        self, statements: Sequence[Statement], replacements: Mapping[Input, Value] | None = None
     ) -> KernelBody:
         """Return the body with statements before its own.
 
-        `replaced` has the values that its own statements read instead of some inputs.
+        `replacements` has the values that its own statements read instead of some inputs.
         """
         if not statements:
             return self
-        shift, inputs = len(statements), replaced or {}
+        shift, inputs = len(statements), replacements or {}
 
         def renumber(operand: Operand) -> Operand:
             if isinstance(operand, Value):
@@ -162,7 +162,7 @@ class KernelBody:
             return inputs.get(operand, operand) if isinstance(operand, Input) else operand
 
         own = [s.with_operands(map(renumber, s.operands)) for s in self.statements]
-        return self.renumbered((*statements, *own), range(shift, shift + len(own)))
+        return self.with_statements((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
         """Return the body that stores a float32 result in this dtype, or in both as the last."""
@@ -187,18 +187,18 @@ class KernelBody:
         def renumber(operand: Operand) -> Operand:
             return value_at(new[operand.number]) if isinstance(operand, Value) else operand
 
-        kept = [self.statements[old] for old in new]
-        statements = tuple([s.with_operands(map(renumber, s.operands)) for s in kept])
-        return replace(self, stored=stored).renumbered(statements, new)
+        remaining = [self.statements[old] for old in new]
+        statements = tuple([s.with_operands(map(renumber, s.operands)) for s in remaining])
+        return replace(self, stored=stored).with_statements(statements, new)
 
-    def renumbered(
+    def with_statements(
         self, statements: tuple[Statement, ...], numbers: Mapping[int, int] | Sequence[int]
     ) -> KernelBody:
         """Return the body with other statements; `numbers` has the new number of each old one."""
         reductions = self.reductions
         if reductions is not None:
-            moved = tuple(numbers[number] for number in reductions.statements)
-            reductions = reductions._replace(statements=moved)
+            new_numbers = tuple(numbers[number] for number in reductions.statements)
+            reductions = reductions._replace(statements=new_numbers)
         stored = tuple([numbers[number] for number in self.stored])
         return KernelBody(statements, stored, self.input_strides, reductions, self.products)
 

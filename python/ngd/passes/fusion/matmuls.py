@@ -44,9 +44,9 @@ def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Grap
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         made = node.with_inputs(inputs)
         if is_elementwise_kernel(node):
-            taken = to_take(node, counts)
+            taken = fusible_operands(node, counts)
             if taken:
-                fused = taking(made, taken)
+                fused = with_matmuls(made, taken)
                 if query_node(target, fused).accepted:
                     return fused
         return made
@@ -54,7 +54,7 @@ def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Grap
     return graph.rewrite(change)
 
 
-def to_take(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
+def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
     """Return the numbers of the operands of a kernel that are matmuls which it may compute.
 
     All of them have the op and types of the first one.
@@ -63,14 +63,14 @@ def to_take(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
     found = [
         number
         for operand, number in dense.items()
-        if counts[operand] == 1 and may_be_taken(source_of(operand), counts)
+        if counts[operand] == 1 and can_be_fused(source_of(operand), counts)
     ]
     first = [source_of(kernel.inputs[number]) for number in found[:1]]
-    alike = [n for n in found if is_like(source_of(kernel.inputs[n]), first[0])]
-    return alike[:MOST_PRODUCTS]
+    matching = [n for n in found if is_same_matmul(source_of(kernel.inputs[n]), first[0])]
+    return matching[:MOST_PRODUCTS]
 
 
-def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
+def can_be_fused(product: Node, counts: Mapping[Node, int]) -> bool:
     """Return whether nothing else reads a matmul, and its factors may live longer."""
     return counts[product] == 1 and has_small_factors(product)
 
@@ -88,13 +88,15 @@ def has_small_factors(product: Node) -> bool:
     return bytes_kept <= product.type.bytes
 
 
-def is_like(product: Node, other: Node) -> bool:
+def is_same_matmul(product: Node, other: Node) -> bool:
     """Return whether two matmuls have the same op, attributes and types of operands."""
-    alike = [factor.type for factor in product.inputs] == [factor.type for factor in other.inputs]
-    return alike and product.op is other.op and product.attrs == other.attrs
+    matching = [factor.type for factor in product.inputs] == [
+        factor.type for factor in other.inputs
+    ]
+    return matching and product.op is other.op and product.attrs == other.attrs
 
 
-def taking(kernel: Node, numbers: Sequence[int]) -> Node:
+def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
     """Return a kernel that computes the matmuls that it reads as these operands.
 
     An operand may also be a view of a matmul.
@@ -123,13 +125,15 @@ def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptio
     (depth, rows), b = factors[0].shape, factors[1].type
     for rank in range(ranks):
         part = Type(b.dtype, (depth, rows // ranks))
-        terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
+        terms.append(
+            product.with_inputs((placeholder_of(f"a{rank}", part), placeholder_of(f"b{rank}", b)))
+        )
     graph = fuse_elementwise(Graph((), (sum_in_order(terms, add),)), target, options)
     fused = fuse_products(graph, target, options).outputs[0]
     return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
 
 
-def stand_in(name: str, typed: Type) -> Node:
+def placeholder_of(name: str, typed: Type) -> Node:
     """Return a placeholder of a type, with which a kernel is queried."""
     return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, typed)
 

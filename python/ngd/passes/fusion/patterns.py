@@ -39,8 +39,8 @@ class Pattern:
         """Return whether the traits of a node's op, and of its operands' ops, allow a match."""
         if not self.trait(op) or len(operands) < len(self.operands):
             return False
-        given = operands[: len(self.operands)]
-        orders = (given, given[::-1]) if self.any_order else (given,)
+        first_operands = operands[: len(self.operands)]
+        orders = (first_operands, first_operands[::-1]) if self.any_order else (first_operands,)
         return any(
             all(pattern.trait(found) for pattern, found in zip(self.operands, each, strict=True))
             for each in orders
@@ -52,8 +52,10 @@ class Pattern:
             return
         if len(node.inputs) < len(self.operands):
             return
-        given = node.inputs[: len(self.operands)]
-        for inputs in (given, given[::-1]) if self.any_order else (given,):
+        first_operands = node.inputs[: len(self.operands)]
+        for inputs in (
+            (first_operands, first_operands[::-1]) if self.any_order else (first_operands,)
+        ):
             yield from ({self.name: node, **m} for m in self.of_operands(inputs, counts))
 
     def of_operands(self, inputs: Sequence[Node], counts: Mapping[Node, int]) -> Iterator[Match]:
@@ -90,14 +92,14 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
     """
     counts = uses(graph)
     readers: dict[Node, int] = {}  # the same for nodes of the new graph
-    likely: dict[tuple[Op, ...], list[Rule]] = {}  # by the ops of a node and of its operands
+    candidates: dict[tuple[Op, ...], list[Rule]] = {}  # by the ops of a node and of its operands
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         new = node.with_inputs(inputs)
         key = (new.op, *[operand.op for operand in inputs])
-        if key not in likely:
-            likely[key] = [rule for rule in rules if rule.pattern.may_match(key[0], key[1:])]
-        for rule in likely[key]:
+        if key not in candidates:
+            candidates[key] = [rule for rule in rules if rule.pattern.may_match(key[0], key[1:])]
+        for rule in candidates[key]:
             found = rule.apply(new, readers, target)
             if found is not None:
                 new = found

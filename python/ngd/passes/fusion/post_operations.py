@@ -52,7 +52,7 @@ def with_bias(match: Match) -> Node | None:
         return heavy.op.with_bias(heavy, match["bias"])
 
 
-def post_of(behind: Node) -> str:
+def post_operation_name(behind: Node) -> str:
     """Return the name by which the kernel of a heavy op knows the op after it."""
     return behind.op.lower(**behind.attrs)[0]
 
@@ -75,22 +75,25 @@ def takes_residual(match: Match) -> bool:
 def with_residual(match: Match) -> Node:
     """Return the heavy op with a residual sum."""
     heavy = match["heavy"]
-    return with_behind(match, ADDED, (reshape(match["residual"], heavy.shape),))
+    return with_post_operation(match, ADDED, (reshape(match["residual"], heavy.shape),))
 
 
 def takes_post(match: Match) -> bool:
     """Return whether the kernel of the heavy op can apply the op after it."""
     behind = match["behind"]
-    alone = len(behind.inputs) == 1 and post_of(behind) in match["heavy"].op.fusion.post_operations
-    return alone and same_type(match)
+    is_unary = (
+        len(behind.inputs) == 1
+        and post_operation_name(behind) in match["heavy"].op.fusion.post_operations
+    )
+    return is_unary and same_type(match)
 
 
 def with_post(match: Match) -> Node:
     """Return the heavy op with one more post-operation."""
-    return with_behind(match, post_of(match["behind"]))
+    return with_post_operation(match, post_operation_name(match["behind"]))
 
 
-def with_behind(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
+def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
     """Return the heavy op with one more post-operation, and the view of it if there is one."""
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
@@ -119,11 +122,14 @@ def fuse_post_operations(graph: Graph, target: Target, options: CompileOptions) 
 
 
 @cache
-def known() -> frozenset[str]:
+def post_operation_names() -> frozenset[str]:
     """Return the names of the post-operations of all heavy ops."""
     return frozenset(post for op in OPS.values() for post in op.fusion.post_operations)
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
     """Return whether a graph has post-operations that `expand` would replace."""
-    return any(node.op.has_expansion and post_of(node) in known() for node in graph.nodes)
+    return any(
+        node.op.has_expansion and post_operation_name(node) in post_operation_names()
+        for node in graph.nodes
+    )

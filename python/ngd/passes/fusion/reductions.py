@@ -50,8 +50,8 @@ Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
 that vary along them, sorted."""
 
 
-class Turn(NamedTuple):
-    """A sum and what it needs in the new graph; see `elementwise.Together`."""
+class SumBundle(NamedTuple):
+    """A sum and what it needs in the new graph; see elementwise.Bundle."""
 
     members: Sequence[Node]
     outside: Sequence[Node]
@@ -59,11 +59,11 @@ class Turn(NamedTuple):
 
 def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Move factors out of sums whose other factors are summed anyway; see the head of this file."""
-    taken = dict(reducible(graph))
+    taken = dict(shareable_sums(graph))
     if not taken:
         return graph
     new: dict[Node, Node] = {}
-    turns = {node: Turn([node], [*node.inputs, x]) for node, (x, _) in taken.items()}
+    bundles = {node: SumBundle([node], [*node.inputs, x]) for node, (x, _) in taken.items()}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         found = taken.get(node)
@@ -75,33 +75,33 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         made = node.op.node((new.get(x, x),), node.attrs)
         for term in outside:
             source = see_through(term)
-            made = scaled(made, new.get(source, source), node)
+            made = scale(made, new.get(source, source), node)
         new[node] = made
         return made
 
-    return graph.rewrite(change, in_turn(graph.roots, turns))
+    return graph.rewrite(change, in_turn(graph.roots, bundles))
 
 
-def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
+def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
     """Yield each sum that has more factors than another sum of the same product.
 
     With it come the operand of the sum with the fewest factors, and the remaining factors.
     """
-    alike: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
+    sums_by_product: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
         if node.op.fusion.is_linear_reduction and node.dtype in EXACT and node.inputs[0].type.count:
             (x,), axes = node.inputs, node.attrs["axes"]
             inside: list[Node] = []
             outside: Counter[Node] = Counter()
             for term in factors(x):
-                if is_repeated(term, x.shape, axes):
+                if is_constant_along(term, x.shape, axes):
                     outside[term] += 1
                 else:
                     inside.append(term)
             extents = x.ndim, tuple(x.shape[axis] for axis in axes)
             key = axes, extents, tuple(sorted(term.id for term in inside))
-            alike.setdefault(key, []).append((node, outside))
-    for sums in alike.values():
+            sums_by_product.setdefault(key, []).append((node, outside))
+    for sums in sums_by_product.values():
         least, common = min(sums, key=lambda entry: entry[1].total())
         for node, outside in sums:
             if outside > common:
@@ -117,27 +117,27 @@ def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
         yield node
 
 
-def aligned(shape: Shape, ndim: int) -> Shape:
+def with_leading_axes(shape: Shape, ndim: int) -> Shape:
     """Return a shape with leading axes of extent 1, as in broadcasting."""
     return (*(1,) * (ndim - len(shape)), *shape)
 
 
-def is_repeated(term: Node, shape: Shape, axes: Shape) -> bool:
+def is_constant_along(term: Node, shape: Shape, axes: Shape) -> bool:
     """Return whether a factor of a product of this shape is constant along the axes."""
-    extents = aligned(see_through(term).shape, len(shape))
+    extents = with_leading_axes(see_through(term).shape, len(shape))
     return all(extents[axis] == 1 for axis in axes) and extents != shape
 
 
-def scaled(total: Node, factor: Node, reduction: Node) -> Node:
+def scale(total: Node, factor: Node, reduction: Node) -> Node:
     """Return a sum times a factor that was moved out of it."""
     (x,), axes = reduction.inputs, reduction.attrs["axes"]
-    shape = aligned(factor.shape, x.ndim)
+    shape = with_leading_axes(factor.shape, x.ndim)
     if not reduction.attrs["keepdims"]:
         shape = tuple(n for axis, n in enumerate(shape) if axis not in axes)
     return x.op.node((total, reshape(factor, shape)), {})
 
 
-class Joined(NamedTuple):
+class ReducingKernel(NamedTuple):
     """A kernel and the reductions that it computes, too."""
 
     kernel: Node
@@ -177,23 +177,25 @@ class Joined(NamedTuple):
 
 def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Let elementwise kernels compute reductions; see the head of this file."""
-    joined: dict[Node, Joined] = {}
-    for whole in joinable(graph):
-        types = [i.type for i in whole.kernel.inputs]
-        name, attrs = kernel_name(whole.body), whole.body.lowered
-        if target.query(name, types, whole.types, attrs).accepted:
-            joined.update(dict.fromkeys(whole.members, whole))
+    joined: dict[Node, ReducingKernel] = {}
+    for reducing in reducing_kernels(graph):
+        types = [i.type for i in reducing.kernel.inputs]
+        name, attrs = kernel_name(reducing.body), reducing.body.lowered
+        if target.query(name, types, reducing.types, attrs).accepted:
+            joined.update(dict.fromkeys(reducing.members, reducing))
     if not joined:
         return graph
     new: dict[Node, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        whole = joined.get(node)
-        if whole is None:
+        reducing = joined.get(node)
+        if reducing is None:
             return node.with_inputs(inputs)
-        if node is whole.kernel:
-            made = fused_node(inputs, whole.body, whole.types, whole.fused_ops, whole.wide)
-            new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
+        if node is reducing.kernel:
+            made = fused_node(
+                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.wide
+            )
+            new.update(zip((*reducing.stored, *reducing.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
         return new[node]
@@ -201,19 +203,19 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
     return graph.rewrite(change, in_turn(graph.roots, joined))
 
 
-def joinable(graph: Graph) -> Iterator[Joined]:
+def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
     """Yield the kernels that can compute reductions, with these reductions."""
     reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
     readers = Counter(operand for node in graph.nodes for operand in node.inputs)
     readers.update(graph.roots)
-    for kernel, offered in reductions_by_kernel(graph, reductions).items():
-        axes, _ = Counter(node.attrs["axes"] for node in offered).most_common(1)[0]
-        taken = [node for node in offered if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
+    for kernel, candidates in reductions_by_kernel(graph, reductions).items():
+        axes, _ = Counter(node.attrs["axes"] for node in candidates).most_common(1)[0]
+        taken = [node for node in candidates if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
         inside = Counter(node.inputs[0] for node in taken)
         stored = [result for result in kernel.results if readers[result] > inside[result]]
-        yield Joined(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
+        yield ReducingKernel(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
 
 
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -223,19 +225,19 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
     kernel's depth and before the same collective.
     """
     deep = depths(graph)
-    needed = needs(graph, deep)
-    reading = kernels_by_dense_operand(graph)
+    need_of = needs(graph, deep)
+    readers_of = kernels_by_dense_operand(graph)
     found: dict[Node, list[Node]] = {}
 
     def first_collective(node: Node) -> Order:
-        return min([needed[result][0] for result in node.results])
+        return min([need_of[result][0] for result in node.results])
 
     for node in reductions:
         (x,) = node.inputs
         if is_elementwise_kernel(x):
             found.setdefault(x.results[0], []).append(node)
             continue
-        for kernel in reading.get(x, []):
+        for kernel in readers_of.get(x, []):
             is_together = first_collective(kernel) == first_collective(node)
             if is_together and deep[kernel] == deep[node]:
                 found.setdefault(kernel, []).append(node)

@@ -77,9 +77,9 @@ class Storage:
 
     def meets(self, other: Storage) -> bool:
         """Return whether the two are the same storage, or parts of one that share bytes."""
-        together = (self.whole or self) is (other.whole or other)
+        same_storage = (self.whole or self) is (other.whole or other)
         ends = self.offset + self.bytes, other.offset + other.bytes
-        return self is other or (together and max(self.offset, other.offset) < min(ends))
+        return self is other or (same_storage and max(self.offset, other.offset) < min(ends))
 
     @property
     def span(self) -> tuple[str, int, int]:
@@ -143,8 +143,8 @@ class Plan:
     def verify_start(self, step: Step) -> None:
         """Raise an error if a result overlaps its operand and is not in the same storage."""
         operand, result = step.inputs[0], step.outputs[0]
-        together = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
-        if overlap(operand, result) and not together:
+        same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
+        if overlap(operand, result) and not same_storage:
             raise CompileError(
                 f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
             )
@@ -159,18 +159,18 @@ class Plan:
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
             if step.action == "wait":
-                begun = self.steps[step.start]
-                operands.remove(*extent_of_whole(begun.inputs[0]), step.start)
-                results.remove(*extent(begun.outputs[0]), step.start)
+                started = self.steps[step.start]
+                operands.remove(*extent_of_whole(started.inputs[0]), step.start)
+                results.remove(*extent(started.outputs[0]), step.start)
                 continue
             touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
             touched += [operands.over(*extent(value)) for value in step.outputs]
             pending = [start for start in touched if start is not None]
             if pending:
-                begun = self.steps[min(pending)]
+                started = self.steps[min(pending)]
                 raise CompileError(
                     f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
-                    f"{begun.op} in flight (made at {begun.site})"
+                    f"{started.op} in flight (made at {started.site})"
                 )
             if step.action == "start":
                 self.verify_start(step)

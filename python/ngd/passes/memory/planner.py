@@ -172,12 +172,12 @@ class Planner:
         for node in order[:first_write]:
             self.emit(node)
         self.deliver_outputs(are_variables=True)
-        kept = self.keep_old_values()
+        old_values = self.keep_old_values()
         self.emit_barriers(before_writes=True)
         for node in order[first_write:]:
             self.emit(node)
         for variable, value in self.schedule.stores:
-            source = kept.get(value) or self.storages.read(value)
+            source = old_values.get(value) or self.storages.read(value)
             self.emit_copy(source, self.storages.read(variable), value)
         self.emit_barriers(before_writes=False)
         self.deliver_outputs(are_variables=False)
@@ -193,13 +193,13 @@ class Planner:
 
     def keep_old_values(self) -> dict[Node, Storage]:
         """Copy the old values of variables that are the next values of other variables."""
-        kept: dict[Node, Storage] = {}
+        old_values: dict[Node, Storage] = {}
         for _, value in self.schedule.stores:
-            if source_of(value).op is VARIABLE and value not in kept:
+            if source_of(value).op is VARIABLE and value not in old_values:
                 source = self.storages.read(value)
-                kept[value] = self.storages.new("private", value.type.bytes)
-                self.emit_copy(source, kept[value], value)
-        return kept
+                old_values[value] = self.storages.new("private", value.type.bytes)
+                self.emit_copy(source, old_values[value], value)
+        return old_values
 
     def emit_barriers(self, *, before_writes: bool) -> None:
         """Emit the barriers of a step whose variables are shared by several ranks.

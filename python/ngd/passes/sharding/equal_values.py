@@ -29,15 +29,15 @@ class Equal:
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
         self.graph, self.group, self.varies = graph, group, varies
-        self.own: set[Node] = set()
+        self.unproved: set[Node] = set()
         """The variables whose next values in this step are not proved equal."""
         self.nodes: set[Node] = set()
         while True:
             self.nodes = self.proved()
-            own = {v for v, value in graph.updates if value not in self.nodes}
-            if own == self.own:
+            unproved = {v for v, value in graph.updates if value not in self.nodes}
+            if unproved == self.unproved:
                 break
-            self.own = own
+            self.unproved = unproved
 
     def proved(self) -> set[Node]:
         """Return the nodes that are proved equal, given the variables that are not."""
@@ -50,16 +50,16 @@ class Equal:
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
         """Return whether a node is equal on all ranks; `equal` has the nodes before it that are."""
         if node.op is VARIABLE:
-            return not (node in self.own or is_per_rank(node) or self.varies(node))
+            return not (node in self.unproved or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
             return bool(node.attrs.get("uniform"))
         if isinstance(node.op, Collective):
-            return self.is_told(node)
+            return self.is_equal_collective(node)
         if node.op.comm.has_group_value or (node.op.kernel.control_flow and communicates(node)):
             return False
         return all(i in equal for i in node.inputs)
 
-    def is_told(self, node: Node) -> bool:
+    def is_equal_collective(self, node: Node) -> bool:
         """Return whether a node is a collective that gives the same to all ranks of the group."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
@@ -69,9 +69,9 @@ class Equal:
         """Return the equal values that are computed from a collective or from some variables."""
         found: set[Node] = set()
         for node in self.graph.nodes:
-            told = isinstance(node.op, Collective)
+            is_collective = isinstance(node.op, Collective)
             if node in self.nodes and (
-                told or node in sources or any(i in found for i in node.inputs)
+                is_collective or node in sources or any(i in found for i in node.inputs)
             ):
                 found.update(node.results)
         return found
@@ -89,9 +89,11 @@ class Equal:
         whole = hashlib.blake2b(digest_size=8)
         number: dict[Node, int] = {}
         for node in self.below(values):
-            told = isinstance(node.op, Collective)
-            inputs = [] if told else [(number[i.results[0]], i.number) for i in node.inputs]
-            attrs = sorted((k, shown(v)) for k, v in node.attrs.items() if k != "group")
+            is_collective = isinstance(node.op, Collective)
+            inputs = (
+                [] if is_collective else [(number[i.results[0]], i.number) for i in node.inputs]
+            )
+            attrs = sorted((k, attr_text(v)) for k, v in node.attrs.items() if k != "group")
             number[node] = len(number)
             whole.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
             if node.op is CONSTANT:
@@ -100,6 +102,6 @@ class Equal:
         return whole.digest()
 
 
-def shown(value: Any) -> str:
+def attr_text(value: Any) -> str:
     """Return the text of an attribute; of arrays and graphs only their kind."""
     return type(value).__name__ if isinstance(value, (np.ndarray, Body)) else repr(value)

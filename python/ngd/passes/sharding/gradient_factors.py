@@ -47,14 +47,14 @@ def factors_of(
     old: Node,
     operand: Node,
     reads: int,
-    at: Sequence[int],
+    bounds: Sequence[int],
     target: Target,
     options: CompileOptions,
 ) -> Factors | None:
     """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
     `operand` is the new operand of the old sum, and `reads` is the number of readers of the old
-    operand. `at` has the bounds of the ranks' shards of the sum: where each begins, and the end.
+    operand. `bounds` says where the ranks' shards of the sum begin, and where the last one ends.
     """
     ranks, one_host = target.size, target.sharing.partition.there.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
@@ -66,9 +66,16 @@ def factors_of(
         return None
     a, b = factors
     (depth, rows), columns = a.shape, b.shape[1]
-    by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(at))
-    few = ranks * depth * (rows + ranks * columns) <= rows * columns  # has_small_factors of a part
-    if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target, options):
+    by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(bounds))
+    is_cheaper = (
+        ranks * depth * (rows + ranks * columns) <= rows * columns
+    )  # has_small_factors of a part
+    if (
+        rows % ranks
+        or not by_rows
+        or not is_cheaper
+        or not accepts_sum(operand, ranks, target, options)
+    ):
         return None
     return Factors(operand, a, b)
 
@@ -78,14 +85,14 @@ def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
     assert isinstance(old.op, Ordered)
     number, ranks, (product, a, b) = old.op.order.number, target.size, found
     group = {"group": target.sharing.group}
-    everyones_b = Ordered(all_gather, Order(number)).node((b,), group)
+    all_b = Ordered(all_gather, Order(number)).node((b,), group)
     exchange = Ordered(all_to_all, Order(number, Stage.OTHER_FACTOR))
-    mine = exchange.node((blocks_of(all_to_all.name, a, 1, ranks),), group)
+    columns_of_a = exchange.node((blocks_of(all_to_all.name, a, 1, ranks),), group)
     parts = []
     for rank in range(ranks):
-        a_of_rank = reshape(slice_rows(mine, rank), (a.shape[0], a.shape[1] // ranks))
+        a_of_rank = reshape(slice_rows(columns_of_a, rank), (a.shape[0], a.shape[1] // ranks))
         rows = slice(rank * b.shape[0], (rank + 1) * b.shape[0])
-        part = product.with_inputs((a_of_rank, slice_rows(everyones_b, rows)))
+        part = product.with_inputs((a_of_rank, slice_rows(all_b, rows)))
         parts.append(reshape(part, (part.type.count,)))
     total = sum_in_order(parts, add)
     if old.attrs["reduce_op"] == MEAN:

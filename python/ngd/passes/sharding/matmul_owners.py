@@ -57,8 +57,8 @@ def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
         end = ends.of(chain)
         if end is not None and chain.is_worth_it:
             worth[end] = chain
-    while lonely := [end for end in worth if not ends.met(end, worth)]:
-        for end in lonely:
+    while unmatched := [end for end in worth if not ends.needs_same_collectives(end, worth)]:
+        for end in unmatched:
             del worth[end]
     load = [0] * ranks
     for chain in sorted(worth.values(), key=lambda c: -c.flops):
@@ -71,15 +71,15 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
     """Return the chain of each sum over the ranks that has matmuls. It may have no end."""
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
     found: dict[Node, Chain] = {}
-    behind: set[Node] = set()  # matmuls, and the nodes computed from them
+    after_matmul: set[Node] = set()  # matmuls, and the nodes computed from them
     for node in graph.nodes:
         if is_sum(node):
             sums[node] = {node}
             continue
         mine = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
-        product = (node.op.is_heavy and bool(mine)) or not behind.isdisjoint(node.inputs)
+        product = (node.op.is_heavy and bool(mine)) or not after_matmul.isdisjoint(node.inputs)
         if product:
-            behind.update(node.results)
+            after_matmul.update(node.results)
         if mine and (product or node.type.count > 1):
             sums.update(dict.fromkeys(node.results, mine))
         if product and len(mine) == 1:
@@ -103,7 +103,7 @@ class Ends:
         """The nodes that read each result."""
         self.wanted = set(values)
         """The nodes from which the values are computed, down to the nearest collectives."""
-        self.kept = {*graph.outputs, *(value for _, value in graph.updates)}
+        self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
                 self.wanted.update(node.inputs)
@@ -112,17 +112,17 @@ class Ends:
 
     def of(self, chain: Chain) -> Node | None:
         """Return the end of a chain, or None."""
-        place = {node: i for i, node in enumerate(chain.nodes)}
+        position = {node: i for i, node in enumerate(chain.nodes)}
         # All heavy ops of the chain come before its end.
-        last = max(place[node] for node in chain.nodes if node.op.is_heavy)
+        last = max(position[node] for node in chain.nodes if node.op.is_heavy)
         for i, node in enumerate(chain.nodes):
             if i >= last and self.may_end(chain, node):
                 return node
             for result in node.results:
                 readers = self.readers.get(result, [])
-                if result in self.kept or any(reader not in place for reader in readers):
+                if result in self.roots or any(reader not in position for reader in readers):
                     return None
-                last = max([last, *(place[reader] for reader in readers)])
+                last = max([last, *(position[reader] for reader in readers)])
         return None
 
     def may_end(self, chain: Chain, node: Node) -> bool:
@@ -132,9 +132,14 @@ class Ends:
         them.
         """
         total = chain.total.type
-        alike = node.type.count == total.count and node.dtype == total.dtype
-        plain = node.op.order is None and not node.several
-        return alike and plain and node in self.wanted and not self.is_told(chain, node)
+        same_type = node.type.count == total.count and node.dtype == total.dtype
+        is_plain = node.op.order is None and not node.several
+        return (
+            same_type
+            and is_plain
+            and node in self.wanted
+            and not self.leads_to_collective(chain, node)
+        )
 
     def is_reduced(self, chain: Chain, node: Node) -> bool:
         """Return whether the ranks communicate for a node.
@@ -144,7 +149,7 @@ class Ends:
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
 
-    def is_told(self, chain: Chain, node: Node) -> bool:
+    def leads_to_collective(self, chain: Chain, node: Node) -> bool:
         """Return whether a node leads to one for which the ranks communicate."""
         seen, left = {node}, [node]
         while left:
@@ -156,9 +161,9 @@ class Ends:
                     left.extend(reader.results)
         return False
 
-    def met(self, end: Node, worth: Mapping[Node, Chain]) -> bool:
+    def needs_same_collectives(self, end: Node, worth: Mapping[Node, Chain]) -> bool:
         """Return whether the other ranks, too, need each collective that a chain needs."""
-        alive, below, chain = set(self.kept), {end}, worth[end]
+        alive, below, chain = set(self.roots), {end}, worth[end]
         for node in reversed(self.graph.nodes):
             if not below.isdisjoint(node.results):
                 if self.is_reduced(chain, node) and alive.isdisjoint(node.results):

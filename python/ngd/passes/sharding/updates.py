@@ -175,7 +175,7 @@ class ShardedGraph:
         self.num_readers = uses(graph)
         self.shards: dict[Node, Node] = {}
         """The shard of each old node."""
-        self.taken: dict[Node, Node] = {}
+        self.taken_shards: dict[Node, Node] = {}
         """The shard of each new node that is computed whole."""
         self.totals: dict[Node, Node] = {}
         """The new node of each old total."""
@@ -247,9 +247,9 @@ class ShardedGraph:
 
     def take_shard(self, whole: Node) -> Node:
         """Return the shard of a new node that is computed whole."""
-        if whole not in self.taken:
-            self.taken[whole] = elements_of(whole, *self.partition.part(whole.type.count))
-        return self.taken[whole]
+        if whole not in self.taken_shards:
+            self.taken_shards[whole] = elements_of(whole, *self.partition.part(whole.type.count))
+        return self.taken_shards[whole]
 
     def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
         """Return the part of a variable that this rank writes, and the value to write.
