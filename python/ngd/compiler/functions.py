@@ -171,7 +171,19 @@ class Function:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step for these arguments; the first call of their kind compiles it."""
+        """Run the step for these arguments; the first call of their kind traces and compiles it.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The arguments of the Python function. The class documents how each leaf is treated.
+
+        Returns
+        -------
+        structure of numpy.ndarray
+            The result of the Python function, with a new array for each node and each array. With
+            `updates`, it is the first element of the returned pair.
+        """
         if _tracing.groups:
             return self._inline(args, kwargs)
         try:
@@ -192,6 +204,23 @@ class Function:
         """Return the compiled step for such arguments, without running it.
 
         The `graph` of the step is the traced graph, and str() of the step is its program.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments as for a call. Only the shapes and dtypes of arrays are used.
+
+        Returns
+        -------
+        Executable
+            The step. A later call with arguments of this kind runs it.
+
+        Examples
+        --------
+        >>> double = ngd.function(lambda a: 2 * a)
+        >>> step = double.trace(np.zeros(3))
+        >>> [node.type.short for node in step.graph.outputs]
+        ['f64[3]']
         """
         try:
             key, leaves = self._key_of(args, kwargs)

@@ -43,7 +43,44 @@ class Executable(Protocol):
     """The graph that was compiled, as it was before the passes."""
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
-        """Run the step once on arrays by position or by name; see ngd.compile."""
+        """Run the step once on arrays by position or by name.
+
+        Parameters
+        ----------
+        *arrays : array_like
+            The arguments, in the order of the inputs: NumPy arrays, DLPack tensors, buffers, or
+            Python numbers and lists of them. An argument has the shape of its input, and is
+            converted to the dtype of its input if that loses no value.
+        out : structure of numpy.ndarray, optional
+            Arrays to write the results to, in the structure of the outputs. They have the shapes
+            and dtypes of the outputs, and overlap neither an argument nor one another. By default
+            the step makes new arrays.
+        **named : array_like
+            Arguments by the names of their placeholders.
+
+        Returns
+        -------
+        numpy.ndarray or structure of numpy.ndarray
+            The results in the structure of the outputs; the arrays of `out` if it is given.
+
+        Raises
+        ------
+        TypeError
+            An argument is missing, or has a dtype that could lose values.
+        ShapeError
+            An argument has another shape than its input.
+        BusyError
+            Another thread runs this step, or a step that uses the same variables and updates some.
+
+        Examples
+        --------
+        >>> x = ngd.placeholder("x", (2,), "float32")
+        >>> step = ngd.compile(x, x * 2.0)
+        >>> step([1.0, 2.0])
+        array([2., 4.], dtype=float32)
+        >>> step(x=np.zeros(2, np.float32))
+        array([0., 0.], dtype=float32)
+        """
         ...
 
     def memory(self) -> dict[str, int]:

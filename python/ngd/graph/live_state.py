@@ -176,19 +176,19 @@ class LiveState(Mapping[str, Variable]):
 
         Parameters
         ----------
-        values
+        values : mapping of str to array_like
             Arrays by the variables' names, each of its variable's shape and dtype.
-        source
+        source : str, default "a mapping"
             The origin of the values, for messages.
-        is_complete
+        is_complete : bool, default True
             `is_complete` of the state that the values are from. If true, a variable that is made
             later and has no value is an error at the first step.
 
         Raises
         ------
         ValueError
-            A variable has no value, or one of another shape or dtype; or a step of this state has
-            run, and there are values that no variable has. Nothing has changed.
+            A variable has no value, or one of another shape or dtype. Or a step of this state has
+            run, and some values belong to no variable. Nothing has changed.
         """
         arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
         mine = self.variables

@@ -311,6 +311,11 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
     Variable
         The variable. Ranks that give the same value begin with equal variables.
 
+    Raises
+    ------
+    TypeError
+        The name is not a non-empty string.
+
     See Also
     --------
     ngd.broadcast_variables : assigns the values of one rank on all ranks.

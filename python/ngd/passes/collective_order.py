@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of collectives, which is equal on all ranks, and their split into start and wait.
 
-A *collective* in this file is a node that communicates, including a loop or branch whose body does.
-All ranks have to start the collectives of a step in the same order. `in_order` finds this order
-from the structure of the graph, and `order_collectives` stores it (`Op.order`). Later
-`split_collectives` replaces each collective by two nodes. The *start* hands the operand to the
-communicator. The *wait* returns when the result is complete. Between the two the collective is
-*pending*, and other instructions run.
+A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
+one in its body. All ranks have to start the collectives of a step in the same order. `in_order`
+finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
+Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
+to the communicator. The *wait* returns when the result is complete. Between the two the collective
+is *pending*, and other instructions run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ these readers (ops/_custom.py, `after`). Otherwise the copy could be computed to
 the results do not change.
 
 Only the planner knows how much memory a graph needs. So the pass works in rounds: it plans the
-graph, and if the plan is too large, it copies values of as many bytes as the plan has too many. In
+graph, and if the plan is too large, it copies enough values to save the bytes above the limit. In
 the next round the peak may be another instruction. If these rounds do not reach the limit, other
 rounds copy all values that they can.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of which ranks share a variable, and since which step."""
+"""The record of the ranks that share a variable, and of the step since which they do."""
 
 from __future__ import annotations
 

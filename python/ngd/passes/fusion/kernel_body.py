@@ -3,8 +3,9 @@
 
 A *statement* applies an elementwise operation to inputs of the kernel, to values of earlier
 statements, or to literals. The *body* is data: passes change it by its methods. Its text, which the
-C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered: `op:dtype
-operand operand;...`, where iN is input N, tN the value of statement N, and #x a literal.
+C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered. The form of
+the text is `op:dtype operand operand;...`, where iN is input N, tN the value of statement N, and #x
+a literal.
 """
 
 from __future__ import annotations

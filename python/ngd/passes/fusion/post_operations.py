@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of biases and post-operations into the kernel of the heavy op before them.
 
-A *post-operation* is an op that the kernel of a heavy op applies to its result before it stores it,
-such as an activation or a residual sum. For example, relu(a @ b + bias) becomes one matrix
-multiplication. A heavy op lists the post-operations of its kernel (`Fusion.post_operations`). With
-16-bit floats the separate ops would round each result, so they are not fused. The kernel does not
-store the operand of a post-operation. So a post-operation is fused only if nothing else reads its
-operand: gelu and silu are fused in a step without their gradients, which read it. The fused node
-keeps the call site of the heavy op, so that reports and errors name its line and layer.
+A *heavy op* is one with a cost of its own, such as a matmul or a convolution. A *post-operation* is
+an op that the kernel of a heavy op applies to its result before it stores it, such as an activation
+or a residual sum. For example, relu(a @ b + bias) becomes one matrix multiplication. A heavy op
+lists the post-operations of its kernel (`Fusion.post_operations`). With 16-bit floats the separate
+ops would round each result, so they are not fused.
+
+The kernel does not store the operand of a post-operation. So a post-operation is fused only if
+nothing else reads its operand: gelu and silu are fused in a step without their gradients, which
+read it. The fused node keeps the call site of the heavy op, so that reports and errors name its
+line and layer.
 
 The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
 (has_composites). Equal nodes are merged before that. Otherwise one of two equal nodes could be

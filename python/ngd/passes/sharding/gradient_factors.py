@@ -4,11 +4,12 @@
 The gradient of a layer's weights is A^T B, a matmul whose depth is the number of the rank's
 samples. A and B are the *gradient factors*. In a large layer with few samples, they have far fewer
 elements than their product. If a rank needs only its rows of the sum over the ranks (updates.py),
-it is cheaper to gather B of all ranks, and of A of all ranks the columns that make these rows, and
-to multiply them. That takes as many operations as before. But no gradient is written or reduced,
-and the update computes the matmuls block by block (fusion/matmuls.py). This is sufficient factor
-broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed Machine Learning via Sufficient
-Factor Broadcasting", UAI), within a host.
+it is cheaper to exchange the factors. Each rank gathers B of all ranks, and those columns of A of
+all ranks that make its rows. Then it multiplies them. That takes as many operations as before. But
+no gradient is written or reduced, and the update computes the matmuls block by block
+(fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
+"Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
+within a host.
 
 The bits are those of the sum of the products. Each product is computed by itself, and the products
 are added in the order of ADR 6. All ranks must make the same decision. So factors are exchanged

@@ -8,8 +8,8 @@ ranks of its host. If there are several chains, the ranks own nearly equal work 
 same time. "Muon is Scalable for LLM Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3)
 divides the work in this way, too.
 
-A chain begins at a sum over the ranks. Its *end* is the first node that all of its matmuls lead to,
-and through which alone the rest of the step reads them.
+A chain begins at a sum over the ranks. Its *end* is the first node that all of its matmuls lead to.
+The rest of the step reads the matmuls only through the end.
 """
 
 from __future__ import annotations
