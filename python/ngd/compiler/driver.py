@@ -84,8 +84,8 @@ def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
     numbers: dict[Any, int] = {}
     members = Members() if config.check_finite() else None
 
-    def value(typed: tuple[Type, Any]) -> int:
-        type_, storage = typed
+    def value(typed_storage: tuple[Type, Any]) -> int:
+        type_, storage = typed_storage
         key = (type_, storage.address)
         if key not in numbers:
             numbers[key] = builder.add_value(*spec(type_), *storage.address)

@@ -177,9 +177,9 @@ def without_extents(key: Key) -> tuple[Any, ...]:
     return (key.form, *ranks)
 
 
-def reason(key: Key, others: Sequence[Key]) -> str:
+def reason(key: Key, earlier: Sequence[Key]) -> str:
     """Return the differences of a key to the nearest of those before it."""
-    same_form = [other for other in reversed(others) if other.form is key.form]
+    same_form = [other for other in reversed(earlier) if other.form is key.form]
     if not same_form:
         return "the arguments are nested otherwise"
     nearest = min([differences(key, other) for other in same_form], key=len)
@@ -190,7 +190,7 @@ def differences(key: Key, other: Key) -> list[str]:
     """Return the differences of two keys of one form, one text per leaf."""
     pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
     return [
-        f"{path} is {spec_text(now)}, not {spec_text(was)}"
-        for path, now, was in pairs
-        if now != was
+        f"{path} is {spec_text(new_spec)}, not {spec_text(old_spec)}"
+        for path, new_spec, old_spec in pairs
+        if new_spec != old_spec
     ]

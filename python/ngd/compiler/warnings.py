@@ -17,18 +17,18 @@ MAX_LAYERS = 5
 
 def warn_of_graph(graph: Graph) -> None:
     """Issue the warnings about a graph that is about to be compiled, at most one of each kind."""
-    found = notes.find(graph.nodes)
-    if found:
-        _warn_of_updates(graph, [note for _, note in found])
-        _warn_of_promotions(found)
+    graph_notes = notes.find(graph.nodes)
+    if graph_notes:
+        _warn_of_updates(graph, [note for _, note in graph_notes])
+        _warn_of_promotions(graph_notes)
     _warn_of_equal_models(graph)
 
 
-def _warn_of_updates(graph: Graph, found: list[object]) -> None:
+def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
     """Warn if random draws or statistics are not updated."""
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}
-    for note in found:
+    for note in graph_notes:
         if isinstance(note, notes.ExpectedUpdate) and note.variable not in updated:
             names = missing.setdefault(note.layer, [])
             if note.variable.name not in names:
@@ -79,9 +79,9 @@ def have_equal_values(one: Any, other: Any) -> bool:
     return bool(first.size and (first != first.flat[0]).any() and (first == other.numpy()).all())
 
 
-def _warn_of_promotions(found: list[tuple[int, object]]) -> None:
+def _warn_of_promotions(graph_notes: list[tuple[int, object]]) -> None:
     """Warn about the first node that casts a narrower float to float64."""
-    promotions = [(id, note) for id, note in found if isinstance(note, notes.Promotion)]
+    promotions = [(id, note) for id, note in graph_notes if isinstance(note, notes.Promotion)]
     if not promotions:
         return
     _, first = min(promotions, key=lambda pair: pair[0])

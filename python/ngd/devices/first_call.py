@@ -241,9 +241,9 @@ def exchange_heads(each: Comparison, site: str) -> Array:
     """
     world = living_world()
     number = each.group.rank if world is None else world.rank
-    whole = hashlib.blake2b(digest_size=16)
-    whole.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
-    low, high = np.frombuffer(whole.digest(), np.uint64)
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
+    low, high = np.frombuffer(hasher.digest(), np.uint64)
     conditional = sum(bool(entry.others) for entry in each.entries)
     mine = np.array([[number, len(each.entries), conditional, low, high]], np.uint64)
     rows: Array = each.group.all_gather(mine, site=site)
@@ -256,15 +256,15 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
-    held: dict[int, dict[int, tuple[int, ...]]] = {}
+    all_words: dict[int, dict[int, tuple[int, ...]]] = {}
     """The computation and the checksum, by the hash of a variable's name and by the rank."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
             if name in entries or not is_conditional:  # the others concern groups without this rank
-                held.setdefault(name, {})[number] = tuple(words)
+                all_words.setdefault(name, {})[number] = tuple(words)
         del rows[:count]
     found = []
-    for name, by_rank in held.items():
+    for name, by_rank in all_words.items():
         entry = entries.get(name)
         others = entry.others if entry is not None else ()
         words_of = {
@@ -282,10 +282,10 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
     return found
 
 
-def kind_of_difference(held: Sequence[tuple[int, ...] | None]) -> str:
+def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
     """Return the kind of the difference between the words of the ranks for one variable."""
-    words = [each for each in held if each is not None]
-    if len(words) < len(held):
+    words = [each for each in all_words if each is not None]
+    if len(words) < len(all_words):
         return "variables"
     return "update rules" if len({each[0] for each in words}) > 1 else "values"
 
@@ -295,7 +295,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
     ranks = sorted({rank for each in different for rank in each.ranks})
     named = ", ".join(str(rank) for rank in ranks)
     what = next(kind for kind in KINDS if any(each.what == kind for each in different))
-    which = names_of(
+    labels = names_of(
         [
             repr(each.entry.name) if each.entry is not None else "a variable that this rank lacks"
             for each in different
@@ -304,7 +304,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
     error = VariableMismatchError(
         "compile: expected variables that are equal on all ranks after the first call of the step "
         f"compiled at {step.sequence.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
-        f"{named} than on rank {different[0].usual}, for {which}. {CURES[what]}, or, where ranks "
+        f"{named} than on rank {different[0].usual}, for {labels}. {CURES[what]}, or, where ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )
     error.ranks = tuple(ranks)

@@ -29,12 +29,12 @@ class Members:
         For a fused kernel, these are the ops of the statements of its body, then those of its
         reductions.
         """
-        made = [self.member(op, site) for op, site in step.made_of]
-        if not made or "program" not in step.attrs:
-            return made
-        split = len(made) - len(step.attrs.get("reductions", ()))
+        op_members = [self.member(op, site) for op, site in step.made_of]
+        if not op_members or "program" not in step.attrs:
+            return op_members
+        split = len(op_members) - len(step.attrs.get("reductions", ()))
         names = [op for op, _ in step.made_of[:split]]
-        return [*of_statements(step.attrs, names, made), *made[split:]]
+        return [*of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
         """Return the entry of an op."""
@@ -44,7 +44,9 @@ class Members:
         return site.op, str(site), number
 
 
-def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member]) -> list[Member]:
+def of_statements(
+    attrs: dict[str, Any], names: Sequence[str], op_members: list[Member]
+) -> list[Member]:
     """Return the op of each statement of a kernel body.
 
     Passes insert copies and casts between the statements of a kernel's ops, and remove statements
@@ -58,8 +60,8 @@ def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member
     members: list[Member | None] = [None] * len(statement_opcodes)
     for block in matcher.get_matching_blocks():
         for i in range(block.size):
-            members[block.a + i] = made[block.b + i]
-    filled, following = [], made[-1]
+            members[block.a + i] = op_members[block.b + i]
+    filled, following = [], op_members[-1]
     for member in reversed(members):
         following = member or following
         filled.append(following)

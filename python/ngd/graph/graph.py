@@ -47,8 +47,8 @@ class Graph:
     def variables(self) -> list[Node]:
         """The variables that are read or written, by name."""
         written = topological(v for v, _ in self.updates)  # `v` may be a view of a part
-        found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
-        return sorted(found, key=sort_key)
+        variable_nodes = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
+        return sorted(variable_nodes, key=sort_key)
 
     @cached_property
     def names(self) -> dict[Node, str]:
@@ -71,13 +71,13 @@ class Graph:
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])
-                changed = change(node, inputs)
-                if changed is node:
+                replacement = change(node, inputs)
+                if replacement is node:
                     continue
                 if node.several:
-                    new.update(zip(node.results, results_of(changed), strict=True))
+                    new.update(zip(node.results, results_of(replacement), strict=True))
                 else:
-                    new[node] = changed  # type: ignore[assignment]
+                    new[node] = replacement  # type: ignore[assignment]
         if not new:
             return self
         if (record := REWRITES.get()) is not None:
@@ -101,9 +101,9 @@ class Graph:
     def verify_leaves(self) -> None:
         """Raise a CompileError if an input, variable or update that the caller gave is invalid."""
         if len(set(self.inputs)) != len(self.inputs):
-            shown = [str(node.attrs["name"]) for node in self.inputs]
+            labels = [str(node.attrs["name"]) for node in self.inputs]
             raise CompileError(
-                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
+                f"compile: inputs: expected each placeholder once; got one twice among {labels}. "
                 "Remove it."
             )
         _ = self.names  # raises for two variables of one name

@@ -191,13 +191,13 @@ class LiveState(Mapping[str, Variable]):
             run, and some values belong to no variable. Nothing has changed.
         """
         arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
-        mine = self.variables
-        check_values(f"state {self.name!r}: load", mine, arrays, source)
-        rest = {name: array for name, array in arrays.items() if name not in mine}
-        by_state = self.split(rest)
+        existing = self.variables
+        check_values(f"state {self.name!r}: load", existing, arrays, source)
+        extra = {name: array for name, array in arrays.items() if name not in existing}
+        by_state = self.split(extra)
         for state in self.states:
             state.expect_not_run(by_state[state.name], source)
-        for name, v in mine.items():
+        for name, v in existing.items():
             v.assign(arrays[name])
         for state in self.states:
             state.restore(by_state[state.name], source, is_complete=is_complete)
@@ -210,11 +210,11 @@ class LiveState(Mapping[str, Variable]):
             found[max(owners, key=len, default=self.name)][name] = value
         return found
 
-    def expect_not_run(self, rest: Mapping[str, Any], source: str) -> None:
+    def expect_not_run(self, extra: Mapping[str, Any], source: str) -> None:
         """Raise a ValueError for values without a variable if a step of this state has run."""
-        if self._has_run and rest:
+        if self._has_run and extra:
             raise ValueError(
-                f"state {self.name!r}: expected values of its variables; got {listed(rest)} from "
+                f"state {self.name!r}: expected values of its variables; got {listed(extra)} from "
                 f"{source}, of which it has no variables. Load before the first step, or load a "
                 "checkpoint of the same model."
             )

@@ -67,4 +67,4 @@ def find(nodes: Iterable[Any]) -> list[tuple[int, Any]]:
     if not _notes:
         return []
     entries = [(node.id, _notes[node.id][1]) for node in nodes if node.id in _notes]
-    return [(id, note) for id, found in entries for note in found]
+    return [(id, note) for id, node_notes in entries for note in node_notes]

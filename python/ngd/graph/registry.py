@@ -54,10 +54,10 @@ def register(op: AnyOp) -> AnyOp:
 
 def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Add a function that is composed of ops to ngd.ops, and return it."""
-    offered = name_errors(f"ops.{function.__name__}", function)
-    if PUBLIC.setdefault(function.__name__, offered) is not offered:
+    wrapped = name_errors(f"ops.{function.__name__}", function)
+    if PUBLIC.setdefault(function.__name__, wrapped) is not wrapped:
         raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
-    return offered
+    return wrapped
 
 
 def register_numpy(

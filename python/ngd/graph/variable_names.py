@@ -120,5 +120,5 @@ def with_prefix(variable: Any, own: str, prefix: str) -> str:
     name = str(variable.attrs["name"])
     if prefix == own:
         return name
-    rest = name.removeprefix(f"{own}.") if own else name
-    return f"{prefix}.{rest}"
+    own_name = name.removeprefix(f"{own}.") if own else name
+    return f"{prefix}.{own_name}"

@@ -47,9 +47,9 @@ def in_order(graph: Graph) -> list[Node]:
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs have smaller ids
-        own = node in communicating or node.op.is_heavy
-        depth[node] = own + max([depth[i] for i in node.inputs], default=0)
-        if own and is_message(node):
+        is_counted = node in communicating or node.op.is_heavy
+        depth[node] = is_counted + max([depth[i] for i in node.inputs], default=0)
+        if is_counted and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
         if node.several:

@@ -51,8 +51,10 @@ def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
                 f"{verdict.implementation}. Cast them, or use device='INTERPRETER'."
             )
         roots = expand_op(node)
-        settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
-        return settled if node.several else settled[0]
+        accepted_results = (
+            Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
+        )
+        return accepted_results if node.several else accepted_results[0]
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         return settle(node.with_inputs(inputs))

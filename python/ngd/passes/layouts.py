@@ -51,31 +51,31 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
     def use_variant(node: Node, variant: Op) -> Node | None:
         """Return a node's value, computed by a variant of its op; None if it has no kernel."""
-        made = variant.replace_row_major(node)
-        if made is None:
+        replacement = variant.replace_row_major(node)
+        if replacement is None:
             return None
-        inner = made if made.op is variant else made.inputs[0]
+        inner = replacement if replacement.op is variant else replacement.inputs[0]
         if not query_node(target, inner).accepted:
             return None
         transposed = [i for i in inner.inputs if i.op.layout.is_transpose]
         computed.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
         accepted.append(inner)
-        return made
+        return replacement
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         node = node.with_inputs(inputs)
         variant = variants().get(node.op)
-        made = (
+        replacement = (
             use_variant(node, variant)
             if variant
             else move_transposition(node, computed)
             if accepted
             else None
         )
-        return node if made is None else made
+        return node if replacement is None else replacement
 
-    changed = graph.rewrite(change)
-    return changed if accepted else graph
+    new_graph = graph.rewrite(change)
+    return new_graph if accepted else graph
 
 
 def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
@@ -104,8 +104,10 @@ def move_elementwise_transposition(
         if reordered is None:
             return None
         operands.append(reordered)
-    made = moved(node.op.node(operands, node.attrs), axes)
-    return made if made.type == node.type else None  # broadcasts are gone: it may be smaller
+    replacement = moved(node.op.node(operands, node.attrs), axes)
+    return (
+        replacement if replacement.type == node.type else None
+    )  # broadcasts are gone: it may be smaller
 
 
 def without_transposition(

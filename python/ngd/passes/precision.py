@@ -95,8 +95,8 @@ class Uses:
 
     def visit(self, node: Node) -> None:
         """Note what a node needs of its operands, after all readers of its results."""
-        stays = zip(node.results, stay_wide(node), strict=True)
-        self.wide.update(result for result, is_wide in stays if is_wide)
+        wide_flags = zip(node.results, stay_wide(node), strict=True)
+        self.wide.update(result for result, is_wide in wide_flags if is_wide)
         self.wide.update(chosen_values(node))
         floats = [x for x in node.inputs if x.dtype == float32]
         self.demand_exact(node, floats)
@@ -104,8 +104,8 @@ class Uses:
             self.visit_product(node)
         elif node.op.kernel.is_elementwise or isinstance(node.op, FusedKernel):
             if self.wanted.intersection(node.results):
-                whole = shape_of(node)
-                self.wanted.update(x for x in floats if x.shape == whole)
+                full_shape = shape_of(node)
+                self.wanted.update(x for x in floats if x.shape == full_shape)
         elif moves(node):
             self.visit_move(node, floats)
         elif node.op.numerics.has_float32_results and self.has_16_bit_kernel(node):
@@ -141,10 +141,12 @@ class Uses:
         if node.wide:
             self.wide.update(node.inputs)
             return
-        given = [x.type if n > 1 else self.as_16_bits(x.type) for n, x in enumerate(node.inputs)]
-        own = self.dtype if node in self.wanted and node not in self.wide else float32
-        for dtype in dict.fromkeys((own, float32)):
-            if self.has_kernel(node, given, [Type(dtype, node.shape)]):
+        operand_types = [
+            x.type if n > 1 else self.as_16_bits(x.type) for n, x in enumerate(node.inputs)
+        ]
+        own_dtype = self.dtype if node in self.wanted and node not in self.wide else float32
+        for dtype in dict.fromkeys((own_dtype, float32)):
+            if self.has_kernel(node, operand_types, [Type(dtype, node.shape)]):
                 self.products[node] = dtype
                 self.wanted.update(node.inputs[:2])
                 added = [x for x in node.inputs[2:] if x.type == node.type]
@@ -176,7 +178,9 @@ class Uses:
         """Return a type with float32 replaced by the 16-bit dtype."""
         return Type(self.dtype, type_.shape) if type_.dtype == float32 else type_
 
-    def has_kernel(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
+    def has_kernel(
+        self, node: Node, operand_types: Sequence[Type], made: Sequence[Type] | None
+    ) -> bool:
         """Return whether the device has a kernel of these types.
 
         By default the results have the types of the node's results.
@@ -185,7 +189,7 @@ class Uses:
             return True
         name, attrs = node.op.lower(**node.attrs)
         types = [r.type for r in node.results] if made is None else made
-        return self.target.query(name, given, types, attrs).accepted
+        return self.target.query(name, operand_types, types, attrs).accepted
 
 
 class Rewriting:
@@ -324,15 +328,15 @@ def chosen_values(node: Node) -> list[Node]:
         return list(node.inputs)
     if not is_reducing_kernel(node):
         return []
-    body, found = body_of(node), list[Node]()
+    body, chosen = body_of(node), list[Node]()
     assert body.reductions is not None
     for number, kind in zip(body.reduced, body.reductions.kinds, strict=True):
         if kind in chooses():
             stored = zip(node.results, body.stored, strict=False)
-            found += [result for result, made in stored if made == number]
+            chosen += [result for result, made in stored if made == number]
             operands = body.statements[number].operands
-            found += [node.inputs[x.number] for x in operands if isinstance(x, Input)]
-    return found
+            chosen += [node.inputs[x.number] for x in operands if isinstance(x, Input)]
+    return chosen
 
 
 def is_reducing_kernel(node: Node) -> bool:
@@ -352,9 +356,9 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if not isinstance(node.op, FusedKernel) or read.issuperset(stored_results(node)):
             return node.with_inputs(inputs)
-        kept = [r for r in node.results if r in read]
+        read_results = [r for r in node.results if r in read]
         body = body_of(node).keep_results([r.number for r in stored_results(node) if r in read])
-        made = fused_node(inputs, body, [r.type for r in kept], node.op.fused_ops(node))
+        made = fused_node(inputs, body, [r.type for r in read_results], node.op.fused_ops(node))
         results = iter(made.results)
         return tuple(next(results) if r in read else r for r in node.results)
 

@@ -63,7 +63,7 @@ def within(
     CompileError
         No such plan was found. The message has the number of bytes of the smallest plan.
     """
-    before = cost_of_graph(graph)
+    cost_before = cost_of_graph(graph)
     least = math.inf
     for all_at_once in (False, True):
         now, before_this = graph, math.inf
@@ -71,7 +71,7 @@ def within(
             plan = plan_of(now)
             excess = bytes_of(plan) - limit
             if excess <= 0:
-                plan.recomputed = difference(cost_of_graph(now), before)
+                plan.recomputed = difference(cost_of_graph(now), cost_before)
                 return plan
             if all_at_once:  # these plans do not depend on the limit, so the error's limit works
                 least = min(least, bytes_of(plan))
@@ -124,14 +124,14 @@ class Waiting:
     def last_reads(self) -> dict[Node, int]:
         """Return the position of the last reader of each value, including readers of its views."""
         last = dict.fromkeys(self.position, -1)
-        end = len(self.order)
+        after_last = len(self.order)
         for i, node in enumerate(self.order):
             for operand in node.inputs:
                 if operand in last:
                     last[operand] = max(last[operand], i)
         for root in self.graph.roots:
             if root in last:
-                last[root] = end
+                last[root] = after_last
         for node in reversed(self.order):
             if is_view(node) and node.inputs[0] in last:
                 last[node.inputs[0]] = max(last[node.inputs[0]], last[node])
@@ -156,12 +156,12 @@ class Waiting:
         """Return whether a value is kept at the peak and read after it."""
         return value in self.position and self.position[value] <= self.peak < self.last[value]
 
-    def copied(self, wanted: float) -> Graph:
-        """Return a graph that keeps `wanted` bytes less at the peak, or the graph itself."""
+    def copied(self, bytes_to_save: float) -> Graph:
+        """Return a graph that keeps `bytes_to_save` bytes less at the peak, or the graph itself."""
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
         for node in self.order:
-            if wanted <= 0:
+            if bytes_to_save <= 0:
                 break
             if is_view(node) or not is_cheap(node) or not self.waits(node) or node in kept:
                 continue
@@ -171,7 +171,7 @@ class Waiting:
             if made is not None:
                 copies[node] = made
                 kept.update(made.kept)
-                wanted -= node.type.bytes
+                bytes_to_save -= node.type.bytes
         return self.with_copies(copies) if copies else self.graph
 
     def copy_of(self, value: Node, copies: dict[Node, Copy]) -> Copy | None:
@@ -207,9 +207,9 @@ class Waiting:
                 if old in copies:
                     copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
-                    others = [new.get(i, i) for i in old.inputs[1:]]
+                    other_inputs = [new.get(i, i) for i in old.inputs[1:]]
                     with at_site(old.site), wide(old.wide):
-                        inputs = (copied(old.inputs[0], reader), *others)
+                        inputs = (copied(old.inputs[0], reader), *other_inputs)
                         copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
             return copied_nodes[old]
 

@@ -136,8 +136,8 @@ def read_residuals(gradients: Sequence[Node], residuals: Mapping[Node, Node]) ->
             return node.with_inputs(inputs)
         if not node.several:
             return residuals[node]
-        made = node.with_inputs(inputs).results
-        pairs = zip(node.results, made, strict=True)
+        new_results = node.with_inputs(inputs).results
+        pairs = zip(node.results, new_results, strict=True)
         return tuple(residuals.get(old, new) for old, new in pairs)
 
     return list(Graph((), tuple(gradients)).rewrite(change).outputs)

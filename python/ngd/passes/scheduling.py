@@ -50,8 +50,8 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
         raise CompileError("two collectives have one place in the order of all")
-    deep = depths(graph)
-    roots = [*starts, *sorted(graph.roots, key=lambda root: deep[root])]
+    depth_of = depths(graph)
+    roots = [*starts, *sorted(graph.roots, key=lambda root: depth_of[root])]
     order = [n for n in topological(roots) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
     writing = {value.results[0] for value in candidates}
@@ -120,9 +120,9 @@ def keep_safe(
 
     def is_safe(value: Node, variable: Node) -> bool:
         source = source_of(variable)
-        last, now = last_read.get(source, -1), position[value.results[0]]
-        if last != now:
-            return last < now
+        last, own_position = last_read.get(source, -1), position[value.results[0]]
+        if last != own_position:
+            return last < own_position
         in_place = query_node(target, value).in_place
         return all(
             span_of(operand) == span_of(variable) and (value.number, i) in in_place

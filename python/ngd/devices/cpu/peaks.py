@@ -44,7 +44,7 @@ def seconds_of(
     run(*arrays)
     times = []
     for _ in range(5):
-        begin = _core.clock_ns()
+        started = _core.clock_ns()
         run(*arrays)
-        times.append(_core.clock_ns() - begin)
+        times.append(_core.clock_ns() - started)
     return min(times) / 1e9

@@ -20,8 +20,8 @@ def agree(group: Group, digests: list[bytes], site: str) -> bool:
 
 def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
     """Return for each digest the ranks of the group that give another one than most ranks."""
-    mine = np.frombuffer(b"".join(digests), np.uint64)
-    everywhere = group.all_gather(mine[None], site=site)
+    own_digests = np.frombuffer(b"".join(digests), np.uint64)
+    everywhere = group.all_gather(own_digests[None], site=site)
     differing = []
     for column in everywhere.T.tolist():
         usual, _ = Counter(column).most_common(1)[0]

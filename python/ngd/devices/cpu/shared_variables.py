@@ -112,8 +112,8 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
     """
     per_host = group.local_size
     with group.under_way():
-        mine = np.array([[group.local_rank, per_host]])
-        all_ranks = group.all_gather(mine, site=call_site())
+        own_row = np.array([[group.local_rank, per_host]])
+        all_ranks = group.all_gather(own_row, site=call_site())
         ranks = np.arange(group.size)
         if not (all_ranks == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
             return None
@@ -313,8 +313,8 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
         return
     values = [storage.memory() for storage in moving]
     digests = [digest_of(value) for value in values]
-    for storage, odd in zip(moving, differing_ranks(group, digests, site), strict=True):
-        storage.differs = bool(odd)
+    for storage, differing in zip(moving, differing_ranks(group, digests, site), strict=True):
+        storage.differs = bool(differing)
     equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
     if not equal:
         return
@@ -348,11 +348,11 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
             f"variables {names(storages)}, or other constants, on {ranks_text(found.steps)} than "
             "on the other ranks. Let all ranks build the same model and optimizer."
         )
-    for storage, odd in zip(storages, found.values, strict=False):
-        if odd:
+    for storage, differing in zip(storages, found.values, strict=False):
+        if differing:
             raise VariableMismatchError(
                 f"compile: shard: expected one value of variable {storage.name!r} on all ranks; "
-                f"got other values on {ranks_text(odd)} than on the other ranks. Call "
+                f"got other values on {ranks_text(differing)} than on the other ranks. Call "
                 "ngd.broadcast_variables(variables) before."
             )
     if not found.has_memory:

@@ -29,8 +29,8 @@ class CpuTarget:
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
         """Query the kernel table, once per question and process."""
-        given = tuple([(k, type(v), v) for k, v in attrs.items()])
-        return ask(self.threads, op, tuple(inputs), tuple(outputs), given)
+        attrs_key = tuple([(k, type(v), v) for k, v in attrs.items()])
+        return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
         """Place blocks in an arena, by one walk in C++; see Target.first_fit."""

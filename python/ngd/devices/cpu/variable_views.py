@@ -123,10 +123,10 @@ def expect_equal(where: str, variables: list[Variable], values: list[Array], gro
     names = ", ".join(repr(of.name) for of in variables[:3])
     site = f"{call_site()} (after writes to {names}{', ...' if len(variables) > 3 else ''})"
     digests = [digest_of(value) for value in values]
-    for of, odd in zip(variables, differing_ranks(group, digests, site), strict=True):
-        if odd:
+    for of, differing in zip(variables, differing_ranks(group, digests, site), strict=True):
+        if differing:
             raise VariableMismatchError(
                 f"{where}: expected the same write to {of.name!r} on all ranks; got other values "
-                f"on {ranks_text(odd)}. Write equal values on all ranks, or call "
+                f"on {ranks_text(differing)}. Write equal values on all ranks, or call "
                 "torch.distributed.broadcast before."
             )

@@ -135,9 +135,9 @@ def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
 
 
 def _check(node: Node, value: Array) -> None:
-    found = Type(value.dtype, value.shape)
-    if found != node.type:
+    actual = Type(value.dtype, value.shape)
+    if actual != node.type:
         raise Error(
-            f"internal error: the value of {node!r} (made at {node.site}) is {found} "
+            f"internal error: the value of {node!r} (made at {node.site}) is {actual} "
             f"instead of {node.type}"
         )

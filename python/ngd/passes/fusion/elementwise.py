@@ -119,10 +119,10 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         kernel = kernels.get(node)
         if kernel is None:
-            made = node.with_inputs(inputs)
-            if made is not node:
-                new.update(zip(node.results, made.results, strict=True))
-            return made
+            new_node = node.with_inputs(inputs)
+            if new_node is not node:
+                new.update(zip(node.results, new_node.results, strict=True))
+            return new_node
         if node is kernel.members[0]:
             new.update(zip(reversed(kernel.results), emit(kernel, new).results, strict=True))
         return new.get(node, node)

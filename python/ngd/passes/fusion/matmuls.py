@@ -42,14 +42,14 @@ def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Grap
     counts = uses(graph)
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-        made = node.with_inputs(inputs)
+        new_node = node.with_inputs(inputs)
         if is_elementwise_kernel(node):
             taken = fusible_operands(node, counts)
             if taken:
-                fused = with_matmuls(made, taken)
+                fused = with_matmuls(new_node, taken)
                 if query_node(target, fused).accepted:
                     return fused
-        return made
+        return new_node
 
     return graph.rewrite(change)
 
@@ -60,13 +60,13 @@ def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
     All of them have the op and types of the first one.
     """
     dense = dense_operands(kernel)
-    found = [
+    candidates = [
         number
         for operand, number in dense.items()
         if counts[operand] == 1 and can_be_fused(source_of(operand), counts)
     ]
-    first = [source_of(kernel.inputs[number]) for number in found[:1]]
-    matching = [n for n in found if is_same_matmul(source_of(kernel.inputs[n]), first[0])]
+    first = [source_of(kernel.inputs[number]) for number in candidates[:1]]
+    matching = [n for n in candidates if is_same_matmul(source_of(kernel.inputs[n]), first[0])]
     return matching[:MOST_PRODUCTS]
 
 
@@ -83,8 +83,8 @@ def has_small_factors(product: Node) -> bool:
     factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:
         return False
-    kept = {source_of(factor) for factor in factors}
-    bytes_kept = sum(factor.type.bytes for factor in kept if not isinstance(factor.op, Leaf))
+    sources = {source_of(factor) for factor in factors}
+    bytes_kept = sum(factor.type.bytes for factor in sources if not isinstance(factor.op, Leaf))
     return bytes_kept <= product.type.bytes
 
 
@@ -102,13 +102,13 @@ def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
     An operand may also be a view of a matmul.
     """
     products = [source_of(kernel.inputs[number]) for number in numbers]
-    others = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
+    other_inputs = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
     _, attrs = products[0].op.lower(**products[0].attrs)
     taken = Products(tuple(numbers), products[0].shape, tuple(attrs.items()))
     factors = [factor for product in products for factor in product.inputs]
     members = [member for each in products for member in each.op.fused_ops(each)]
     return fused_node(
-        (*factors, *others),
+        (*factors, *other_inputs),
         replace(body_of(kernel), products=taken),
         [result.type for result in kernel.results],
         (*members, *kernel.op.fused_ops(kernel)),
@@ -133,9 +133,9 @@ def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptio
     return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
 
 
-def placeholder_of(name: str, typed: Type) -> Node:
+def placeholder_of(name: str, value_type: Type) -> Node:
     """Return a placeholder of a type, with which a kernel is queried."""
-    return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, typed)
+    return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, value_type)
 
 
 __all__ = [

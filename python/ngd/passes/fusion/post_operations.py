@@ -44,8 +44,10 @@ def same_type(match: Match) -> bool:
     read = match.get("view", match["heavy"])
     if "view" in match and len(read.inputs) > 1:  # the view also waits for other nodes
         return False
-    whole = read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
-    return whole and behind.type == read.type and behind.dtype in (float32, float64)
+    is_compatible = (
+        read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
+    )
+    return is_compatible and behind.type == read.type and behind.dtype in (float32, float64)
 
 
 def with_bias(match: Match) -> Node | None:
@@ -70,9 +72,9 @@ def takes_residual(match: Match) -> bool:
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
         return False
-    free = ADDED in heavy.op.fusion.post_operations and ADDED not in heavy.attrs.get("post", ())
-    whole = residual.type == match["behind"].type and not residual.op.kernel.is_broadcast
-    return free and whole and same_type(match)
+    can_add = ADDED in heavy.op.fusion.post_operations and ADDED not in heavy.attrs.get("post", ())
+    is_compatible = residual.type == match["behind"].type and not residual.op.kernel.is_broadcast
+    return can_add and is_compatible and same_type(match)
 
 
 def with_residual(match: Match) -> Node:
@@ -101,8 +103,8 @@ def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
     with at_site(heavy.site):
-        made = heavy.op.node((*heavy.inputs, *operands), attrs)
-        return match["view"].with_inputs((made,)) if "view" in match else made
+        new_node = heavy.op.node((*heavy.inputs, *operands), attrs)
+        return match["view"].with_inputs((new_node,)) if "view" in match else new_node
 
 
 def adds(*operands: Pattern) -> Pattern:

@@ -108,11 +108,11 @@ def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]
                 yield node, (least.inputs[0], list((outside - common).elements()))
 
 
-def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
+def factors(node: Node, max_factors: int = MAX_FACTORS) -> Iterator[Node]:
     """Yield the factors of a node; a node that is not a product is its own factor."""
-    if node.op.fusion.is_multiplication and left > 1:
+    if node.op.fusion.is_multiplication and max_factors > 1:
         for operand in node.inputs:
-            yield from factors(operand, left // 2)
+            yield from factors(operand, max_factors // 2)
     else:
         yield node
 
@@ -177,18 +177,18 @@ class ReducingKernel(NamedTuple):
 
 def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     """Let elementwise kernels compute reductions; see the head of this file."""
-    joined: dict[Node, ReducingKernel] = {}
+    reducing_kernel_of: dict[Node, ReducingKernel] = {}
     for reducing in reducing_kernels(graph):
         types = [i.type for i in reducing.kernel.inputs]
         name, attrs = kernel_name(reducing.body), reducing.body.lowered
         if target.query(name, types, reducing.types, attrs).accepted:
-            joined.update(dict.fromkeys(reducing.members, reducing))
-    if not joined:
+            reducing_kernel_of.update(dict.fromkeys(reducing.members, reducing))
+    if not reducing_kernel_of:
         return graph
     new: dict[Node, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        reducing = joined.get(node)
+        reducing = reducing_kernel_of.get(node)
         if reducing is None:
             return node.with_inputs(inputs)
         if node is reducing.kernel:
@@ -200,7 +200,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
             return results if node.several else results[0]
         return new[node]
 
-    return graph.rewrite(change, in_turn(graph.roots, joined))
+    return graph.rewrite(change, in_turn(graph.roots, reducing_kernel_of))
 
 
 def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
@@ -224,8 +224,8 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
     Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, at the
     kernel's depth and before the same collective.
     """
-    deep = depths(graph)
-    need_of = needs(graph, deep)
+    depth_of = depths(graph)
+    need_of = needs(graph, depth_of)
     readers_of = kernels_by_dense_operand(graph)
     found: dict[Node, list[Node]] = {}
 
@@ -239,7 +239,7 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
             continue
         for kernel in readers_of.get(x, []):
             is_together = first_collective(kernel) == first_collective(node)
-            if is_together and deep[kernel] == deep[node]:
+            if is_together and depth_of[kernel] == depth_of[node]:
                 found.setdefault(kernel, []).append(node)
                 break
     return found
@@ -262,11 +262,11 @@ def body_with_reductions(
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
     # Operands are read first, because a result may be computed over one of them.
-    own = {*kernel.results}
-    copied = [x for x in dict.fromkeys(read) if x not in own]
-    copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied]
+    own_results = {*kernel.results}
+    copied_operands = [x for x in dict.fromkeys(read) if x not in own_results]
+    copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied_operands]
     body = body.prepend(copies)
-    made = {x: number for number, x in enumerate(copied)}
+    made = {x: number for number, x in enumerate(copied_operands)}
     made |= dict(zip(kernel.results, body.stored, strict=True))
     taken = Reductions(
         kernel.shape,

@@ -108,8 +108,8 @@ class Storages:
 
     def new(self, lane: str, size: int) -> Storage:
         """Return a new storage in an arena. It is alive from the next instruction on."""
-        now = len(self.plan.steps)
-        storage = Storage(lane, 0, size, now, now)
+        next_number = len(self.plan.steps)
+        storage = Storage(lane, 0, size, next_number, next_number)
         self.plan.storages.append(storage)
         return storage
 

@@ -67,26 +67,26 @@ class Equal:
 
     def reaching(self, sources: set[Node]) -> set[Node]:
         """Return the equal values that are computed from a collective or from some variables."""
-        found: set[Node] = set()
+        reached: set[Node] = set()
         for node in self.graph.nodes:
             is_collective = isinstance(node.op, Collective)
             if node in self.nodes and (
-                is_collective or node in sources or any(i in found for i in node.inputs)
+                is_collective or node in sources or any(i in reached for i in node.inputs)
             ):
-                found.update(node.results)
-        return found
+                reached.update(node.results)
+        return reached
 
     def below(self, values: list[Node]) -> list[Node]:
         """Return the nodes from which some values are computed, down to the nearest collectives."""
-        wanted = set(values)
+        needed = set(values)
         for node in reversed(self.graph.nodes):
-            if not wanted.isdisjoint(node.results) and not isinstance(node.op, Collective):
-                wanted.update(node.inputs)
-        return [node for node in self.graph.nodes if not wanted.isdisjoint(node.results)]
+            if not needed.isdisjoint(node.results) and not isinstance(node.op, Collective):
+                needed.update(node.inputs)
+        return [node for node in self.graph.nodes if not needed.isdisjoint(node.results)]
 
     def digest(self, values: list[Node]) -> bytes:
         """Return a digest of how some values are computed, to compare between ranks."""
-        whole = hashlib.blake2b(digest_size=8)
+        hasher = hashlib.blake2b(digest_size=8)
         number: dict[Node, int] = {}
         for node in self.below(values):
             is_collective = isinstance(node.op, Collective)
@@ -95,11 +95,11 @@ class Equal:
             )
             attrs = sorted((k, attr_text(v)) for k, v in node.attrs.items() if k != "group")
             number[node] = len(number)
-            whole.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
+            hasher.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
             if node.op is CONSTANT:
-                whole.update(np.ascontiguousarray(node.attrs["value"]).tobytes())
-        whole.update(repr([(number[v.results[0]], v.number) for v in values]).encode())
-        return whole.digest()
+                hasher.update(np.ascontiguousarray(node.attrs["value"]).tobytes())
+        hasher.update(repr([(number[v.results[0]], v.number) for v in values]).encode())
+        return hasher.digest()
 
 
 def attr_text(value: Any) -> str:

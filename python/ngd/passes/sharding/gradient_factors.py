@@ -81,10 +81,10 @@ def factors_of(
     return Factors(operand, a, b)
 
 
-def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
+def slice_of_sum(old: Node, exchanged: Factors, target: Target) -> Node:
     """Return this rank's rows of a sum over the ranks, flattened."""
     assert isinstance(old.op, Ordered)
-    number, ranks, (product, a, b) = old.op.order.number, target.size, found
+    number, ranks, (product, a, b) = old.op.order.number, target.size, exchanged
     group = {"group": target.sharing.group}
     all_b = Ordered(all_gather, Order(number)).node((b,), group)
     exchange = Ordered(all_to_all, Order(number, Stage.OTHER_FACTOR))

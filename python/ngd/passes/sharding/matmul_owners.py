@@ -50,42 +50,44 @@ class Chain:
         return self.flops >= max(LEAST, LEAST_A_BYTE * self.total.type.bytes)
 
 
-def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
+def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
     """Return the chains that have owners, by their ends. All ranks find them in the same order."""
-    worth: dict[Node, Chain] = {}
-    for chain in sorted(found, key=lambda c: order_of(c.total)) if ranks > 1 else ():
+    owned_by_end: dict[Node, Chain] = {}
+    for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
         end = ends.of(chain)
         if end is not None and chain.is_worth_it:
-            worth[end] = chain
-    while unmatched := [end for end in worth if not ends.needs_same_collectives(end, worth)]:
+            owned_by_end[end] = chain
+    while unmatched := [
+        end for end in owned_by_end if not ends.needs_same_collectives(end, owned_by_end)
+    ]:
         for end in unmatched:
-            del worth[end]
+            del owned_by_end[end]
     load = [0] * ranks
-    for chain in sorted(worth.values(), key=lambda c: -c.flops):
+    for chain in sorted(owned_by_end.values(), key=lambda c: -c.flops):
         chain.owner = load.index(min(load))
         load[chain.owner] += chain.flops
-    return worth
+    return owned_by_end
 
 
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
     """Return the chain of each sum over the ranks that has matmuls. It may have no end."""
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
-    found: dict[Node, Chain] = {}
+    candidates: dict[Node, Chain] = {}
     after_matmul: set[Node] = set()  # matmuls, and the nodes computed from them
     for node in graph.nodes:
         if is_sum(node):
             sums[node] = {node}
             continue
-        mine = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
-        product = (node.op.is_heavy and bool(mine)) or not after_matmul.isdisjoint(node.inputs)
+        own_sums = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
+        product = (node.op.is_heavy and bool(own_sums)) or not after_matmul.isdisjoint(node.inputs)
         if product:
             after_matmul.update(node.results)
-        if mine and (product or node.type.count > 1):
-            sums.update(dict.fromkeys(node.results, mine))
-        if product and len(mine) == 1:
-            (total,) = mine
-            found.setdefault(total, Chain(total)).nodes.append(node)
-    return found.values()
+        if own_sums and (product or node.type.count > 1):
+            sums.update(dict.fromkeys(node.results, own_sums))
+        if product and len(own_sums) == 1:
+            (total,) = own_sums
+            candidates.setdefault(total, Chain(total)).nodes.append(node)
+    return candidates.values()
 
 
 class Ends:
@@ -151,26 +153,26 @@ class Ends:
 
     def leads_to_collective(self, chain: Chain, node: Node) -> bool:
         """Return whether a node leads to one for which the ranks communicate."""
-        seen, left = {node}, [node]
-        while left:
-            for reader in self.readers.get(left.pop(), ()):
+        seen, to_visit = {node}, [node]
+        while to_visit:
+            for reader in self.readers.get(to_visit.pop(), ()):
                 if self.is_reduced(chain, reader):
                     return True
                 if reader not in seen:
                     seen.add(reader)
-                    left.extend(reader.results)
+                    to_visit.extend(reader.results)
         return False
 
-    def needs_same_collectives(self, end: Node, worth: Mapping[Node, Chain]) -> bool:
+    def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
         """Return whether the other ranks, too, need each collective that a chain needs."""
-        alive, below, chain = set(self.roots), {end}, worth[end]
+        alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):
             if not below.isdisjoint(node.results):
                 if self.is_reduced(chain, node) and alive.isdisjoint(node.results):
                     return False
                 below.update(() if node.op.order is not None else node.inputs)
             if not alive.isdisjoint(node.results):
-                alive.update((worth[node].total,) if node in worth else node.inputs)
+                alive.update((owned_by_end[node].total,) if node in owned_by_end else node.inputs)
         return True
 
 

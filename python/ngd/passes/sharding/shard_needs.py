@@ -43,9 +43,9 @@ class ShardNeeds:
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """The reductions to one element of values that have shards."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
-        found = chains(graph, self.is_sum)
+        candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
-        self.owned = owned(found, ends, sharing.partition.here.size)
+        self.owned = owned(candidates, ends, sharing.partition.here.size)
         """The chains of matrix multiplications that one rank per host computes, by their ends."""
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
@@ -101,8 +101,8 @@ class ShardNeeds:
         """Walk from the outputs and next values to the leaves; each node is after its readers."""
         shared = set(self.values)
         self.sharded = set(shared)
-        others = (value for _, value in self.graph.updates if value not in shared)
-        self.whole = {*self.graph.outputs, *others}
+        other_values = (value for _, value in self.graph.updates if value not in shared)
+        self.whole = {*self.graph.outputs, *other_values}
         for node in reversed(self.graph.nodes):
             is_whole = not self.whole.isdisjoint(node.results)
             if not self.sharded.isdisjoint(node.results):

@@ -106,8 +106,8 @@ def merged(inputs: Sequence[Origin]) -> Origin:
     """Return the origin of a value that is computed from values of these origins."""
     if not inputs:
         return CONSTANT_ORIGIN
-    first, *others = inputs
-    for other in others:
+    first, *other_origins = inputs
+    for other in other_origins:
         if other is not first and other != first:
             groups = first.groups
             if other.groups != groups:
@@ -148,24 +148,24 @@ def computations_of(graph: Graph) -> dict[Node, bytes]:
     found: dict[Node, bytes] = {}
     for node in graph.nodes:
         below = [] if isinstance(node.op, Collective) else [found[i] for i in node.inputs]
-        whole = digest(node, below)
+        node_digest = digest(node, below)
         for result in node.results:
-            found[result] = whole + bytes([result.number])
+            found[result] = node_digest + bytes([result.number])
     return found
 
 
 def source_of_variation(value: Node, group: Any) -> Node:
     """Return a leaf from which a varying value is computed, without a collective in between."""
-    left, seen = [value], {value}
-    while left:
-        node = left.pop()
+    to_visit, seen = [value], {value}
+    while to_visit:
+        node = to_visit.pop()
         if not node.inputs or isinstance(node.op, Collective):
             if origin_of(node, [], group).varies:
                 return node
             continue
         unseen = [i for i in reversed(node.inputs) if i not in seen]
         seen.update(unseen)
-        left.extend(unseen)
+        to_visit.extend(unseen)
     return value
 
 

@@ -118,13 +118,13 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
         for v, value in graph.updates
         if value in equal.nodes and is_divided(v.type, ranks) and not is_per_rank(v)
     }
-    found: set[Node] = set()
+    shareable: set[Node] = set()
     while True:
-        reached = equal.reaching(shared | found)
+        reached = equal.reaching(shared | shareable)
         more = {v for v, value in able.items() if value in reached}
-        if more == found:
-            return found
-        found = more
+        if more == shareable:
+            return shareable
+        shareable = more
 
 
 class Levels(NamedTuple):
