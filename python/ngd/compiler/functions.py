@@ -296,7 +296,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key. It is made if there is none or its world was replaced."""
+        """Return the trace for a key; make it if it is missing or its world was replaced."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -535,7 +535,7 @@ def function(
     Parameters
     ----------
     python : function
-        Takes and returns arrays of any shape, in any structure (ngd.trees). Function documents how
+        A function of arrays of any shape, in any structure (ngd.trees). Function documents how
         each leaf is treated.
     updates : bool, default False
         The function returns a pair: the result, which a call returns, and the next values of

@@ -31,7 +31,7 @@ LEAVES: Final[dict[Op, str]] = {
 
 
 class Explanation:
-    """Explains the nodes of a step that was compiled for a target."""
+    """The explanations of the nodes of a step that was compiled for a target."""
 
     def __init__(self, plan_again: Callable[[], Plan], target: Target) -> None:
         self.plan_again, self.target = plan_again, target

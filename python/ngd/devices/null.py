@@ -25,7 +25,7 @@ class NullAgreement(NamedTuple):
 
 
 class NullDevice:
-    """Compiles steps like the CPU, and runs none."""
+    """The device that compiles steps like the CPU, and runs none."""
 
     name = "NULL"
 

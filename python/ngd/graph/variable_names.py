@@ -94,7 +94,7 @@ class UniqueNames:
 
 
 class DuplicateNameError(ValueError):
-    """Two variables of one name; `first` and `second` are the variables."""
+    """The error for two variables of one name, which are `first` and `second`."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(f"two variables called {first.attrs['name']!r}")

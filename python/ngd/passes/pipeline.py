@@ -40,7 +40,7 @@ def was_changed(graph: Graph, options: CompileOptions, changed: bool) -> bool:
 
 
 class When(NamedTuple):
-    """Passes that run only if a condition holds."""
+    """A group of passes that run only if a condition holds."""
 
     condition: Callable[[Graph, CompileOptions, bool], bool]
     """A function of the graph, the options, and True if the pass before has changed the graph."""

@@ -44,7 +44,7 @@ class CpuAgreement:
 
 
 class CpuDevice:
-    """Compiles steps for the C++ kernels, and shares variables between the ranks of a host."""
+    """The device that runs C++ kernels. The ranks of a host can share its variables."""
 
     name = "CPU"
 

@@ -7,7 +7,7 @@ memory, which all of them map. From then on, every step reads such a variable fr
 all ranks take part in every write:
 
 - A step writes between two barriers of the ranks. So no rank reads a mixture of old and new values.
-  Between two calls of such a step, a rank reads what all ranks have written.
+  Between two calls of such a step, a rank reads the values that all ranks have written.
 - All ranks call `assign`, with one value. They compare it, wait at a barrier, and each writes its
   shard.
 
@@ -167,13 +167,13 @@ def share(
     Raises
     ------
     CompileError
-        A variable is shared with other ranks, or the ranks compile different steps: on all ranks.
+        On all ranks: a variable is shared with other ranks, or the ranks compile different steps.
     VariableMismatchError
-        The ranks hold different values of a variable: on all ranks.
+        On all ranks: the ranks hold different values of a variable.
     BusyError
         Another thread uses one of the variables. The group is closed then.
     MemoryError
-        A rank has no memory for the variables: on all ranks.
+        On all ranks: a rank has no memory for the variables.
     """
     group: Group = sharing.group
     values = [value for v, value in equal.graph.updates if v in sharing.variables]

@@ -140,7 +140,7 @@ class InterpreterAgreement(NamedTuple):
 
 
 class InterpreterDevice:
-    """Runs graphs by the NumPy references of their ops, and shares no variables."""
+    """The device that runs graphs by the NumPy references of their ops. It shares no variables."""
 
     name = "INTERPRETER"
 

@@ -90,7 +90,7 @@ class Kernel:
     number: int
     place: Place
     members: list[Node] = field(default_factory=list)
-    """Its ops, each before its operands."""
+    """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
     """The members whose values are stored, in the same order."""
     outside: dict[Node, None] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 class Bundle(Protocol):
-    """Nodes that follow one another in an order; see in_turn."""
+    """An interface of nodes that follow one another in an order; see in_turn."""
 
     @property
     def members(self) -> Sequence[Node]:
@@ -304,7 +304,7 @@ def literal(node: Node) -> Literal | None:
 
 
 class BodyWriter:
-    """Writes the body of one kernel."""
+    """A writer of the body of one kernel."""
 
     def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
         self.shape = shape

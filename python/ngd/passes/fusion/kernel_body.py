@@ -114,7 +114,7 @@ class Reductions(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Matmuls that a kernel computes block by block instead of reading their results."""
+    """The matmuls that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
     """The inputs of the statements that are results of matmuls."""
@@ -125,7 +125,7 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelBody:
-    """Statements, the results that the kernel stores, and how it reads its inputs."""
+    """The statements of a kernel, the results that it stores, and the strides of its inputs."""
 
     statements: tuple[Statement, ...]
     stored: tuple[int, ...]
@@ -232,7 +232,7 @@ class KernelBody:
 
 
 class FusedKernel(Op):
-    """Elementwise ops, their reductions, and matmuls that they read, as one kernel; attrs: body.
+    """A kernel of elementwise ops, their reductions, and matmuls that they read; attrs: body.
 
     `wide` has True for the stored results that stay float32 (ngd.full_precision); () means none.
     """

@@ -7,7 +7,7 @@ of a step share: the private arena belongs to one rank, and the ranks of a host 
 arena. The *lifetime* of a storage reaches from the first instruction that writes it to the last one
 that uses it. A collective is *pending* from its start to its wait.
 
-`Plan.verify` proves two things. Storages that are alive at the same time share no byte. And while a
+`Plan.verify` proves two things. Storages whose lifetimes overlap do not share bytes. And while a
 collective is pending, no instruction writes to its operand or touches its result.
 
 The second proof is needed because other ranks read the operand of a pending collective. If the
@@ -41,7 +41,7 @@ from ...ops.collectives.groups import Ranks
 
 @dataclass
 class Storage:
-    """Consecutive bytes of a lane, alive from instruction `first` to instruction `last`.
+    """A range of bytes in a lane, alive from instruction `first` to instruction `last`.
 
     The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
     arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
@@ -198,7 +198,7 @@ class Plan:
 
 
 class Spans:
-    """Numbered spans of bytes in several lanes; two of them are disjoint or equal."""
+    """A set of numbered spans of bytes in several lanes; two of them are disjoint or equal."""
 
     def __init__(self) -> None:
         self.lanes: dict[str, list[tuple[int, int, int]]] = {}

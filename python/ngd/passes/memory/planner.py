@@ -142,7 +142,7 @@ class Storages:
 
 
 class Planner:
-    """Emits the instructions of a schedule, and chooses the storages of their results."""
+    """The planner of one schedule: it emits instructions, and chooses storages for results."""
 
     def __init__(
         self,

@@ -55,7 +55,8 @@ def factors_of(
     """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
     `operand` is the new operand of the old sum, and `reads` is the number of readers of the old
-    operand. `bounds` says where the ranks' shards of the sum begin, and where the last one ends.
+    operand. `bounds` has the beginnings of the ranks' shards of the sum, then the end of the last
+    one.
     """
     ranks, one_host = target.size, target.sharing.partition.there.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:

@@ -31,7 +31,7 @@ LEAST_A_BYTE: Final = 64
 
 @dataclass
 class Chain:
-    """Matmuls that are computed from one whole sum over the ranks."""
+    """The matmuls that are computed from one whole sum over the ranks."""
 
     total: Node
     """The sum."""

@@ -155,7 +155,7 @@ def collective_number(node: Node) -> int:
 
 
 class ShardedGraph:
-    """Rewrites a graph to one that computes this rank's shards.
+    """The rewrite of a graph to one that computes this rank's shards.
 
     `change` visits the nodes by their level, so that one collective can reduce all totals of a
     level.
