@@ -75,7 +75,7 @@ class Device(Protocol[AgreementType]):
         ...
 
     def agree(self, source: StepGraph) -> AgreementType:
-        """Communicate: settle which variables the ranks share, and how."""
+        """Agree with the other ranks which variables the ranks share, and how."""
         ...
 
     def load(

@@ -53,7 +53,7 @@ class CpuDevice:
         return asked_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
-        """Communicate: settle which variables the ranks of a host share."""
+        """Agree with the other ranks which variables the ranks of a host share."""
         graph, group = source.graph, source.group
         storages: dict[Node, CpuStorage] = {}
         for variable in graph.variables:

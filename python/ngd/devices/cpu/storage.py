@@ -91,7 +91,7 @@ class CpuStorage:
         return self.memory()
 
     def memory(self) -> Array:
-        """Return the memory of the value as an array, to read."""
+        """Return the memory of the value as an array, for reads only."""
         self.expect_whole()
         memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
@@ -142,7 +142,7 @@ class CpuStorage:
             self.buffer.lie_in(None, 0)
 
     def expect_whole(self) -> None:
-        """Raise an error if only other ranks have a part of the value."""
+        """Raise an error if this rank has only a part of the value."""
         if self.part is not None:
             sharing = self.sharing
             raise lost(self.name) if sharing is None else refused(self, sharing)

@@ -149,7 +149,7 @@ class InterpreterDevice:
         return nullcontext()
 
     def agree(self, source: StepGraph) -> InterpreterAgreement:
-        """Return at once: the ranks have nothing to agree on."""
+        """Return the agreement. The ranks do not communicate."""
         return InterpreterAgreement()
 
     def load(
