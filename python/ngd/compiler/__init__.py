@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a graph or a Python function to an executable."""
+"""The compiler driver: `ngd.compile` for graphs, and `ngd.function` for Python functions."""

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilation: a graph becomes something that can be called."""
+"""The compilation of a graph to a step: `ngd.compile`.
+
+`compile` checks its arguments. It returns a step from the cache if the same nodes were compiled
+with the same options. Otherwise `build` makes the step in three stages: the device communicates to
+settle which variables the ranks share (`agree`), `lower` runs the passes and writes the program,
+and the device loads the program (`load`), which allocates memory and constructs the kernels.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +45,14 @@ from ..trees import LEAF, Structure, flatten
 from .warnings import warn_of_graph
 
 SHARDS: Final = ("none", "host", "world")
-"""What `shard` may say."""
+"""The values of the keyword `shard`."""
 
 
 def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lowered:
-    """Run the passes and write the program. This needs no other rank and no memory."""
+    """Run the passes and write the program.
+
+    This neither communicates nor allocates the memory of the step.
+    """
     plan = passes.run(source.graph, target, source.options)
     program, sequence = emit(plan, source)
     program.use_arena(arena)
@@ -51,7 +60,10 @@ def lower(source: StepGraph, target: Target, arena: _core.Arena | None) -> Lower
 
 
 def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, CollectiveSequence]:
-    """Write a plan as a program, which refers to groups by their numbers."""
+    """Return the program of a plan, and the sequence of its collectives.
+
+    The program refers to groups by their numbers in the sequence.
+    """
     sequence = CollectiveSequence(source.group, source.graph, source.options.precision)
     builder = write(plan, sequence)
     for text, hash, computation in sequence.sequences():
@@ -60,7 +72,10 @@ def emit(plan: Plan, source: StepGraph) -> tuple[_core.ProgramBuilder, Collectiv
 
 
 def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
-    """Write down all but the groups; the graphs that an instruction runs are Programs too."""
+    """Return the program of a plan, without its groups.
+
+    The body of a loop or branch is a program of its own, which belongs to the instruction.
+    """
     builder = _core.ProgramBuilder()
     builder.set_sizes(plan.inputs, plan.outputs, len(plan.variables))
     builder.set_arenas(plan.private_bytes, plan.shared_bytes)
@@ -69,8 +84,8 @@ def write(plan: Plan, sequence: CollectiveSequence) -> _core.ProgramBuilder:
     numbers: dict[Any, int] = {}
     members = Members() if config.check_finite() else None
 
-    def value(typed: tuple[Type, Any]) -> int:
-        type_, storage = typed
+    def value(typed_storage: tuple[Type, Any]) -> int:
+        type_, storage = typed_storage
         key = (type_, storage.address)
         if key not in numbers:
             numbers[key] = builder.add_value(*spec(type_), *storage.address)
@@ -127,7 +142,7 @@ def compile(
         order. A dict names the arguments. Each argument may be a structure (ngd.trees), for example
         `[{"image": x, "label": y}, rate]`; the step takes it with arrays as leaves.
     outputs : structure of Node
-        The nodes whose values a call returns. The values have the structure of `outputs`: one node
+        The nodes whose values are returned. The values have the structure of `outputs`: one node
         gives one array, `[y]` gives a list of one array.
     updates : dict of Variable to Node, or a list of such dicts, optional
         The next value of each variable. In a list, a pair (variables, nodes) of two structures may
@@ -206,17 +221,17 @@ def compile_in(
     Parameters
     ----------
     arena : Arena or None
-        The memory of the values, which other steps may use, too. Only one of these runs at a time.
-        None: the step has memory of its own.
+        The memory of the values. Other steps may use it, too, and only one of these steps runs at a
+        time. If it is None, the step has memory of its own.
     """
     name = config.device(device, "compile")
-    placeholders, given = nodes_in("inputs", as_arguments(inputs))
+    placeholders, arguments = nodes_in("inputs", as_arguments(inputs))
     nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
     graph = Graph(tuple(placeholders), tuple(nodes), sorted_updates(updates))
     dtype, shard = as_precision("compile", precision), as_shard("compile", shard)
-    check_signature(graph, given, results)
+    check_signature(graph, arguments, results)
     graph, num_prints = with_prints(graph)
     settle_world(graph)
     group = group_of(graph, group, shard)
@@ -227,34 +242,36 @@ def compile_in(
     if executable is None:
         warn_of_graph(graph)
         executable = _cache[key] = build(name, graph, group, options, arena)
-    if is_flat(given) and is_flat(results) and not num_prints:
+    if is_flat(arguments) and is_flat(results) and not num_prints:
         return executable
-    return StructuredStep(executable, given, results, num_prints)
+    return StructuredStep(executable, arguments, results, num_prints)
 
 
 NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of ngd.ops."
-"""The advice for a value that is not a node."""
+"""The advice in an error about a value that is not a node."""
 
 
 def with_prints(graph: Graph) -> tuple[Graph, int]:
-    """Return a graph that also computes the prints of its nodes, as last outputs, and their number.
+    """Return a graph whose last outputs are the prints of its nodes, and the number of prints.
 
-    Prints that the graph computes already, because their result is used, are left out.
+    A print that the graph computes already, because its result is used, is left out.
     """
-    found = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
-    if not found:
+    print_notes = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
+    if not print_notes:
         return graph, 0
     nodes = {node.id: node for node in graph.nodes}
-    own = {node.attrs.get("function") for node in graph.nodes if node.op is call_host}
+    present = {node.attrs.get("function") for node in graph.nodes if node.op is call_host}
     prints = tuple(
-        call_host([nodes[id]], note.function) for id, note in found if note.function not in own
+        call_host([nodes[id]], note.function)
+        for id, note in print_notes
+        if note.function not in present
     )
     outputs = (*graph.outputs, *prints)
     return Graph(graph.inputs, outputs, graph.updates), len(prints)
 
 
 def as_precision(where: str, precision: Any) -> DType:
-    """A precision that this public call is given, as a dtype."""
+    """Return the argument `precision` of a public call as a dtype, or raise a DTypeError."""
     try:
         dtype = as_dtype(precision, where)
     except DTypeError:
@@ -267,14 +284,18 @@ def as_precision(where: str, precision: Any) -> DType:
 
 
 def as_shard(where: str, shard: str) -> str:
-    """Which variables this public call shares."""
+    """Return the argument `shard` of a public call, or raise a ValueError."""
     if shard not in SHARDS:
         raise ValueError(f"{where}: shard: expected 'none', 'host' or 'world'; got {shard!r}")
     return shard
 
 
 def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
-    """What its collectives run over; they are checked."""
+    """Check the collectives of a graph, and return the group that they run over.
+
+    If no group is given, the group is the world, which is joined, or this rank only if the step
+    does not depend on other ranks.
+    """
     expect_agreement(graph)
     if group is None:
         all_ranks = together(graph, shard)
@@ -283,15 +304,16 @@ def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
 
 
 def together(graph: Graph, shard: str) -> bool:
-    """Whether a step is one of all ranks of a group."""
+    """Return whether a step depends on the ranks of its group, or shares variables with them."""
     return talks(graph) or shard != "none"
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the garbage collector from walking all that a compilation makes, again and again.
+    """Disable the garbage collector while a step is compiled.
 
-    Most of it is there to stay until the end. Of 2,000 layers that is a tenth of the time.
+    Most objects of a compilation live until its end, and the collector would walk them again and
+    again. For 2,000 layers that takes a tenth of the time.
     """
     enabled = gc.isenabled()
     try:
@@ -306,7 +328,7 @@ def without_collector() -> Iterator[None]:
 def build(
     device: str, graph: Graph, group: Group, options: CompileOptions, arena: _core.Arena | None
 ) -> Executable:
-    """Make a graph executable on a device: agree with the other ranks, compile, load."""
+    """Return a graph compiled for a device: agree with the other ranks, lower, load."""
     kind, source = DEVICES[device], StepGraph(graph, group, options)
     with kind.compiling(group):
         agreement = kind.agree(source)
@@ -322,7 +344,7 @@ def build(
 
 
 def as_arguments(inputs: Any) -> Any:
-    """Return the arguments of a step as a list or as a dict or dataclass by name."""
+    """Return the arguments of a step as a list, or as a dict or dataclass that names them."""
     if isinstance(inputs, Node):
         return [inputs]
     return list(inputs) if type(inputs) is tuple else inputs
@@ -342,7 +364,10 @@ def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
 
 
 def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
-    """By name, so that the graph's order does not depend on the dictionary's."""
+    """Return pairs of a variable and its next value, in the order of the variables' names.
+
+    So the order of the graph does not depend on the order of the dicts.
+    """
     pairs: dict[Variable, Node] = {}
     parts = updates if isinstance(updates, list) else [updates or {}]
     for variable, value in (pair for part in parts for pair in pairs_of(part)):
@@ -360,7 +385,7 @@ def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
 
 
 def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
-    """The updates of a dict, or of a pair of like structures: variables, and their next values."""
+    """Return the updates of a dict, or of a pair (variables, next values) of equal structures."""
     if isinstance(part, Mapping):
         return part.items()
     if not isinstance(part, tuple) or len(part) != 2:
@@ -373,16 +398,16 @@ def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Which nodes a graph is made of, as a key: nodes themselves compare as values."""
+    """Return a cache key of a graph: the ids of its nodes, because `==` compares their values."""
     pairs = [node for pair in graph.updates for node in pair]
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 
 
-def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
-    """Inputs must be placeholders and outputs nodes."""
+def check_signature(graph: Graph, arguments: Structure, results: Structure) -> None:
+    """Raise a TypeError if an input is not a placeholder or an output is not a node."""
     for number, node in enumerate(graph.inputs):
         if not isinstance(node, Node) or node.op is not PLACEHOLDER:
-            at = given.paths("inputs")[number]
+            at = arguments.paths("inputs")[number]
             raise TypeError(
                 f"compile: inputs: expected placeholders; got {node!r} at {at}. Make them by "
                 "ngd.placeholder."

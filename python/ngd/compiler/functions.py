@@ -2,8 +2,8 @@
 """Python functions as compiled steps: traced once for each kind of arguments, then called.
 
 The first call of an `ngd.function` with arguments of some structure, shapes and dtypes runs the
-Python function on placeholders. What it returns is compiled, and kept. Each later call with
-arguments of the same kind only looks the step up and runs it.
+Python function on placeholders. The graph of its result is compiled to a step, which the function
+keeps. A later call with arguments of the same kind only looks up this step and runs it.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ from .trace_keys import (
 )
 
 MANY_TRACES: Final = 8
-"""So many traces of one function are reported: training, evaluation and the last, shorter batch of
-each need four."""
+"""The number of traces at which a function issues a RetraceWarning. Training, evaluation and the
+last, shorter batch of each need four."""
 MANY_FUNCTIONS: Final = 100
-"""So many functions that are made of one Python function, and traced, are reported: it is made anew
-in a loop, and so is each trace. Few are made on purpose, as by tests with many cases."""
+"""The number of functions made from one Python function, and traced, at which a RetraceWarning is
+issued. Such a Python function is probably wrapped, and so traced again, in each iteration of a
+loop. A few are made on purpose, for example by tests with many cases."""
 
 
 class Tracing(threading.local):
-    """The traces that are being made in this thread, the innermost last, by their groups."""
+    """The groups of the traces in progress in this thread; the innermost trace is the last one."""
 
     def __init__(self) -> None:
         self.groups: list[Group | None] = []
@@ -72,27 +73,28 @@ _tracing: Final = Tracing()
 
 
 _traced: Final[Counter[CodeType]] = Counter()
-"""How many functions were traced, by the code of the Python function."""
+"""The number of traced functions of each Python function, by its code object."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A function, traced for one kind of arguments and compiled."""
+    """A trace: a function compiled for one kind of arguments."""
 
     step: Executable
     world: Group | None
-    """Of a step with collectives that were given no group."""
-    places: list[int] | None
-    """Which leaves of the arguments the step is called with; None: all."""
+    """The world of a step with collectives, if the function has no group of its own; otherwise
+    None."""
+    leaf_indices: list[int] | None
+    """The indices of the argument leaves that the step takes; None: all leaves."""
     structure: Structure
-    """Of what the function returned."""
+    """The structure of the result of the function."""
     fixed: dict[int, Any]
-    """Which leaves of that are no nodes, and are returned as they are."""
+    """The leaves of the result that are not nodes, by index. A call returns them unchanged."""
     is_one_array: bool
     """True if the function returned one node."""
 
     def results(self, values: Sequence[Any]) -> Any:
-        """What a call returns, of what the step made."""
+        """Return the result of a call, given the values that the step has returned."""
         if self.fixed:
             made = iter(values)
             count = len(values) + len(self.fixed)
@@ -158,8 +160,10 @@ class Function:
         self.name = getattr(python, "__qualname__", repr(python))
         self._signature = signature_of(python)
         parameters = self._signature.parameters.values()
-        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-        self._arity = len(parameters) if plain else -1
+        is_positional = all(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+        )
+        self._arity = len(parameters) if is_positional else -1
         self._forms: list[Form] = []
         self._traces: dict[Key, Trace] = {}
         self._families: dict[Hashable, Family] = {}
@@ -167,7 +171,19 @@ class Function:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step for these arguments; the first call of their kind compiles it."""
+        """Run the step for these arguments; the first call of their kind traces and compiles it.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The arguments of the Python function. The class documents how each leaf is treated.
+
+        Returns
+        -------
+        structure of numpy.ndarray
+            The result of the Python function, with a new array for each node and each array. With
+            `updates`, it is the first element of the returned pair.
+        """
         if _tracing.groups:
             return self._inline(args, kwargs)
         try:
@@ -179,15 +195,32 @@ class Function:
         trace = self._traces.get(key)
         if trace is None or (trace.world is not None and trace.world.closed):
             trace = self._trace_for(key, leaves)
-        if trace.places is not None:
-            leaves = [leaves[i] for i in trace.places]
+        if trace.leaf_indices is not None:
+            leaves = [leaves[i] for i in trace.leaf_indices]
         results = trace.step(*leaves)
         return results[0] if trace.is_one_array else trace.results(results)
 
     def trace(self, *args: Any, **kwargs: Any) -> Executable:
         """Return the compiled step for such arguments, without running it.
 
-        Its `graph` is what the function made, and str() of it the program.
+        The `graph` of the step is the traced graph, and str() of the step is its program.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Arguments as for a call. Only the shapes and dtypes of arrays are used.
+
+        Returns
+        -------
+        Executable
+            The step. A later call with arguments of this kind runs it.
+
+        Examples
+        --------
+        >>> double = ngd.function(lambda a: 2 * a)
+        >>> step = double.trace(np.zeros(3))
+        >>> [node.type.short for node in step.graph.outputs]
+        ['f64[3]']
         """
         try:
             key, leaves = self._key_of(args, kwargs)
@@ -204,25 +237,25 @@ class Function:
         return len(self._traces)
 
     def clear(self) -> None:
-        """Forget all traces, and free what they hold."""
+        """Remove all traces, and free their memory."""
         with self._lock:
             self._traces.clear()
             self._families.clear()
             self._forms.clear()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method, its first argument is the instance."""
+        """Bind the function to an instance, which becomes its first argument."""
         return self if instance is None else MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<ngd.function {self.name}, {self.num_traces} traces>"
 
     def __reduce__(self) -> str:
-        """As a Python function: by its name."""
+        """Pickle the function by its name, like a Python function."""
         return self.name
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
-        """Within another graph: the Python function adds its nodes to it."""
+        """Call the Python function, which adds its nodes to the graph that is being built."""
         outer = _tracing.groups[-1] if _tracing.groups else None
         if self.group is not None and self.group is not outer:
             raise TypeError(
@@ -263,9 +296,9 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """The trace for this key. One whose world is gone is made again in the new one."""
+        """Return the trace for a key; make it if it is missing or its world was replaced."""
         trace = self._traces.get(key)
-        if trace is not None and not gone(trace.world):
+        if trace is not None and not is_replaced(trace.world):
             return trace
         with self._lock:
             trace = self._traces.get(key)
@@ -273,24 +306,24 @@ class Function:
                 trace = self._make(key, leaves)
                 self._traces[key] = trace
                 self._report_retraces(key)
-            elif gone(trace.world):
+            elif is_replaced(trace.world):
                 trace = self._traces[key] = self._make(key, leaves)
             return trace
 
     def _make(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Trace and compile."""
+        """Trace the function, and compile its graph."""
         inputs, returned, updates = self._run(key, leaves)
         graph = self._graph(inputs, returned, updates)
-        how: dict[str, Any] = {"device": self.device, "group": self.group}
-        how |= {"precision": self.precision, "shard": self.shard}
+        options: dict[str, Any] = {"device": self.device, "group": self.group}
+        options |= {"precision": self.precision, "shard": self.shard}
         with compiling(self._families.setdefault(without_extents(key), Family())):
-            step = compile([*graph.inputs], [*graph.outputs], updates, **how)
+            step = compile([*graph.inputs], [*graph.outputs], updates, **options)
         made, structure = flatten(returned)
-        places = [i for i, node in enumerate(inputs) if node is not None]
+        leaf_indices = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
             init() if self.group is None and together(graph, self.shard) else None,
-            None if len(places) == len(inputs) else places,
+            None if len(leaf_indices) == len(inputs) else leaf_indices,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
             isinstance(returned, Node),
@@ -335,7 +368,7 @@ class Function:
         outer = len(_tracing.groups)
         try:
             _tracing.groups.append(self.group)
-            # In a context of its own, no block around the call changes what is kept.
+            # The trace serves later calls, too. A fresh context keeps blocks around this one out.
             context = Context()
             context.run(TRACING.set, True)
             return context.run(self.__wrapped__, *bound.args, **bound.kwargs)
@@ -357,7 +390,7 @@ class Function:
                 ) from error
 
     def _graph(self, inputs: Sequence[Node | None], returned: Any, updates: Any) -> Graph:
-        """What is compiled. It reads the function's own arguments alone."""
+        """Return the graph to compile; raise a CompileError if it reads inputs of another step."""
         given = tuple(x for x in inputs if x is not None)
         outputs = tuple(leaf for leaf in flatten(returned)[0] if isinstance(leaf, Node))
         graph = Graph(given, outputs, sorted_updates(updates))
@@ -370,7 +403,7 @@ class Function:
         return graph
 
     def _report_retraces(self, key: Key) -> None:
-        """Warn once where a function is traced again and again, and say what changed."""
+        """Warn once if a function is traced again and again; the message names what changed."""
         what = ""
         code, self._code = self._code, None  # counts once
         if code is not None:
@@ -394,7 +427,10 @@ class Function:
 
 
 def signature_of(python: Callable[..., Any]) -> inspect.Signature:
-    """What a function takes; of NumPy's own, and of some others in C, positions alone are known."""
+    """Return the signature of a function.
+
+    NumPy's ufuncs and some functions in C have none. Their result takes any positional arguments.
+    """
     try:
         if not isinstance(python, np.ufunc):
             return inspect.signature(python)
@@ -404,7 +440,7 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Whether what is called now with these arguments adds to a graph."""
+    """Return whether a call with these arguments adds nodes to a graph."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 
@@ -426,13 +462,13 @@ def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield from lists_of_numbers(path + structure.step(key), part)
 
 
-def gone(world: Group | None) -> bool:
-    """Whether another world has taken the place of this one."""
+def is_replaced(world: Group | None) -> bool:
+    """Return whether a world is closed, and another one has replaced it."""
     return world is not None and world.closed and living_world() is not None
 
 
 def as_result(where: str, returned: Any) -> Any:
-    """What a function returns, with nodes for its arrays; updates among it are a mistake."""
+    """Return the result of a function with nodes for its arrays; raise a TypeError for updates."""
     expect_no_updates(where, returned)
     leaves, structure = flatten(returned)
     return structure.rebuild(
@@ -444,12 +480,12 @@ def as_result(where: str, returned: Any) -> Any:
 
 
 def constant_of(leaf: Any, where: str) -> Node:
-    """An array that a function returns, and that depends on nothing."""
+    """Return an array in the result of a function as a constant."""
     return as_node(view(leaf, where), where=where)
 
 
 def expect_no_updates(where: str, tree: Any) -> None:
-    """Refuse a dict by variables among results: the variables would not change."""
+    """Raise a TypeError if a result contains a dict by variables, which would not change them."""
     _, found = split(tree)
     if any(isinstance(key, Variable) for key in found):
         raise TypeError(
@@ -499,7 +535,7 @@ def function(
     Parameters
     ----------
     python : function
-        Takes and returns arrays of any shape, in any structure (ngd.trees). Function documents how
+        A function of arrays of any shape, in any structure (ngd.trees). Function documents how
         each leaf is treated.
     updates : bool, default False
         The function returns a pair: the result, which a call returns, and the next values of
@@ -538,16 +574,16 @@ def function(
     >>> loss.shape
     ()
     """
-    how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
+    options: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:
         as_precision("function", precision), as_shard("function", shard)
-        return functools.partial(Function, updates=updates, **how)
+        return functools.partial(Function, updates=updates, **options)
     if not callable(python):
         raise TypeError(
             f"function: expected a Python function; got {python!r}. Write @ngd.function above a "
             "def."
         )
-    return Function(python, updates, **how)
+    return Function(python, updates, **options)
 
 
 __all__ = ["Function", "function"]

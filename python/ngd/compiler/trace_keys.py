@@ -33,7 +33,7 @@ class Default(Enum):
 
 
 DEFAULT: Final = Default.NOT_GIVEN
-"""Stands for an argument that the call does not give. The Python function takes its default."""
+"""The mark of an argument that the call does not give. The Python function uses its default."""
 
 STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
 """Types whose values are fixed in a trace, and are hashable."""
@@ -41,7 +41,7 @@ ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class HasNodes(Exception):  # noqa: N818
-    """There are nodes among the arguments: the call belongs to the graph that is being built."""
+    """The exception for nodes among the arguments: the call belongs to a graph being built."""
 
 
 ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
@@ -55,7 +55,8 @@ LeafSpec: TypeAlias = ArraySpec | FixedSpec | str
 """The spec of a leaf. It is a plain tuple, because each call of a traced function makes many."""
 
 _new: Final = tuple.__new__
-"""Makes a key faster than its constructor, for each call of a traced function."""
+"""The constructor of a key without the checks of `Key`, which are slow in each call of a function.
+"""
 
 
 def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
@@ -105,7 +106,7 @@ def hashable(leaf: Any, where: str) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether NumPy can read this as an array; texts and types are excluded."""
+    """Return whether NumPy can read a value as an array. Texts and types are excluded."""
     if isinstance(leaf, (np.ndarray, np.generic)):
         return not isinstance(leaf, (str, bytes))
     if isinstance(leaf, (memoryview, bytearray, buffer)):
@@ -131,9 +132,9 @@ class Form:
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
-        """The arguments with other leaves."""
-        left = iter(leaves)
-        return [part._rebuild(left) for part in self.parts]
+        """Return the arguments with other leaves."""
+        remaining = iter(leaves)
+        return [part._rebuild(remaining) for part in self.parts]
 
     def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
         """Return the key for arguments of this form, and their leaves; None for another form.
@@ -176,12 +177,12 @@ def without_extents(key: Key) -> tuple[Any, ...]:
     return (key.form, *ranks)
 
 
-def reason(key: Key, others: Sequence[Key]) -> str:
+def reason(key: Key, earlier: Sequence[Key]) -> str:
     """Return the differences of a key to the nearest of those before it."""
-    alike = [other for other in reversed(others) if other.form is key.form]
-    if not alike:
+    same_form = [other for other in reversed(earlier) if other.form is key.form]
+    if not same_form:
         return "the arguments are nested otherwise"
-    nearest = min([differences(key, other) for other in alike], key=len)
+    nearest = min([differences(key, other) for other in same_form], key=len)
     return "; ".join(nearest)
 
 
@@ -189,7 +190,7 @@ def differences(key: Key, other: Key) -> list[str]:
     """Return the differences of two keys of one form, one text per leaf."""
     pairs = zip(key.form.paths, key.specs, other.specs, strict=True)
     return [
-        f"{path} is {spec_text(now)}, not {spec_text(was)}"
-        for path, now, was in pairs
-        if now != was
+        f"{path} is {spec_text(new_spec)}, not {spec_text(old_spec)}"
+        for path, new_spec, old_spec in pairs
+        if new_spec != old_spec
     ]

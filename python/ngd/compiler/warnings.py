@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings of ngd.compile: graphs that are legal, and mostly not what their author meant."""
+"""Warnings of ngd.compile about graphs that are legal, but probably not what their author meant."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..graph.graph import Graph
 from ..graph.variable_names import scope_of
 
 MAX_LAYERS = 5
-"""A warning names this many layers."""
+"""The number of layers that a warning names."""
 
 
 def warn_of_graph(graph: Graph) -> None:
-    """Warn once per kind of fault in a graph that is about to be compiled."""
-    found = notes.find(graph.nodes)
-    if found:
-        _warn_of_updates(graph, [note for _, note in found])
-        _warn_of_promotions(found)
+    """Issue the warnings about a graph that is about to be compiled, at most one of each kind."""
+    graph_notes = notes.find(graph.nodes)
+    if graph_notes:
+        _warn_of_updates(graph, [note for _, note in graph_notes])
+        _warn_of_promotions(graph_notes)
     _warn_of_equal_models(graph)
 
 
-def _warn_of_updates(graph: Graph, found: list[object]) -> None:
+def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
     """Warn if random draws or statistics are not updated."""
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}
-    for note in found:
+    for note in graph_notes:
         if isinstance(note, notes.ExpectedUpdate) and note.variable not in updated:
             names = missing.setdefault(note.layer, [])
             if note.variable.name not in names:
@@ -49,10 +49,14 @@ def _warn_of_updates(graph: Graph, found: list[object]) -> None:
 def _warn_of_equal_models(graph: Graph) -> None:
     """Warn if the step trains two models whose random first values are the same."""
     updated = {variable for variable, _ in graph.updates}
-    met: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for variable in graph.variables:
-        other = met.setdefault(variable.attrs["name"], variable)
-        if other is not variable and {other, variable} <= updated and begin_alike(other, variable):
+        other = by_name.setdefault(variable.attrs["name"], variable)
+        if (
+            other is not variable
+            and {other, variable} <= updated
+            and have_equal_values(other, variable)
+        ):
             warn(
                 f"compile: expected models that begin with different values; got {other.name!r} "
                 f"of two models (made at {other.site} and at {variable.site}) with the same random "
@@ -64,7 +68,7 @@ def _warn_of_equal_models(graph: Graph) -> None:
             return
 
 
-def begin_alike(one: Any, other: Any) -> bool:
+def have_equal_values(one: Any, other: Any) -> bool:
     """Return True if two variables were drawn with the same values and not assigned since."""
     scopes = scope_of(one), scope_of(other)
     if one.type != other.type or any(scope is None or scope.is_copy for scope in scopes):
@@ -75,9 +79,9 @@ def begin_alike(one: Any, other: Any) -> bool:
     return bool(first.size and (first != first.flat[0]).any() and (first == other.numpy()).all())
 
 
-def _warn_of_promotions(found: list[tuple[int, object]]) -> None:
-    """Warn where float64 first came of a narrower float."""
-    promotions = [(id, note) for id, note in found if isinstance(note, notes.Promotion)]
+def _warn_of_promotions(graph_notes: list[tuple[int, object]]) -> None:
+    """Warn about the first node that casts a narrower float to float64."""
+    promotions = [(id, note) for id, note in graph_notes if isinstance(note, notes.Promotion)]
     if not promotions:
         return
     _, first = min(promotions, key=lambda pair: pair[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices, one file each: what it can compute, how it holds a variable, how it runs a step."""
+"""The devices. Each of them compiles graphs, holds the values of variables, and runs steps."""
 
 from __future__ import annotations
 

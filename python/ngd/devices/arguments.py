@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled step is called with: arrays by position or by name, made to fit or refused."""
+"""The arguments of a compiled step: arrays by position or by name, checked and converted."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def in_order(
     where: str, names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
 ) -> list[Any]:
     """Return all arguments by position; those without a name come first, as in a call in Python."""
-    shown = ", ".join(names)
+    listing = ", ".join(names)
     for name in named:
         if names.count(name) != 1:
-            found = f"{name!r}, the name of {names.count(name)} inputs: give those by position"
-            found = found if name in names else f"{name!r}"
-            raise TypeError(f"{where}: expected inputs by name among ({shown}); got {found}.")
+            got_text = f"{name!r}, the name of {names.count(name)} inputs: give those by position"
+            got_text = got_text if name in names else f"{name!r}"
+            raise TypeError(f"{where}: expected inputs by name among ({listing}); got {got_text}.")
         if names.index(name) < len(given):
             raise TypeError(
                 f"{where}: expected input {name!r} once; got it by position and by name. "
@@ -40,55 +40,58 @@ def in_order(
         number = "1 array" if len(names) == 1 else f"{len(names)} arrays"
         lacking = f", without {', '.join(missing)}" if missing else ""
         raise TypeError(
-            f"{where}: expected {number} ({shown}); got {count}{lacking}. Give one per input."
+            f"{where}: expected {number} ({listing}); got {count}{lacking}. Give one per input."
         )
     return [*given, *(named[name] for name in names[len(given) :])]
 
 
-def convert(value: Any, wanted: Type, where: str) -> Array:
-    """One argument made to fit; what would lose values is an error that says `where`."""
+def convert(value: Any, target: Type, where: str) -> Array:
+    """Return an argument as an array of a type, or raise an error if the conversion loses values.
+
+    `where` is the beginning of the message.
+    """
     if isinstance(value, Node):
         raise TypeError(
-            f"{where}: expected an array {wanted}; got {value!r}. A step takes arrays; call the "
+            f"{where}: expected an array {target}; got {value!r}. A step takes arrays; call the "
             "Python function that builds the graph to apply it to a node."
         )
     try:
         array = view(value, where)
     except ValueError as error:
         got = "lists of different lengths" if isinstance(value, (list, tuple)) else error
-        raise ShapeError(f"{where}: expected {wanted}; got {got}") from None
+        raise ShapeError(f"{where}: expected {target}; got {got}") from None
     if array.dtype.kind in "OSU":
         got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
         got = "text" if array.dtype.kind in "SU" else got
         raise TypeError(
-            f"{where}: expected an array {wanted}; got {got}. Give an array or numbers."
+            f"{where}: expected an array {target}; got {got}. Give an array or numbers."
         )
-    if array.shape != wanted.shape:
-        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}. {STATIC}")
+    if array.shape != target.shape:
+        raise ShapeError(f"{where}: expected shape {target.shape}; got {array.shape}. {STATIC}")
     if not is_python(value):
-        if not np.can_cast(array.dtype, wanted.dtype, "safe"):
-            name = "ngd.bfloat16" if wanted.dtype == bfloat16 else f"np.{wanted.dtype.name}"
+        if not np.can_cast(array.dtype, target.dtype, "safe"):
+            name = "ngd.bfloat16" if target.dtype == bfloat16 else f"np.{target.dtype.name}"
             raise TypeError(
-                f"{where}: expected dtype {wanted.dtype}; got {array.dtype}, which can "
-                f"hold values that {wanted.dtype} cannot. Convert it: .astype({name})."
+                f"{where}: expected dtype {target.dtype}; got {array.dtype}, which can "
+                f"hold values that {target.dtype} cannot. Convert it: .astype({name})."
             )
-        return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
+        return np.ascontiguousarray(array, target.dtype).reshape(target.shape)
     with np.errstate(over="ignore"):
-        converted = array.astype(wanted.dtype) if kinds_fit(array, wanted.dtype) else None
-    if converted is None or loses(array, converted):
-        raise TypeError(f"{where}: expected a value of {wanted.dtype}; got {value!r}")
-    return np.ascontiguousarray(converted).reshape(wanted.shape)
+        converted = array.astype(target.dtype) if is_kind_allowed(array, target.dtype) else None
+    if converted is None or loses_values(array, converted):
+        raise TypeError(f"{where}: expected a value of {target.dtype}; got {value!r}")
+    return np.ascontiguousarray(converted).reshape(target.shape)
 
 
 def is_python(value: Any) -> bool:
-    """Whether these are Python's numbers, in lists or not: they take the dtype of the input."""
+    """Return whether a value is a Python number or a list of them, which take the input's dtype."""
     if isinstance(value, (list, tuple)):
         return all(map(is_python, value))
     return isinstance(value, (bool, int, float))
 
 
-def kinds_fit(array: Array, dtype: DType) -> bool:
-    """Whether bool, integer or float may be given for this dtype."""
+def is_kind_allowed(array: Array, dtype: DType) -> bool:
+    """Return whether Python numbers of the array's kind may be given for a dtype."""
     if array.size == 0 or array.dtype.kind == "b":
         return True
     if array.dtype.kind in "iu":
@@ -96,8 +99,8 @@ def kinds_fit(array: Array, dtype: DType) -> bool:
     return array.dtype.kind == "f" and is_float(dtype)
 
 
-def loses(array: Array, converted: Array) -> bool:
-    """Whether integers are not the same any more, or a float became infinite."""
+def loses_values(array: Array, converted: Array) -> bool:
+    """Return whether a conversion has changed an integer, or has made a float infinite."""
     if array.dtype.kind == "f":
         return bool((np.isinf(converted) != np.isinf(array)).any())
     return bool((converted.astype(object) != array.astype(object)).any())

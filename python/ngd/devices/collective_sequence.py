@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sequence of collectives of a step, for each group.
 
-The ranks compare its hash when they start a collective (src/cpp/comm/shm/group.cpp; over MPI,
-src/cpp/comm/mpi/wire.hpp), so that a rank with another sequence is found at once.
+When ranks start a collective, they compare the hashes of their sequences
+(src/cpp/comm/shm/group.cpp; over MPI, src/cpp/comm/mpi/wire.hpp). So a rank with another sequence
+is found at once.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ from ..ops.collectives.groups import Ranks
 Item = TypeVar("Item")
 
 MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
-"""The kinds that go between two ranks."""
+"""The kinds of messages between two ranks: sends and receives."""
 
 
 class CollectiveSequence:
-    """The groups that a step talks in, and what each is told of the sequence of its collectives.
+    """The groups in which a step communicates, and the sequence of its collectives in each of them.
 
-    Number 0 is the executable's own group, the others are counted in the order of their first
-    collective. What goes between two ranks is part of no sequence. With the sequence each is told
-    which step it is and what that computes: others may call the same collectives.
+    Number 0 is the group of the step. The other groups are numbered in the order of their first
+    collective. Messages between two ranks are not part of a sequence. Different steps may have the
+    same sequence. So the ranks also compare the number of the step, a hash of its computation
+    (passes/fingerprint.py).
     """
 
     def __init__(self, group: Ranks, graph: Graph, precision: DType) -> None:
         self.graph, self.precision, self.site = graph, precision, call_site()
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
-        self.heads: list[tuple[str, str]] = []  # of the graphs that are noted now, inside others
+        self.heads: list[tuple[str, str]] = []  # the first lines of the bodies that are open now
         self.branches: list[dict[int, int]] = []
         """For each open branch, its number in each group that has a collective in it."""
         self.counted: dict[int, int] = {}
         """For each group, the number of branches that have a collective of the group."""
 
     def number(self, group: Ranks | None) -> int:
-        """The number of a group; None is the executable's."""
+        """Return the number of a group; a new group is added. None is the group of the step."""
         if group is None:
             return 0
         if group not in self.groups:
@@ -72,7 +74,7 @@ class CollectiveSequence:
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
     ) -> Iterator[Item]:
-        """Hand on the graphs that an op runs, for what is added meanwhile to stand in them."""
+        """Yield the bodies of a loop or branch; collectives that are added then belong to it."""
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
             self.heads.append(head)
@@ -89,42 +91,48 @@ class CollectiveSequence:
                     lines.append(("end", site))
 
     def hashes(self) -> list[int]:
-        """Return for each group the hash of the sequence of its collectives; 0 = it has none."""
+        """Return for each group the hash of the sequence of its collectives; 0 if it has none."""
         return [hash for _, hash in map(digest, self.lines)]
 
     def sequences(self) -> list[tuple[str, int, int]]:
-        """Of each group the text, its hash, and the number of what the step computes."""
+        """Return for each group the text of its sequence, the hash, and the number of the step.
+
+        The number of the step is a hash of its computation. A group without collectives has ("", 0,
+        0).
+        """
         computes = passes.computation(self.graph, self.precision) if any(self.lines) else 0
-        which = f"\n\n{described(self.graph)}, compiled at {self.site}"
+        description = f"\n\n{described(self.graph)}, compiled at {self.site}"
         digests = map(digest, self.lines)
-        return [(text + which, hash, computes) if hash else ("", 0, 0) for text, hash in digests]
+        return [
+            (text + description, hash, computes) if hash else ("", 0, 0) for text, hash in digests
+        ]
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
-    """One collective as messages between ranks show and compare it: what is equal on all ranks."""
+    """Return the line of a collective in a sequence, without what may differ between ranks."""
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
-    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
-    return f"{kind}{shown} {type.dtype.name if 'counts' in attrs else type}"
+    attrs_text = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
+    return f"{kind}{attrs_text} {type.dtype.name if 'counts' in attrs else type}"
 
 
 def described(graph: Graph) -> str:
-    """A step in a few words: what it returns and updates."""
+    """Return a short description of a step: its outputs and the variables that it updates."""
     outputs = [f"{n.op.name} {n.type}" for n in graph.outputs]
     updates = [str(v.attrs["name"]) for v, _ in graph.updates]
     parts = [("outputs", outputs), ("updates", updates)]
-    few = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
-    return f"the step with {' and '.join(few) or 'no output'}"
+    texts = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
+    return f"the step with {' and '.join(texts) or 'no output'}"
 
 
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
-    """The text of a sequence with its call sites, and the hash of it without them; 0 = nothing."""
+    """Return the text of a sequence with call sites, and its hash without them (0 if empty)."""
     text = "\n".join(f"{what} at {site}" for what, site in sequence)
     hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
     return text, (int.from_bytes(hashed[:8], "little") or 1) if sequence else 0
 
 
 def opened(groups: Sequence[Ranks]) -> list[Group]:
-    """The groups of a step that is to run: real ones that were not shut down."""
+    """Return the groups of a step, or raise an error if one of them cannot be used or is closed."""
     for group in groups:
         if not isinstance(group, Group):
             raise TypeError(

@@ -42,11 +42,11 @@ class LoweredStep(CompiledStep):
         self.program = str(lowered.program)
 
     def cost(self) -> Cost:
-        """See Executable."""
+        """Return FLOP and bytes of one run, after fusion."""
         return self.plan.cost
 
     def explain(self, node: Node) -> str:
-        """See Executable."""
+        """Return a text that shows how a node is computed; see Executable.explain."""
         return self.explanation.of(self, node)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class LoweredStep(CompiledStep):
 
 
 class Agreement(Protocol):
-    """The decisions that the ranks of a group take together before they compile a step."""
+    """The decisions that the ranks of a group make together before they compile a step."""
 
     @property
     def target(self) -> Target | None:
@@ -71,11 +71,11 @@ class Device(Protocol[AgreementType]):
     name: str
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a block in which a step is compiled."""
+        """Return the context in which a step is compiled."""
         ...
 
     def agree(self, source: StepGraph) -> AgreementType:
-        """Communicate: settle which variables the ranks share, and how."""
+        """Agree with the other ranks which variables the ranks share, and how."""
         ...
 
     def load(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the executables of all devices share: the call's signature, and its checks."""
+"""The interface and the base class of the steps of all devices: arguments, results and checks."""
 
 from __future__ import annotations
 
@@ -40,10 +40,47 @@ class Executable(Protocol):
     """
 
     graph: Graph
-    """The graph as it was given."""
+    """The graph that was compiled, as it was before the passes."""
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
-        """Run the step once on arrays by position or by name; see ngd.compile."""
+        """Run the step once on arrays by position or by name.
+
+        Parameters
+        ----------
+        *arrays : array_like
+            The arguments, in the order of the inputs: NumPy arrays, DLPack tensors, buffers, or
+            Python numbers and lists of them. An argument has the shape of its input, and is
+            converted to the dtype of its input if that loses no value.
+        out : structure of numpy.ndarray, optional
+            Arrays to write the results to, in the structure of the outputs. They have the shapes
+            and dtypes of the outputs, and overlap neither an argument nor one another. By default
+            the step makes new arrays.
+        **named : array_like
+            Arguments by the names of their placeholders.
+
+        Returns
+        -------
+        numpy.ndarray or structure of numpy.ndarray
+            The results in the structure of the outputs; the arrays of `out` if it is given.
+
+        Raises
+        ------
+        TypeError
+            An argument is missing, or has a dtype that could lose values.
+        ShapeError
+            An argument has another shape than its input.
+        BusyError
+            Another thread runs this step, or a step that uses the same variables and updates some.
+
+        Examples
+        --------
+        >>> x = ngd.placeholder("x", (2,), "float32")
+        >>> step = ngd.compile(x, x * 2.0)
+        >>> step([1.0, 2.0])
+        array([2., 4.], dtype=float32)
+        >>> step(x=np.zeros(2, np.float32))
+        array([0., 0.], dtype=float32)
+        """
         ...
 
     def memory(self) -> dict[str, int]:
@@ -141,14 +178,14 @@ class CountedHold(_core.Hold):
         self.tally = tally
 
     def run(self, step: Any, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run step.run(inputs, outputs); one that fails does not count."""
+        """Run step.run(inputs, outputs), and count the run if it succeeds."""
         begin = perf_counter()
         super().run(step, inputs, outputs)
         self.tally.add(perf_counter() - begin)
 
 
 def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
-    """What holds the variables of an executable while it runs."""
+    """Return the object that holds the variables of a step while it runs."""
     if not metrics.wanted():
         return _core.Hold(read, written, device)
     metrics.begin()
@@ -170,10 +207,10 @@ def format_bytes(count: float) -> str:
 
 
 class StepGraph:
-    """A graph to compile, its group and options, and its next values of variables.
+    """A graph to compile, with its group, its options and its next values of variables.
 
-    Warns of next values that may differ between ranks. That is before the ranks communicate: if the
-    warning is an error, they have not asked each other anything.
+    The constructor warns of next values that may differ between ranks. It does so before the ranks
+    communicate. So if the warning is an error, no other rank waits for an answer.
     """
 
     def __init__(self, graph: Graph, group: Group, options: CompileOptions) -> None:
@@ -191,7 +228,7 @@ class StepGraph:
 
 
 class PrintedGraph(Graph):
-    """The graph of a step of 16-bit precision."""
+    """The graph of a step of 16-bit precision, whose text names the precision."""
 
     def __init__(self, graph: Graph, precision: DType) -> None:
         super().__init__(graph.inputs, graph.outputs, graph.updates)
@@ -202,7 +239,7 @@ class PrintedGraph(Graph):
 
 
 class CompiledStep(BoundToProcess):
-    """A compiled step of whatever device; see Executable."""
+    """The base class of compiled steps; see Executable."""
 
     instead = "copy its nodes and variables, and compile those"
     device: ClassVar[str]
@@ -252,7 +289,7 @@ class CompiledStep(BoundToProcess):
         raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
-        """The arguments as contiguous arrays of exactly the inputs' types."""
+        """Return the arguments as contiguous arrays of exactly the inputs' types."""
         if named or len(arrays) != len(self.input_types):
             names = [str(n.attrs["name"]) for n in self.graph.inputs]
             arrays = arguments.in_order(self.title, names, arrays, named)
@@ -267,12 +304,12 @@ class CompiledStep(BoundToProcess):
         ]
 
     def convert(self, number: int, value: Any) -> Array:
-        """One argument made to fit."""
+        """Return an argument as an array of the type of its input."""
         where = f"{self.title}: input {number} ({self.graph.inputs[number].attrs['name']!r})"
         return arguments.convert(value, self.input_types[number], where)
 
     def results(self, out: Sequence[Any] | None, inputs: list[Array]) -> list[Array]:
-        """Fresh arrays for the outputs, or the caller's, checked: they overlap nothing."""
+        """Return new arrays for the outputs, or those of the caller, which may not overlap."""
         if out is None:
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
         if len(out) != len(self.output_types):
@@ -295,26 +332,26 @@ class CompiledStep(BoundToProcess):
         return results
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the variables; a device with a planner adds its arenas."""
+        """Return the bytes of the variables; a device with a memory plan adds its arenas."""
         return {"variables": sum(v.type.bytes for v in self.variables)}
 
     def report(self) -> Report:
-        """See Executable."""
+        """Raise a CompileError, because this device has no instructions."""
         raise CompileError(
             f"Executable.report: expected a step of the device CPU, which runs instructions; got "
             f"one of {self.device}. Compile it with device='CPU'."
         )
 
     def cost(self) -> Cost:
-        """See Executable; of the nodes as they were given, where the device has no planner."""
+        """Return FLOP and bytes of one run of the graph, without fusion."""
         return cost_of_graph(self.graph)
 
     def explain(self, node: Node) -> str:
-        """See Executable."""
+        """Return a text that shows how a node is computed; see Executable.explain."""
         raise NotImplementedError(self.device)
 
     def compare_ranks(self) -> str:
-        """See Executable."""
+        """Return a comparison of the ranks' collectives; see Executable.compare_ranks."""
         site = call_site()
         answers = [
             compare_ranks(group, text, computation, site)

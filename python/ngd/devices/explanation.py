@@ -27,11 +27,11 @@ LEAVES: Final[dict[Op, str]] = {
     VARIABLE: "a variable: the step reads its value",
     CONSTANT: "a constant: its value is known since the step was compiled",
 }
-"""The text for a leaf."""
+"""The explanation of a leaf, by its op."""
 
 
 class Explanation:
-    """Explains the nodes of a step that was compiled for a target."""
+    """The explanations of the nodes of a step that was compiled for a target."""
 
     def __init__(self, plan_again: Callable[[], Plan], target: Target) -> None:
         self.plan_again, self.target = plan_again, target
@@ -42,11 +42,11 @@ class Explanation:
         with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
             simplefilter("ignore")  # the first compilation has issued them
             plan = self.plan_again()
-            replaced = lineage_of(node, rewrites)
-            found = instructions_of(plan, replaced)
-            lines = [] if found else [without_instruction(replaced[-1])]
-            if not found and is_view(replaced[-1]):
-                found = instructions_of(plan, lineage_of(source_of(replaced[-1]), rewrites))
+            lineage = lineage_of(node, rewrites)
+            found = instructions_of(plan, lineage)
+            lines = [] if found else [without_instruction(lineage[-1])]
+            if not found and is_view(lineage[-1]):
+                found = instructions_of(plan, lineage_of(source_of(lineage[-1]), rewrites))
         rows = [row for row in rows_of(plan, None, 0, Peaks(0.0), "") if row.depth == 0]
         for number in found:
             lines += self.lines_of(plan.steps[number], rows[number])
@@ -99,7 +99,7 @@ def heading(node: Node) -> str:
 
 
 def without_instruction(node: Node) -> str:
-    """Return why a node has no instruction of its own."""
+    """Return the reason why a node has no instruction of its own."""
     if is_view(node):
         source = source_of(node)
         return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"
@@ -121,13 +121,13 @@ def fused(row: Row) -> Iterator[str]:
 def tagged(nodes: Sequence[Node]) -> Iterator[None]:
     """Give the call sites of nodes the ids of their nodes within this block."""
     results = [result for node in nodes for result in node.results]
-    before = [result.site for result in results]
+    old_sites = [result.site for result in results]
     try:
         for result in results:
             result.site = NodeSite(result.site, result.results[0].id)
         yield
     finally:
-        for result, site in zip(results, before, strict=True):
+        for result, site in zip(results, old_sites, strict=True):
             result.site = site
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the variables of the ranks, once, when a step has run for the first time.
+"""The comparison of variables between ranks, after the first call of a step.
 
-Training on several ranks goes wrong silently where the ranks hold different values of a variable:
+Training on several ranks goes wrong silently if the ranks hold different values of a variable:
 weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
 ends with a comparison of checksums of the variables that it has updated, over the groups in which
-it communicates. Later calls do nothing for it.
+it communicates. Later calls compare nothing.
 
-"First" has to mean the same call on all ranks of a group. A rank may compile a step again
-when the others do not, for example for a batch of another length. So a comparison is not remembered
-for the compiled step. It is remembered for the sequence of the collectives, which is equal on all
-ranks of the group, and for the variables.
+"First" has to mean the same call on all ranks of a group. A rank may compile a step again when the
+other ranks do not, for example for a batch of another length. So a comparison is not remembered for
+the compiled step. It is remembered for the sequence of the collectives, which is equal on all ranks
+of the group, and for the variables.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class Entry(NamedTuple):
 
     name: str
     words: tuple[int, int, int, int, int]
-    """A hash of the name, whether `others` holds groups, a hash of the computation, a checksum."""
+    """A hash of the name, 1 if `others` has groups, a hash of the computation, a checksum (two
+    words)."""
     others: tuple[Group, ...]
-    """Groups that a rank has to be in, too, for its value to be compared with this one."""
+    """The other groups that a rank has to be in for its value to be compared with this one."""
 
 
 class Comparison(NamedTuple):
@@ -84,13 +85,13 @@ class Difference(NamedTuple):
     """A variable that differs between the ranks of a group."""
 
     entry: Entry | None
-    """The entry of this rank; None: it has no variable of this name."""
+    """The entry of this rank; None if it has no variable of this name."""
     ranks: tuple[int, ...]
     """The ranks that differ from most others."""
     usual: int
-    """The first one of these others."""
+    """The first one of the other ranks."""
     what: str
-    """One of KINDS."""
+    """The kind of the difference, one of KINDS."""
 
 
 CURES: Final = {
@@ -103,15 +104,16 @@ CURES: Final = {
         "over the ranks (optimizer.minimize does)"
     ),
 }
-"""For each kind of difference, what removes it; the first kind that is found is reported."""
+"""The advice for each kind of difference. The first kind of this table that is found is reported.
+"""
 KINDS: Final = tuple(CURES)
 
 
 class FirstCall(_core.Hold):
-    """Holds the variables of a step until its first call has succeeded on equal variables.
+    """The hold of the variables of a step until its first call has succeeded on equal variables.
 
-    Then the step gets its ordinary hold, and calls cost nothing more. `states` are the live states
-    (ngd.LiveState) of the variables that the step updates.
+    After that call the step gets its ordinary hold, so calls cost nothing more. `states` are the
+    live states (ngd.LiveState) of the variables that the step updates.
     """
 
     def __init__(self, step: ComparedStep, hold: _core.Hold, states: Sequence[Any]) -> None:
@@ -126,7 +128,7 @@ class FirstCall(_core.Hold):
             watched = Watched(native, self.step, until_compared)
             self.hold.run(watched, inputs, outputs)
             different = compare(watched.comparisons)
-            if different and len(watched.comparisons) > 1:  # closes the groups
+            if different and len(watched.comparisons) > 1:  # raise inside, which closes the groups
                 raise mismatch(different, self.step)
         if different:
             raise mismatch(different, self.step)
@@ -134,10 +136,11 @@ class FirstCall(_core.Hold):
 
 
 class Watched:
-    """Runs a step, and takes the checksums while the step still holds its variables.
+    """A step that computes the checksums after its run, while it still holds its variables.
 
-    An exception between the run and the end of the comparison closes the groups, for which it
-    enters a context in `until_compared`: the other ranks would wait for this one.
+    If an exception is raised between the run and the end of the comparison, the other ranks would
+    wait for this one. So `run` enters a context in `until_compared` that closes the groups in this
+    case.
     """
 
     def __init__(self, native: Any, step: ComparedStep, until_compared: ExitStack) -> None:
@@ -150,7 +153,7 @@ class Watched:
         return bool(self.native.variables_touched)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run once."""
+        """Run the step once, and add the checksums of its variables to the comparisons."""
         groups = [each.group for each in self.comparisons]
         call = _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
         self.until_compared.enter_context(call)
@@ -158,8 +161,8 @@ class Watched:
         add_entries(self.comparisons, self.step)
 
 
-def talking_groups(step: ComparedStep) -> dict[Group, int]:
-    """Return the groups in which a step has collectives, with the hash of their sequence."""
+def communicating_groups(step: ComparedStep) -> dict[Group, int]:
+    """Return the groups in which a step has collectives, with the hashes of their sequences."""
     pairs = zip(step.sequence.groups, step.sequence.hashes(), strict=True)
     return {
         group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
@@ -167,9 +170,9 @@ def talking_groups(step: ComparedStep) -> dict[Group, int]:
 
 
 def comparisons_of(step: ComparedStep) -> list[Comparison]:
-    """Return what is to compare now, in the order of the groups of the step."""
+    """Return the comparisons that are due, in the order of the groups of the step."""
     found: dict[Group, Comparison] = {}
-    for group, hash in talking_groups(step).items():
+    for group, hash in communicating_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
         key = (step.device, hash, *(value.variable.id for value in mine))
         if mine and key not in _compared.setdefault(group, set()):
@@ -180,14 +183,14 @@ def comparisons_of(step: ComparedStep) -> list[Comparison]:
 def add_entries(comparisons: Sequence[Comparison], step: ComparedStep) -> None:
     """Add the checksums of the variables, which the step holds, to the comparisons."""
     found = {each.group: each for each in comparisons}
-    places: list[tuple[NextValue, list[Group]]] = []
-    talking = talking_groups(step)
+    compared: list[tuple[NextValue, list[Group]]] = []
+    communicating = communicating_groups(step)
     for value in step.next_values:
-        groups = [group for group in talking if group in value.groups]
+        groups = [group for group in communicating if group in value.groups]
         if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
-            places.append((value, groups))
-    checksums = checksums_of(step, [value.variable for value, _ in places])
-    for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
+            compared.append((value, groups))
+    checksums = checksums_of(step, [value.variable for value, _ in compared])
+    for (value, (first, *others)), checksum in zip(compared, checksums, strict=True):
         if checksum is not None:
             name = step.graph.names[value.variable]
             head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
@@ -212,10 +215,10 @@ def hash_of(text: bytes) -> int:
 
 
 def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
-    """Compare variables with the other ranks, and return what differs.
+    """Compare variables with the other ranks, and return the differences.
 
-    All ranks of the groups call this, and get the same, except that a rank gets nothing of a group
-    that it is not in.
+    All ranks of the groups call this. They return the same differences, but a rank has none of a
+    group that it is not in.
     """
     site = f"step() at {call_site()}"
     heads = [exchange_heads(each, site) for each in comparisons]
@@ -232,15 +235,15 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
-    """Return one row per rank: its number, of how many entries, of how many conditional ones, ...
+    """Return one row per rank: its number, two counts of entries, and a hash of all its entries.
 
-    The last two columns are a hash of all entries.
+    The counts are those of all entries and of the entries with `others`. The hash has two columns.
     """
     world = living_world()
     number = each.group.rank if world is None else world.rank
-    whole = hashlib.blake2b(digest_size=16)
-    whole.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
-    low, high = np.frombuffer(whole.digest(), np.uint64)
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
+    low, high = np.frombuffer(hasher.digest(), np.uint64)
     conditional = sum(bool(entry.others) for entry in each.entries)
     mine = np.array([[number, len(each.entries), conditional, low, high]], np.uint64)
     rows: Array = each.group.all_gather(mine, site=site)
@@ -248,20 +251,20 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 
 
 def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
-    """Return what differs between the ranks of a group."""
+    """Return the differences between the ranks of a group."""
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
-    held: dict[int, dict[int, tuple[int, ...]]] = {}
+    all_words: dict[int, dict[int, tuple[int, ...]]] = {}
     """The computation and the checksum, by the hash of a variable's name and by the rank."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
-            if name in entries or not is_conditional:  # else for ranks of a group without this rank
-                held.setdefault(name, {})[number] = tuple(words)
+            if name in entries or not is_conditional:  # the others concern groups without this rank
+                all_words.setdefault(name, {})[number] = tuple(words)
         del rows[:count]
     found = []
-    for name, by_rank in held.items():
+    for name, by_rank in all_words.items():
         entry = entries.get(name)
         others = entry.others if entry is not None else ()
         words_of = {
@@ -270,27 +273,29 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
             if all(rank in _members[other] for other in others)
         }
         usual, _ = Counter(words_of.values()).most_common(1)[0]
-        odd = tuple(rank for rank, words in words_of.items() if words != usual)
-        if odd:
+        differing = tuple(rank for rank, words in words_of.items() if words != usual)
+        if differing:
             first = next(rank for rank, words in words_of.items() if words == usual)
-            found.append(Difference(entry, odd, first, what_differs([*words_of.values()])))
+            found.append(
+                Difference(entry, differing, first, kind_of_difference([*words_of.values()]))
+            )
     return found
 
 
-def what_differs(held: Sequence[tuple[int, ...] | None]) -> str:
-    """Return what ranks have another one of, of a variable."""
-    words = [each for each in held if each is not None]
-    if len(words) < len(held):
+def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
+    """Return the kind of the difference between the words of the ranks for one variable."""
+    words = [each for each in all_words if each is not None]
+    if len(words) < len(all_words):
         return "variables"
     return "update rules" if len({each[0] for each in words}) > 1 else "values"
 
 
 def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMismatchError:
-    """Return the error that names the ranks and the variables."""
+    """Return the error for some differences, which names the ranks and the variables."""
     ranks = sorted({rank for each in different for rank in each.ranks})
     named = ", ".join(str(rank) for rank in ranks)
     what = next(kind for kind in KINDS if any(each.what == kind for each in different))
-    which = names_of(
+    labels = names_of(
         [
             repr(each.entry.name) if each.entry is not None else "a variable that this rank lacks"
             for each in different
@@ -299,7 +304,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
     error = VariableMismatchError(
         "compile: expected variables that are equal on all ranks after the first call of the step "
         f"compiled at {step.sequence.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
-        f"{named} than on rank {different[0].usual}, for {which}. {CURES[what]}, or, where ranks "
+        f"{named} than on rank {different[0].usual}, for {labels}. {CURES[what]}, or, where ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )
     error.ranks = tuple(ranks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types and attributes as the compiled part takes them."""
+"""Types and attributes in the form that the C++ core takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAMES: Final = {dtype: dtype.name for dtype in SHORT_NAMES}
 
 
 def spec(type: Type) -> tuple[str, tuple[int, ...]]:
-    """A type as the compiled part takes it."""
+    """Return a type as the C++ core takes it: the name of the dtype, and the shape."""
     return NAMES[type.dtype], type.shape
 
 
 def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes as the compiled part takes them: dtypes by name, None left out."""
+    """Return attributes as the C++ core takes them: dtypes by name, and none that is None."""
     return {
         key: value.name if isinstance(value, np.dtype) else value
         for key, value in attrs.items()

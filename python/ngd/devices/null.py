@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NULL device: the CPU's kernels, and nothing that runs them; the compiler alone."""
+"""The NULL device. It compiles for the kernels of the CPU, and runs nothing."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .executable import StepGraph
 
 
 class NullAgreement(NamedTuple):
-    """The target of a step that is not run."""
+    """The target of a step that does not run."""
 
     target: CpuTarget
 
 
 class NullDevice:
-    """Compiles steps as the CPU does, and runs none."""
+    """The device that compiles steps like the CPU, and runs none."""
 
     name = "NULL"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a block without an effect."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def agree(self, source: StepGraph) -> NullAgreement:
-        """Return the target; no variable has a value here."""
+        """Return the target. No variable has a value on this device."""
         _, sharing = agree_on_sharing(source, {})
         return NullAgreement(CpuTarget(source.group, sharing))
 
@@ -51,19 +51,19 @@ class NullDevice:
 
 
 class NullExecutable(LoweredStep):
-    """A step that was compiled for the CPU's kernels and cannot be called: the compiler alone."""
+    """A step that was compiled for the kernels of the CPU and cannot be called."""
 
     device = "NULL"
 
     def __call__(
         self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
     ) -> list[Array]:
-        """Refuse."""
+        """Raise a CompileError, because the device only compiles."""
         raise CompileError(
             f"{self.title}: expected a device that runs steps; got NULL, which only compiles. "
             "Compile it with device='CPU' or 'INTERPRETER'."
         )
 
     def report(self) -> Report:
-        """See Executable; without times."""
+        """Return the report of the instructions, without times."""
         return report_of(self.plan, None, None, self.sequence.site, self.device, self.memory())

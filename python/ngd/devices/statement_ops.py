@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that an instruction computes, one per statement, for NGD_CHECK_FINITE."""
+"""The op of each statement of an instruction, for NGD_CHECK_FINITE."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..graph.registry import OPS
 from ..passes import Step
 
 Member: TypeAlias = tuple[str, str, int]
-"""The op that the user called, its call site, and a number of its application.
+"""An op that the user called, its call site, and the number of its application.
 
-The number is equal for all that one op was expanded into; -1 for an op that was not expanded.
+The number is equal for all ops that one op was expanded into; -1 for an op that was not expanded.
 """
 
 
 class Members:
-    """Numbers the applications of a program's expanded ops."""
+    """The numbers of the applications of a program's expanded ops."""
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
@@ -26,40 +26,42 @@ class Members:
     def of_step(self, step: Step) -> list[Member]:
         """Return the ops of an instruction.
 
-        A kernel that runs a program of elementwise ops has one for each statement, then one for
-        each reduction.
+        For a fused kernel, these are the ops of the statements of its body, then those of its
+        reductions.
         """
-        made = [self.member(op, site) for op, site in step.made_of]
-        if not made or "program" not in step.attrs:
-            return made
-        split = len(made) - len(step.attrs.get("reductions", ()))
+        op_members = [self.member(op, site) for op, site in step.made_of]
+        if not op_members or "program" not in step.attrs:
+            return op_members
+        split = len(op_members) - len(step.attrs.get("reductions", ()))
         names = [op for op, _ in step.made_of[:split]]
-        return [*of_statements(step.attrs, names, made), *made[split:]]
+        return [*of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the entry of one op."""
+        """Return the entry of an op."""
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))
         return site.op, str(site), number
 
 
-def of_statements(attrs: dict[str, Any], names: Sequence[str], made: list[Member]) -> list[Member]:
-    """Return the op of each statement of a program.
+def of_statements(
+    attrs: dict[str, Any], names: Sequence[str], op_members: list[Member]
+) -> list[Member]:
+    """Return the op of each statement of a kernel body.
 
-    Passes put copies and casts between the statements of a kernel's ops, and leave out what is not
-    read. Such a copy or cast belongs to the op whose statement comes next.
+    Passes insert copies and casts between the statements of a kernel's ops, and remove statements
+    that nothing reads. A copy or cast belongs to the op whose statement comes next.
     """
     from difflib import SequenceMatcher  # here, because it is slow to import
 
     opcodes = [OPS[name].kernel.opcode or name for name in names]
-    found = [line.split(":")[0] for line in attrs["program"].split(";")]
-    matcher = SequenceMatcher(None, found, opcodes, autojunk=False)
-    members: list[Member | None] = [None] * len(found)
+    statement_opcodes = [line.split(":")[0] for line in attrs["program"].split(";")]
+    matcher = SequenceMatcher(None, statement_opcodes, opcodes, autojunk=False)
+    members: list[Member | None] = [None] * len(statement_opcodes)
     for block in matcher.get_matching_blocks():
         for i in range(block.size):
-            members[block.a + i] = made[block.b + i]
-    filled, following = [], made[-1]
+            members[block.a + i] = op_members[block.b + i]
+    filled, following = [], op_members[-1]
     for member in reversed(members):
         following = member or following
         filled.append(following)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compiled step whose arguments or results are nested, around one that takes and gives lists."""
+"""A compiled step with nested arguments or results, around a step that takes and returns lists."""
 
 from __future__ import annotations
 
@@ -19,40 +19,44 @@ from .executable import CompiledStep, Executable
 
 
 class StructuredStep(BoundToProcess):
-    """A compiled step of whatever device; see Executable.
+    """A compiled step with nested arguments or results; see Executable.
 
-    The outermost part of the inputs' structure are the arguments of the call: a dict (or a
-    dataclass) names them, and in a list those that are placeholders have the placeholders' names.
-    The last `num_hidden` results of the step are not returned.
+    The arguments of the call are the outermost parts of the structure of the inputs. A dict or a
+    dataclass names them. In a list, an argument that is a placeholder has the name of the
+    placeholder. The last `num_hidden` results of the step are not returned.
     """
 
     instead = CompiledStep.instead
 
     def __init__(
-        self, step: Executable, given: Structure, results: Structure, num_hidden: int = 0
+        self,
+        step: Executable,
+        argument_structure: Structure,
+        results: Structure,
+        num_hidden: int = 0,
     ) -> None:
         self.step, self.graph = step, step.graph
         self.results, self.num_hidden = results, num_hidden
-        self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
+        self.names = names_of(argument_structure, [str(n.attrs["name"]) for n in self.graph.inputs])
         self.title = f"step compiled at {call_site()}"
         places = [f"{self.title}: input {name}" for name in self.names]
-        parts = list(zip(given.parts, places, strict=True))
-        self.parts = None if is_flat(given) else parts
+        parts = list(zip(argument_structure.parts, places, strict=True))
+        self.parts = None if is_flat(argument_structure) else parts
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
-        """Run once."""
-        given = self.flat(arrays, named)
+        """Run the step once."""
+        argument_structure = self.flat(arrays, named)
         if out is None:
-            values = self.step(*given)
+            values = self.step(*argument_structure)
         else:
             places = self.results.match(out, f"{self.title}: out")
             hidden = self.graph.outputs[len(places) :]
             places += [np.empty(node.shape, node.dtype) for node in hidden]
-            values = self.step(*given, out=places)
+            values = self.step(*argument_structure, out=places)
         return self.results.rebuild(values[: len(values) - self.num_hidden])
 
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        """The arguments' arrays in the order of the placeholders."""
+        """Return the arrays of the arguments in the order of the placeholders."""
         if named or len(arrays) != len(self.names):
             arrays = arguments.in_order(self.title, self.names, arrays, named)
         if self.parts is None:
@@ -63,23 +67,23 @@ class StructuredStep(BoundToProcess):
         return leaves
 
     def memory(self) -> dict[str, int]:
-        """See Executable."""
+        """Return the bytes of the step's memory."""
         return self.step.memory()
 
     def report(self) -> Report:
-        """See Executable."""
+        """Return the report of the step."""
         return self.step.report()
 
     def cost(self) -> Cost:
-        """See Executable."""
+        """Return FLOP and bytes of one run."""
         return self.step.cost()
 
     def explain(self, node: Node) -> str:
-        """See Executable."""
+        """Return a text that shows how a node is computed."""
         return self.step.explain(node)
 
     def compare_ranks(self) -> str:
-        """See Executable."""
+        """Return a comparison of the collectives that the ranks will call."""
         return self.step.compare_ranks()
 
     def __str__(self) -> str:
@@ -90,16 +94,16 @@ class StructuredStep(BoundToProcess):
 
 
 def is_flat(structure: Structure) -> bool:
-    """Whether this is a list of leaves, which steps take and give by themselves."""
+    """Return whether a structure is a list of leaves, which a step takes and returns by itself."""
     return structure.kind is list and all(part is LEAF for part in structure.parts)
 
 
-def names_of(given: Structure, placeholders: Sequence[str]) -> list[str]:
-    """What the arguments of a call are called; `placeholders` are the leaves' names."""
-    if given.kind is not list:
-        return [str(key) for key in given.keys]
+def names_of(argument_structure: Structure, placeholders: Sequence[str]) -> list[str]:
+    """Return the names of the arguments of a call; `placeholders` are the names of the leaves."""
+    if argument_structure.kind is not list:
+        return [str(key) for key in argument_structure.keys]
     names, first = [], 0
-    for number, part in enumerate(given.parts):
+    for number, part in enumerate(argument_structure.parts):
         names.append(placeholders[first] if part is LEAF else f"[{number}]")
         first += part.count
     return names

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node has of a NumPy array: its operators and methods, each of which applies an op."""
+"""The operators and methods of NumPy arrays that nodes have. Each of them applies an op."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_co = TypeVar("N_co", covariant=True)
 
 
 class IndexedPart(Protocol[N_co]):
-    """x.at[index]: a part of a node, to be changed or read."""
+    """A part of a node, x.at[index], to be changed or read."""
 
     def set(self, values: Any) -> N_co:
         """Return the node with these values in the part."""
@@ -46,7 +46,7 @@ class IndexedPart(Protocol[N_co]):
 
 
 class Indexer(Protocol[N_co]):
-    """x.at, which takes an index."""
+    """The property x.at of a node, which takes an index."""
 
     def __getitem__(self, index: Any) -> IndexedPart[N_co]: ...
 
@@ -67,7 +67,7 @@ class ArrayMethods(Generic[N_co]):
         def _apply(self, op: str, *args: Any, **kwargs: Any) -> N_co: ...
 
     def _compare(self, op: str, other: Any) -> Any:
-        # What no array is made of (None, a string) equals no node: Python asks for identity then.
+        # None or a string is not an array. For NotImplemented, Python compares identities.
         if not isinstance(other, ArrayMethods) and np.asarray(other).dtype not in SHORT_NAMES:
             return NotImplemented
         return self._apply(op, self, other)
@@ -217,18 +217,18 @@ class ArrayMethods(Generic[N_co]):
 
     @property
     def at(self) -> Indexer[N_co]:
-        """The same with a part changed: x.at[index].set(values); see ngd.ops.at."""
-        changed: Any = self._apply("at", self)
-        return changed  # type: ignore[no-any-return]
+        """An indexer: x.at[index].set(values) is the node with a part changed; see ngd.ops.at."""
+        indexer: Any = self._apply("at", self)
+        return indexer  # type: ignore[no-any-return]
 
     @property
     def T(self) -> N_co:
-        """The axes in reverse order."""
+        """The node with its axes in reverse order."""
         return self._apply("transpose", self)
 
     @property
     def mT(self) -> N_co:
-        """The last two axes exchanged."""
+        """The node with its last two axes exchanged."""
         return self.swapaxes(-1, -2)
 
     @property
@@ -238,56 +238,56 @@ class ArrayMethods(Generic[N_co]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the elements."""
+        """The number of bytes of the elements."""
         return self.type.bytes
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one element."""
+        """The number of bytes of one element."""
         return self.type.dtype.itemsize
 
     def astype(self, dtype: Any) -> N_co:
-        """The values in another dtype; see ngd.ops.cast."""
+        """Return the values in another dtype; see ngd.ops.cast."""
         return self._apply("cast", self, dtype)
 
     def reshape(self, *shape: Any) -> N_co:
-        """The same elements in another shape, given as one tuple or as several ints."""
+        """Return the same elements in another shape, given as one tuple or as several ints."""
         return self._apply("reshape", self, shape[0] if len(shape) == 1 else shape)
 
     def flatten(self) -> N_co:
-        """The elements along one axis."""
+        """Return the elements along one axis."""
         return self.reshape(-1)
 
     ravel = flatten
 
     def transpose(self, *axes: Any) -> N_co:
-        """The axes in another order, given as one tuple or as several ints; reversed by default."""
+        """Return the axes in another order, given as a tuple or as ints; by default reversed."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
         return self._apply("transpose", self, order)
 
     def swapaxes(self, axis1: int, axis2: int) -> N_co:
-        """Two axes exchanged."""
+        """Return the node with two axes exchanged."""
         return self._apply("swapaxes", self, axis1, axis2)
 
     def squeeze(self, axis: Axis = None) -> N_co:
-        """Axes of extent 1 left out: all of them, or these."""
+        """Return the node without some axes of extent 1, or by default without all of them."""
         return self._apply("squeeze", self, axis)
 
     def take(self, indices: Any, axis: int | None = None) -> N_co:
-        """The elements at these places along an axis, or of all of them in a row."""
-        of = self.flatten() if axis is None else self
-        return self._apply("take", of, indices, axis or 0)
+        """Return the elements at indices along an axis, or by default of the flattened node."""
+        source = self.flatten() if axis is None else self
+        return self._apply("take", source, indices, axis or 0)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """The sum along axes; see ngd.ops.sum."""
+        """Return the sum along axes; see ngd.ops.sum."""
         return self._apply("sum", self, axis, keepdims)
 
     def prod(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """The product along axes; see ngd.ops.prod."""
+        """Return the product along axes; see ngd.ops.prod."""
         return self._apply("prod", self, axis, keepdims)
 
     def mean(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """The mean along axes; see ngd.ops.mean."""
+        """Return the mean along axes; see ngd.ops.mean."""
         return self._apply("mean", self, axis, keepdims)
 
     def var(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N_co:
@@ -299,23 +299,23 @@ class ArrayMethods(Generic[N_co]):
         return self._apply("std", self, axis, keepdims, ddof)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """The largest element along axes; see ngd.ops.max."""
+        """Return the largest element along axes; see ngd.ops.max."""
         return self._apply("max", self, axis, keepdims)
 
     def min(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """The smallest element along axes; see ngd.ops.min."""
+        """Return the smallest element along axes; see ngd.ops.min."""
         return self._apply("min", self, axis, keepdims)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """Whether any element is not 0; see ngd.ops.any."""
+        """Return whether any element is not 0; see ngd.ops.any."""
         return self._apply("any", self, axis, keepdims)
 
     def all(self, axis: Axis = None, keepdims: bool = False) -> N_co:
-        """Whether no element is 0; see ngd.ops.all."""
+        """Return whether all elements are not 0; see ngd.ops.all."""
         return self._apply("all", self, axis, keepdims)
 
     def cumsum(self, axis: int | None = None) -> N_co:
-        """The sum of each element and all before it; see ngd.ops.cumsum."""
+        """Return the sum of each element and all before it; see ngd.ops.cumsum."""
         return self._apply("cumsum", self, axis)
 
     def cumprod(self, axis: int | None = None) -> N_co:
@@ -336,34 +336,34 @@ class ArrayMethods(Generic[N_co]):
 
     def dot(self, other: Any) -> N_co:
         """Return the product of vectors or matrices, as numpy.dot."""
-        found: N_co = call_function(np.dot, (self, other), {})
-        return found
+        product: N_co = call_function(np.dot, (self, other), {})
+        return product
 
     def searchsorted(self, values: Any, side: str = "left") -> N_co:
-        """Return where values would be inserted; see ngd.ops.searchsorted."""
+        """Return the indices at which values would be inserted; see ngd.ops.searchsorted."""
         return self._apply("searchsorted", self, values, side)
 
     def argsort(self, axis: int = -1) -> N_co:
-        """The places of the elements in their order; see ngd.ops.argsort."""
+        """Return the indices that sort the elements; see ngd.ops.argsort."""
         return self._apply("argsort", self, axis)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> N_co:
-        """Where the largest element lies; see ngd.ops.argmax."""
+        """Return the index of the largest element; see ngd.ops.argmax."""
         return self._apply("argmax", self, axis, keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> N_co:
-        """Where the smallest element lies; see ngd.ops.argmin."""
+        """Return the index of the smallest element; see ngd.ops.argmin."""
         return self._apply("argmin", self, axis, keepdims)
 
     def round(self) -> N_co:
-        """The nearest whole numbers, halves to the even one."""
+        """Return the nearest integers. Halves are rounded to the even one."""
         return self._apply("round", self)
 
     def clip(self, min: Any = None, max: Any = None) -> N_co:
-        """The values kept within bounds; see ngd.ops.clip."""
+        """Return the values limited to bounds; see ngd.ops.clip."""
         return self._apply("clip", self, min, max)
 
 
 for _method in vars(ArrayMethods).values():
-    if hasattr(_method, "__qualname__"):  # as an error of a call's arguments shows it
+    if hasattr(_method, "__qualname__"):  # signature errors show it
         _method.__qualname__ = f"Node.{_method.__name__}"

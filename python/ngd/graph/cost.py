@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computing takes: arithmetic, and traffic."""
+"""The cost of a computation: arithmetic operations and memory traffic."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Protocol
 
 
 class Sized(Protocol):
-    """What has a size in bytes: a type."""
+    """A type with a size in bytes."""
 
     @property
     def bytes(self) -> int:
-        """The size."""
+        """The size in bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an op, or a whole step, takes once."""
+    """The cost of one run of an op, or of a whole step."""
 
     flops: int = 0
-    """Operations on one element each (FLOP): a product of m x k by k x n has 2 m n k."""
+    """The operations on single elements (FLOP). A matmul of m x k by k x n has 2 m n k."""
     bytes: int = 0
-    """Read and written by kernels, whether a cache has them or not."""
+    """The bytes that kernels read and write, even if a cache holds them."""
 
     @classmethod
     def touching(cls, flops: int, types: Iterable[Sized]) -> Cost:
-        """So many operations, and each of these values once read or written."""
+        """Return the cost of some operations that read or write each of these values once."""
         return cls(flops, sum([type.bytes for type in types]))
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
     def times(self, rounds: int) -> Cost:
-        """Of so many rounds."""
+        """Return the cost of several iterations."""
         return Cost(self.flops * rounds, self.bytes * rounds)

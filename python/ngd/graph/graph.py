@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs: inputs, outputs and the next values of variables. They are rewritten, never changed."""
+"""Graphs: inputs, outputs and next values of variables. Passes rewrite a graph to a new one."""
 
 from __future__ import annotations
 
@@ -35,34 +35,35 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        """Outputs, then next values."""
+        """The outputs, then the next values."""
         return (*self.outputs, *(value for _, value in self.updates))
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes, each after its inputs. Of several results of an op, the first one."""
+        """All nodes, each after its inputs. Of the results of one op, only the first is listed."""
         return topological(self.roots)
 
     @cached_property
     def variables(self) -> list[Node]:
         """The variables that are read or written, by name."""
-        written = topological(v for v, _ in self.updates)  # of some, a part alone
-        found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
-        return sorted(found, key=sort_key)
+        written = topological(v for v, _ in self.updates)  # `v` may be a view of a part
+        variable_nodes = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
+        return sorted(variable_nodes, key=sort_key)
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        """The unique names of the variables; CompileError if two without models have one name."""
+        """The unique names of the variables; CompileError if two without a model have one name."""
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
-        """The graph with every node replaced by change(node, its replaced inputs), bottom up.
+        """Return the graph with every node replaced by change(node, its replaced inputs).
 
-        For the first of several results `change` gives what replaces each of them: a tuple of
-        nodes, or the first result of an op that has as many. `order` is another one of the graph's
-        nodes in which each comes after its inputs.
+        The walk visits each node after its inputs. If an op has several results, `change` is called
+        with the first one. It then returns the replacements of all results: a tuple of nodes, or
+        the first result of an op with the same number of results. `order` is another order of the
+        graph's nodes in which each node comes after its inputs.
         """
-        new: dict[Node, Node] = {}  # of those that are replaced by another one
+        new: dict[Node, Node] = {}  # without nodes that replace themselves
         with at_site("") as move_to, wide(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
@@ -70,13 +71,13 @@ class Graph:
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])
-                changed = change(node, inputs)
-                if changed is node:
+                replacement = change(node, inputs)
+                if replacement is node:
                     continue
                 if node.several:
-                    new.update(zip(node.results, results_of(changed), strict=True))
+                    new.update(zip(node.results, results_of(replacement), strict=True))
                 else:
-                    new[node] = changed  # type: ignore[assignment]
+                    new[node] = replacement  # type: ignore[assignment]
         if not new:
             return self
         if (record := REWRITES.get()) is not None:
@@ -86,7 +87,7 @@ class Graph:
         return Graph(inputs, outputs, updates)
 
     def verify(self) -> None:
-        """Check the invariants of all passes; raise CompileError with the node."""
+        """Raise a CompileError if a leaf is invalid, or a node's type is not what its op infers."""
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -98,11 +99,11 @@ class Graph:
                     )
 
     def verify_leaves(self) -> None:
-        """Check the inputs, variables and updates that the caller gave."""
+        """Raise a CompileError if an input, variable or update that the caller gave is invalid."""
         if len(set(self.inputs)) != len(self.inputs):
-            shown = [str(node.attrs["name"]) for node in self.inputs]
+            labels = [str(node.attrs["name"]) for node in self.inputs]
             raise CompileError(
-                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
+                f"compile: inputs: expected each placeholder once; got one twice among {labels}. "
                 "Remove it."
             )
         _ = self.names  # raises for two variables of one name
@@ -155,7 +156,7 @@ def missing_inputs(graph: Graph) -> list[Node]:
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """A graph inside an op's attributes: what a loop repeats, or a branch computes.
+    """The graph of a loop body or of a branch, as an attribute of an op.
 
     It is closed: it reads only its inputs and constants.
     """
@@ -167,9 +168,9 @@ class Body:
 
 
 def bodies_of(node: Node) -> list[Graph]:
-    """The graphs that the op applied here runs, in the order of their attributes' names."""
-    held = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
-    return [value.graph for _, value in held if isinstance(value, Body)]
+    """Return the graphs that the op of a node runs, in the order of their attributes' names."""
+    attributes = sorted(node.attrs.items()) if node.op.kernel.control_flow else []
+    return [value.graph for _, value in attributes if isinstance(value, Body)]
 
 
 def communicates(node: Node) -> bool:

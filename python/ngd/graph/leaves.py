@@ -21,21 +21,21 @@ class Leaf(Op):
     public = False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        """A leaf has no inputs."""
+        """Return (), because a leaf has no inputs."""
         return ()
 
     def samples(self) -> Iterable[Sample]:
-        """A leaf computes nothing."""
+        """Return (), because a leaf computes nothing."""
         return ()
 
 
 class Placeholder(Leaf):
-    """A value given at every call."""
+    """An input of a step, whose value each call gives; attrs: name, uniform."""
 
     name = "placeholder"
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Each rank is given its own value, unless the caller promised otherwise."""
+        """Return whether the caller has promised that all ranks give the same value."""
         return bool(attrs["uniform"])
 
 
@@ -57,9 +57,10 @@ VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
 def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
-    """A constant of exactly this array's dtype and shape, or of this dtype.
+    """Return a constant of exactly the dtype and shape of an array, or of another dtype.
 
-    `weak` is the Python float that it is made of, and counts as (ops/_operands.py).
+    `weak` is the Python float that the constant was made from. Ops then treat the constant as a
+    Python number (ops/_operands.py).
     """
     array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False

@@ -2,10 +2,10 @@
 """The state of optimizers and averages: variables by name, which the first step makes.
 
 An optimizer makes the moments of a parameter when it first updates that parameter. With
-`@ngd.function` that is in the first call, after a checkpoint was loaded. So a LiveState keeps the
-values that were loaded for variables that do not exist yet. They are *pending*. A variable that is
-made takes its pending value. The first call of a step that updates a variable of the state checks
-that no value is left, and that no variable was without one.
+`@ngd.function` this happens in the first call, after a checkpoint was loaded. So a LiveState keeps
+the values that were loaded for variables that do not exist yet. They are *pending*. A new variable
+takes its pending value. The first call of a step that updates a variable of the state checks that
+no pending value is left, and that no variable was without one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ MOST_NAMES: Final = 20
 
 
 class LiveState(Mapping[str, Variable]):
-    """A mapping from names to variables that follows its owner, which makes variables.
+    """A mapping from names to variables that grows as its owner makes variables.
 
     `optimizer.state` and `average.state` are such mappings. Give the mapping itself to
-    `ngd.checkpoint` and `train.Trainer`. A copy of its items does not follow.
+    `ngd.checkpoint` and `train.Trainer`. A copy of its items does not grow.
 
     Parameters
     ----------
     name : str
         The key of the state in a checkpoint. Two states of one checkpoint need two names.
     *parts : LiveState
-        States whose variables belong to this one too.
+        States whose variables belong to this one, too.
 
     Notes
     -----
-    Iterating while values are pending is a RuntimeError, since they would be left out.
+    Iterating while values are pending is a RuntimeError, because the iteration would leave them
+    out.
 
     Examples
     --------
@@ -88,7 +89,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def is_complete(self) -> bool:
-        """True if each variable exists or is pending; false before the first step of a training."""
+        """True if each variable exists or is pending; False before the first step of a training."""
         return self._is_complete
 
     def __getitem__(self, name: str) -> Variable:
@@ -119,7 +120,7 @@ class LiveState(Mapping[str, Variable]):
         return name in self.variables
 
     def __or__(self, other: Any) -> Any:
-        """Refuse a union: it would be a copy."""
+        """Raise a TypeError, because a union would be a copy."""
         raise TypeError(
             f"state {self.name!r}: expected a state; got a union, which is a copy and does not "
             "follow the "
@@ -129,24 +130,24 @@ class LiveState(Mapping[str, Variable]):
     __ror__ = __or__
 
     def __repr__(self) -> str:
-        waiting = f", {len(self.pending)} pending" if self.pending else ""
-        return f"<ngd.LiveState {self.name!r}, {len(self)} variables{waiting}>"
+        pending_text = f", {len(self.pending)} pending" if self.pending else ""
+        return f"<ngd.LiveState {self.name!r}, {len(self)} variables{pending_text}>"
 
     def __copy__(self) -> LiveState:
-        """Return the state itself: its owner and all users share one."""
+        """Return the state itself, which the owner and all users share."""
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over the variables of a deep copy, which are variables of their own."""
+        """Own the variables of a deep copy, which are copies, too."""
         self.__dict__.update(state)
         for v in self._made.values():
             v.owner = self
 
     def variable(self, name: str, initial: Callable[[], Any]) -> Variable:
-        """Return the variable of this name; make it the first time, with its pending value.
+        """Return the variable of a name; make it at the first call, with its pending value.
 
-        `initial` returns the first value of a variable that has no pending one, and the type of
-        both.
+        `initial` returns the first value of a variable without a pending value. Its type is the
+        type of the variable in either case.
         """
         found = self._made.get(name)
         if found is not None:
@@ -175,53 +176,54 @@ class LiveState(Mapping[str, Variable]):
 
         Parameters
         ----------
-        values
+        values : mapping of str to array_like
             Arrays by the variables' names, each of its variable's shape and dtype.
-        source
+        source : str, default "a mapping"
             The origin of the values, for messages.
-        is_complete
+        is_complete : bool, default True
             `is_complete` of the state that the values are from. If true, a variable that is made
             later and has no value is an error at the first step.
 
         Raises
         ------
         ValueError
-            A variable has no value, or one of another shape or dtype; or a step of this state has
-            run, and there are values that no variable has. Nothing has changed.
+            A variable has no value, or one of another shape or dtype. Or a step of this state has
+            run, and some values belong to no variable. Nothing has changed.
         """
         arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
-        mine = self.variables
-        check_values(f"state {self.name!r}: load", mine, arrays, source)
-        rest = {name: array for name, array in arrays.items() if name not in mine}
-        by_state = self.split(rest)
+        existing = self.variables
+        check_values(f"state {self.name!r}: load", existing, arrays, source)
+        extra = {name: array for name, array in arrays.items() if name not in existing}
+        by_state = self.split(extra)
         for state in self.states:
             state.expect_not_run(by_state[state.name], source)
-        for name, v in mine.items():
+        for name, v in existing.items():
             v.assign(arrays[name])
         for state in self.states:
             state.restore(by_state[state.name], source, is_complete=is_complete)
 
     def split(self, values: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-        """Return values by the name of the state that they belong to, which theirs begins with."""
+        """Return the values of each state, by its name, with which the names of values begin."""
         found: dict[str, dict[str, Array]] = {state.name: {} for state in self.states}
         for name, value in values.items():
             owners = [each for each in found if name.startswith(f"{each}.")]
             found[max(owners, key=len, default=self.name)][name] = value
         return found
 
-    def expect_not_run(self, rest: Mapping[str, Any], source: str) -> None:
-        """Refuse values without a variable when a step has run, since no variable will come."""
-        if self._has_run and rest:
+    def expect_not_run(self, extra: Mapping[str, Any], source: str) -> None:
+        """Raise a ValueError for values without a variable if a step of this state has run."""
+        if self._has_run and extra:
             raise ValueError(
-                f"state {self.name!r}: expected values of its variables; got {listed(rest)} from "
+                f"state {self.name!r}: expected values of its variables; got {listed(extra)} from "
                 f"{source}, of which it has no variables. Load before the first step, or load a "
                 "checkpoint of the same model."
             )
 
     def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
-        """Replace the pending values by those of a load whose other values are assigned.
+        """Replace the pending values after a load that has assigned the other values.
 
-        With `is_complete`, a variable that is made later and is not among them is an error.
+        If `is_complete` is true, a variable that is made later and has no pending value is an
+        error.
         """
         self._pending = {name: np.array(value) for name, value in pending.items()}
         self._missing = []
@@ -229,7 +231,7 @@ class LiveState(Mapping[str, Variable]):
         self._is_complete = is_complete or self._has_run
 
     def expect_complete(self) -> None:
-        """Check at the first step that each loaded value has a variable, and the reverse."""
+        """Raise a ValueError at the first step if a value has no variable, or the reverse."""
         if self._pending or self._missing:
             unused = f"no variable for {listed(self._pending)}" if self._pending else ""
             missing = f"no value for {listed(self._missing)}" if self._missing else ""
@@ -244,10 +246,10 @@ class LiveState(Mapping[str, Variable]):
         self._source = None
 
     def drop_pending(self) -> None:
-        """Forget pending values, and accept that variables had none.
+        """Remove the pending values, and accept variables without a loaded value.
 
-        For a model that has changed on purpose. Call it after `step.trace(...)` has made the
-        variables: before, all of their values are pending.
+        Use this if a model has changed on purpose. Call it after `step.trace(...)` has made the
+        variables. Before that, the values of all variables are pending.
         """
         for state in self.states:
             state._pending, state._missing, state._source = {}, [], None
@@ -256,7 +258,7 @@ class LiveState(Mapping[str, Variable]):
 def check_values(
     where: str, variables: Mapping[str, Variable], arrays: Mapping[str, Any], source: str
 ) -> None:
-    """Check that there is an array for each variable, of its shape and dtype."""
+    """Raise a ValueError if a variable has no array, or one of another shape or dtype."""
     for name, v in variables.items():
         array = arrays.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:

@@ -39,9 +39,9 @@ class Op:
     kernel of the same name, an opcode of the elementwise kernel, and `expand`. It may have both a
     kernel and `expand`, which tests then compare.
 
-    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. All others are optional:
-    records (traits.py) and methods for each reader. An op that is made of other ops has `expand`,
-    and leaves all five records alone.
+    Every op has `infer`, `reference`, `samples`, and `grad` or `expand`. Everything else is
+    optional: records (traits.py), and methods for each of their readers. An op that is composed of
+    other ops has `expand`, and sets none of the five records.
 
     - `kernel`, for fusion, the memory plan and devices. Methods: `expand`, `lower`, `offset`,
       `cost`, `scratch_bytes`, `printed_attrs`, `simplify`.
@@ -56,7 +56,7 @@ class Op:
     kernel: ClassVar[Kernel] = Kernel()
     """The computation of the op."""
     fusion: ClassVar[Fusion] = Fusion()
-    """The part of the op in the fusion with other ops."""
+    """The roles of the op in the fusion with other ops."""
     numerics: ClassVar[Numerics] = Numerics()
     """The use of 16-bit floats in the op and its gradient."""
     layout: ClassVar[Layout] = Layout()
@@ -66,45 +66,47 @@ class Op:
     order: Order | None = None
     """The position in the order of collectives, once the compiler has numbered them."""
     smooth: ClassVar[bool] = True
-    """Whether second derivatives are checked against finite differences."""
+    """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
-    """The computation of operands that all have one more axis in front, for ngd.vmap.
+    """The rule of ngd.vmap for operands that all have one more axis in front.
 
-    "leading": with the same attributes, since it computes each part along the first axes by itself.
-    "axis", "axes": with the attribute of this name moved by one. By default the op has a rule in
-    ops/batching, or the ops of its expansion have.
+    "leading": apply the op with the same attributes, because it computes each part along the first
+    axes by itself. "axis", "axes": apply it with the attribute of this name moved by one. By
+    default the op, or the ops of its expansion, have rules in ops/batching.
     """
     is_heavy: ClassVar[bool] = False
-    """True if the class has `cost`; heavy ops take most of the time of a step.
+    """True if the class has `cost`. Heavy ops take most of the time of a step.
 
-    Depth is counted in these, not in costs: sizes may differ between ranks, depths must not.
+    Depth is counted in heavy ops, not in costs, because sizes may differ between ranks and depths
+    must not.
     """
     has_expansion: ClassVar[bool] = False
     """True if the class has `expand`."""
     public: ClassVar[bool] = True
-    """Whether ngd.ops offers it."""
+    """True if ngd.ops has the op."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
-    """What the op takes where a sample's operand fixes no dtype."""
+    """The dtypes with which tests check the op, for operands whose sample does not fix one."""
 
     def __init_subclass__(cls) -> None:
-        """Let the errors of the call's signature name the public op and not the class."""
+        """Set the derived attributes, and let signature errors name the op and not the class."""
         if "__call__" in vars(cls):
             cls.__call__ = name_method_errors(cls.__call__)  # type: ignore[method-assign]
         cls.is_heavy = cls.cost is not Op.cost
         cls.has_expansion = cls.expand is not Op.expand
 
     def infer(self, *inputs: Any, **attrs: Any) -> Type | tuple[Type, ...]:
-        """The type of the result, or of each in a tuple.
+        """Return the type of the result; for several results, a tuple of their types.
 
-        Raises ShapeError or DTypeError that begins with the name.
+        Raises a ShapeError or DTypeError whose message begins with the name of the op.
         """
         raise NotImplementedError(self.name)
 
     def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
-        """The adjoint of each input, given that of the result; None where none can exist.
+        """Return the adjoint of each input, given the adjoint of the result.
 
-        Of several results `dy` is a tuple of adjoints, and `node` the first result. None stands for
-        zeros: the loss does not depend on that result.
+        The adjoint of an input is None if none can exist. If the op has several results, `node` is
+        the first one and `dy` is a tuple of adjoints. An adjoint in `dy` is None, which stands for
+        zeros, if the loss does not depend on that result.
         """
         raise GradientError(
             f"{self.name}: expected an op with a gradient; got {self.name} (used at {node.site}), "
@@ -113,15 +115,15 @@ class Op:
         )
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
-        """As `grad`, where the adjoints of some operands alone are wanted."""
+        """Return adjoints like `grad`. The caller uses only those of the `wanted` operands."""
         return self.grad(node, dy)
 
     def expand(self, *inputs: Any, **attrs: Any) -> Node | tuple[Node, ...]:
-        """The same in terms of other ops."""
+        """Return the same result, computed by other ops."""
         raise NotImplementedError(self.name)
 
     def reference(self, *inputs: Any, **attrs: Any) -> Array | tuple[Array, ...]:
-        """The same in NumPy: the slow, sure one. Its dtypes are those of `infer`."""
+        """Return the same result, computed by NumPy: slow, simple, and of the dtypes of `infer`."""
         raise NotImplementedError(self.name)
 
     def offset(self, *inputs: Any, **attrs: Any) -> int | None:
@@ -129,11 +131,11 @@ class Op:
         return 0
 
     def samples(self) -> Iterable[Sample]:
-        """The cases that tests run."""
+        """Return the cases that tests run."""
         raise NotImplementedError(self.name)
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        """The name of the native kernel and its attributes."""
+        """Return the name of the native kernel, and its attributes."""
         return self.name, attrs
 
     def printed_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,15 +143,15 @@ class Op:
         return attrs
 
     def simplify(self, node: Node) -> Node | None:
-        """A simpler node of the same bits; None: this one is as simple as its inputs allow."""
+        """Return a simpler node of the same bits, or None if the inputs allow none."""
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of a heavy op; `bodies` has those of its graphs (see op_costs.py)."""
+        """Return the cost of a heavy op; the attribute `bodies` has the costs of its graphs."""
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
-        """Return the bytes that a control flow op needs beside its graphs while it runs."""
+        """Return the bytes that a loop or branch needs while it runs, in addition to its graphs."""
         return 0
 
     def group_value(self, ranks: Any, **attrs: Any) -> Array:
@@ -188,7 +190,7 @@ class Op:
         return ((self.name, node.site),)
 
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
-        """Apply the op: infer the type and make the node, the first of several (`results`)."""
+        """Apply the op to nodes, and return the node of its result; of several, the first one."""
         attrs = attrs or {}
         types = self.infer(*[n.type for n in inputs], **attrs)
         if isinstance(types, Type):
@@ -196,11 +198,11 @@ class Op:
         return Result.all_of(self, tuple(inputs), attrs, types)[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Check and normalize what the user gave; return the node, or a tuple of several."""
+        """Check and normalize the caller's arguments; return the node, or a tuple of several."""
         raise NotImplementedError(self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """There is one of each: its copy, here or in another process, is itself."""
+        """Copy and pickle the op by its name, because a process has only one instance of it."""
         if OPS.get(self.name) is not self:
             raise TypeError(f"{self!r} is a pass's own, and cannot be copied or pickled")
         return op_named, (self.name,)
@@ -213,7 +215,7 @@ _next_id = itertools.count()
 
 
 def newest() -> int:
-    """A number: the ids of all nodes made so far are smaller, those of later ones greater."""
+    """Return a number above the ids of all existing nodes, and below those of later nodes."""
     return next(_next_id)
 
 
@@ -231,9 +233,9 @@ class Node(ArrayMethods["Node"]):
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
 
     several: ClassVar[bool] = False
-    """Whether the op gives several results, of which this is one: a Result."""
+    """True if the op has several results. The node is then a Result."""
     number = 0
-    """Which of the results this is."""
+    """The index of the node among the results of its op."""
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type: Type
@@ -248,7 +250,7 @@ class Node(ArrayMethods["Node"]):
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and pickles, which keep what is shared; all that it is made of goes first."""
+        """Copy or pickle the node, after everything that it is computed from; see Ancestors."""
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         made = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform, self.wide)
         return remade_node, (ancestors, *made)
@@ -286,14 +288,17 @@ class Node(ArrayMethods["Node"]):
         return self.shape[0]
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """The same op on these inputs: this very node where they are its own."""
-        pairs = replaced(inputs, self.inputs)
+        """Return a node of the same op on other inputs; the node itself if its inputs are equal.
+
+        Nodes are compared by identity.
+        """
+        pairs = changed_inputs(inputs, self.inputs)
         if not pairs:
             return self
         for new, old in pairs:
             if new.type is not old.type and new.type != old.type:
                 return self.op.node(inputs, self.attrs)
-        return Node(self.op, inputs, self.attrs, self.type)  # equal types make an equal type
+        return Node(self.op, inputs, self.attrs, self.type)  # equal input types: no inference
 
     __hash__ = object.__hash__
 
@@ -322,7 +327,7 @@ class Result(Node):
     def all_of(
         cls, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], types: tuple[Type, ...]
     ) -> tuple[Result, ...]:
-        """Apply an op."""
+        """Apply an op, and return the nodes of all its results."""
         results = tuple([cls(op, inputs, attrs, type) for type in types])
         for number, result in enumerate(results):
             result.number, result.results = number, results
@@ -330,39 +335,42 @@ class Result(Node):
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The first one is copied as the application, the others as its results."""
+        """Copy the first result as the application of the op, and the others as its results."""
         if self.number:
             return result_of, (self.results[0], self.number)
-        remade, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
-        return remade, (ancestors, op, inputs, attrs, types_of(self), *rest)
+        make_copy, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
+        return make_copy, (ancestors, op, inputs, attrs, types_of(self), *rest)
 
     def __repr__(self) -> str:
         return f"<ngd.Node {self.op.name}, result {self.number}: {self.type}>"
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """The same result of the same op on these inputs."""
-        if not replaced(inputs, self.inputs):
+        """Return the same result of the same op on other inputs."""
+        if not changed_inputs(inputs, self.inputs):
             return self
         return self.op.node(inputs, self.attrs).results[self.number]
 
 
 def types_of(node: Node) -> Type | tuple[Type, ...]:
-    """What the op applied here infers."""
+    """Return the type of a node; if its op has several results, the types of all of them."""
     return tuple([result.type for result in node.results]) if node.several else node.type
 
 
 def offset_of(node: Node) -> int | None:
-    """Where a node's value begins in the bytes of its input's; None for what is computed."""
+    """Return where a view begins in the bytes of its input, or None if the value is computed."""
     return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.kernel.is_view else None
 
 
 def result_of(node: Node, number: int) -> Node:
-    """One of the results that this is the first of."""
+    """Return one of the results of an op, given the first one."""
     return node.results[number]
 
 
-def replaced(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
-    """What replaces which node where two lists differ; `!=` of nodes would compare values."""
+def changed_inputs(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
+    """Return the pairs (new, old) of the nodes that differ between two lists.
+
+    Nodes are compared by identity, because `!=` of two nodes makes a node that compares values.
+    """
     return [] if new is old else [(a, b) for a, b in zip(new, old, strict=True) if a is not b]
 
 
@@ -374,14 +382,14 @@ def remade_node(
     types: Type | tuple[Type, ...],
     site: str,
     uniform: bool,
-    stays: bool,
+    is_wide: bool,
 ) -> Node:
-    """Make the copy of a node, of what Node.__reduce__ gives."""
+    """Make the copy of a node from the result of Node.__reduce__."""
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     made: tuple[Node, ...]
-    with at_site(site), wide(stays):
+    with at_site(site), wide(is_wide):
         if isinstance(types, Type):
             made = (Node(op, inputs, attrs, types),)
         else:
@@ -392,7 +400,7 @@ def remade_node(
 
 
 class Copied(threading.local):
-    """The nodes that are copied one after the other now: none of them brings its own inputs."""
+    """The ids of the nodes that are being copied in a list, so none of them adds its ancestors."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -402,10 +410,11 @@ _copied: Final = Copied()
 
 
 class Ancestors:
-    """All that a node is made of, in order: copied first, so that copying does not recurse.
+    """The nodes that a node is computed from, as a list that is copied before the node.
 
-    A copy of a node needs those of its inputs, and so on, and a graph may be deeper than Python's
-    stack. As a list, each of whose nodes finds its inputs copied, it is copied in one loop.
+    The copy of a node needs the copies of its inputs, and so on. A recursion over them would exceed
+    Python's stack in a deep graph. In the list, each node comes after its inputs and finds them
+    copied. So one loop copies the whole graph.
     """
 
     def __init__(self, node: Node) -> None:
@@ -415,7 +424,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Each node, then the mark of the end."""
+        """Yield each node, then the mark of the end."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes
@@ -423,7 +432,10 @@ class Ancestors:
 
 
 class EndOfAncestors:
-    """Copied when all ancestors are; a list may be read ahead."""
+    """The mark of the end of the ancestors. Its copy removes their ids from `_copied`.
+
+    The end of the iteration would be too early, because pickle may read a list ahead.
+    """
 
     def __init__(self, ids: set[int]) -> None:
         self.ids = ids
@@ -434,11 +446,12 @@ class EndOfAncestors:
 
 
 def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
-    """Every node that the roots need, each after its inputs: depth first, inputs left to right.
+    """Return every node that the roots need, each after its inputs.
 
-    Of several results of an op the first one stands for all, whichever are needed. The order
-    depends on the structure alone, not on the order in which nodes were made. The walk goes no
-    further than the nodes of `stop`, which are left out.
+    The walk is depth first, with inputs from left to right. So the order depends only on the
+    structure of the graph, not on the order in which the nodes were made. The first result of an op
+    represents all of its results, whichever are needed. The walk stops at the nodes of `stop`,
+    which are left out.
     """
     order: list[Node] = []
     seen: set[Node] = {node.results[0] if node.number else node for node in stop}
@@ -446,7 +459,7 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     stack.reverse()
     while stack:
         node = stack.pop()
-        if node is None:  # the inputs of the next one are listed
+        if node is None:  # all inputs of the next node are in `order`
             order.append(stack.pop())  # type: ignore[arg-type]
             continue
         if node.number:

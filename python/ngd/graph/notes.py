@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notes on nodes: facts about how a graph was built that ngd.compile reports as warnings.
 
-A note belongs to a node of the graph that the user built, by the node's id, and is dropped with the
-node. Passes make other nodes and know nothing of notes. A loop or a choice, whose body is a copy of
-what was traced, takes over the notes of the traced nodes (`take_over`).
+A note belongs to a node of the graph that the user built. Notes are stored by the id of the node,
+and are dropped with the node. The nodes that passes make have no notes. The body of a loop or
+branch is a copy of traced nodes, so the node of the loop or branch takes over their notes
+(`take_over`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any, Final, NamedTuple
 
 
 class ExpectedUpdate(NamedTuple):
-    """A step that computes the node should update a variable."""
+    """The note that a step that computes the node should update a variable."""
 
     variable: Any
     layer: str
-    """The layer that draws or has statistics."""
+    """The layer that draws random numbers or keeps statistics."""
 
 
 class Promotion(NamedTuple):
-    """The node casts a narrower float to float64, because its other operand asked for it."""
+    """The note that the node casts a narrower float to float64, as its other operand requires."""
 
     op: str
     operands: str
@@ -32,13 +33,13 @@ class Promotion(NamedTuple):
 
 
 class Print(NamedTuple):
-    """A step that computes the node calls a function with its value, which prints it."""
+    """The note that a step that computes the node calls a function, which prints the value."""
 
     function: Any
 
 
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
-"""The notes by the id of their node, with a reference whose callback removes the entry."""
+"""The notes by the id of their node, with a weak reference whose callback removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:
@@ -46,7 +47,7 @@ def _drop(id: int, reference: Any) -> None:
 
 
 def add(node: Any, note: Any) -> None:
-    """Add a note to a node; of several results, to the first."""
+    """Add a note to a node; if its op has several results, to the first one."""
     node = node.results[0]
     if node.id not in _notes:
         _notes[node.id] = weakref.ref(node, partial(_drop, node.id)), []
@@ -54,10 +55,10 @@ def add(node: Any, note: Any) -> None:
 
 
 def take_over(node: Any, traced: Iterable[Any]) -> None:
-    """Add the notes of traced nodes to the node whose body was made of them."""
+    """Add the notes of traced nodes to the node whose body is a copy of them."""
     if _notes:
         for _, note in find(traced):
-            if not isinstance(note, Print):  # it is in the body only if the body uses its result
+            if not isinstance(note, Print):  # the body has the print if it uses the result
                 add(node, note)
 
 
@@ -66,4 +67,4 @@ def find(nodes: Iterable[Any]) -> list[tuple[int, Any]]:
     if not _notes:
         return []
     entries = [(node.id, _notes[node.id][1]) for node in nodes if node.id in _notes]
-    return [(id, note) for id, found in entries for note in found]
+    return [(id, note) for id, node_notes in entries for note in node_notes]

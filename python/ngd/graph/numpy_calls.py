@@ -11,7 +11,7 @@ from .registry import NUMPY_ADVICE, NUMPY_FUNCTIONS, NUMPY_METHODS, NUMPY_UFUNCS
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that a universal function, or a method of it, means."""
+    """Apply the op that corresponds to a universal function of NumPy, or to a method of it."""
     called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     if called in NUMPY_METHODS:
         axis = {} if called.endswith(".outer") else {"axis": 0}
@@ -26,7 +26,7 @@ def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Mapping[s
 
 
 def call_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that a function of NumPy means; raise TypeError if it has no op."""
+    """Apply the op that corresponds to a function of NumPy; raise a TypeError if it has none."""
     name = f"{function.__module__}.{function.__name__}"
     op = NUMPY_FUNCTIONS.get(function)
     if op is None:
@@ -36,13 +36,13 @@ def call_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def apply(name: str, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an op with NumPy's arguments; raise TypeError if they do not fit its signature."""
+    """Call an op with NumPy's arguments, or raise a TypeError if they do not fit its signature."""
     signature = inspect.signature(op)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        shown = ", ".join(signature.parameters)
+        parameter_names = ", ".join(signature.parameters)
         raise TypeError(
-            f"{name}: expected ({shown}) on a Node; got other arguments: {error}"
+            f"{name}: expected ({parameter_names}) on a Node; got other arguments: {error}"
         ) from None
     return op(*args, **kwargs)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sort key by which all ranks start the collectives of a step in one order.
 
-passes/collective_order.py gives each collective its key. devices/collective_sequence.py writes down
-the sequence that results, and the ranks compare it when they start its collectives.
+passes/collective_order.py gives each collective its key. devices/collective_sequence.py writes the
+resulting sequence as a text, and the ranks compare its hash when they start a collective.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Stage(IntEnum):
     BETWEEN_HOSTS = 2
     """The part between counterparts, after `ITSELF` inside each host."""
     TOTALS = 3
-    """The reduction of totals, such as norms, of sums that the stages before have made."""
+    """The reduction of totals, such as norms, of the sums from the stages before."""
     OWNED_RESULTS = 4
-    """The broadcast of a result that one rank of a host computes for all of its ranks."""
+    """The broadcast of a result that one rank of a host computes for all ranks of the host."""
     UPDATED_PARTS = 5
     """The gathering of the updated parts of a variable."""
 

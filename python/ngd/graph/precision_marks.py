@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block whose nodes stay float32 in steps of a 16-bit precision."""
+"""The `with` block whose nodes stay float32 in a step of 16-bit precision."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Final
 from .._util.blocks import opened
 
 WIDE: Final[ContextVar[bool]] = ContextVar("wide", default=False)
-"""True if nodes that are made now stay float32 in every step."""
+"""True if new nodes stay float32 in every step."""
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute in float32 in a block, in steps of a 16-bit precision too.
+    """Compute the values of a `with` block in float32, even in a step of 16-bit precision.
 
     The block's matrices are multiplied in float32 and its values are not rounded. The same holds
     for the gradients of its values. In a float32 step the block changes nothing.

@@ -42,7 +42,7 @@ AnyOp = TypeVar("AnyOp", bound=Registrable)
 
 
 def register(op: AnyOp) -> AnyOp:
-    """Add an op to the registry and return it. The op is the only instance of its class."""
+    """Add an op, the only instance of its class, to the registry and return it."""
     if op.name in OPS:
         raise ValueError(f"two ops are called {op.name}")
     if op.public and PUBLIC.setdefault(op.name, op) is not op:
@@ -53,11 +53,11 @@ def register(op: AnyOp) -> AnyOp:
 
 
 def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Add a function that is composed of ops to ngd.ops."""
-    offered = name_errors(f"ops.{function.__name__}", function)
-    if PUBLIC.setdefault(function.__name__, offered) is not offered:
+    """Add a function that is composed of ops to ngd.ops, and return it."""
+    wrapped = name_errors(f"ops.{function.__name__}", function)
+    if PUBLIC.setdefault(function.__name__, wrapped) is not wrapped:
         raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
-    return offered
+    return wrapped
 
 
 def register_numpy(
@@ -66,7 +66,7 @@ def register_numpy(
     ufuncs: Mapping[str, str],
     advice: Mapping[Any, str],
 ) -> None:
-    """Add what NumPy's functions mean on nodes."""
+    """Add the functions that NumPy's functions, methods and ufuncs call on nodes."""
     NUMPY_FUNCTIONS.update(functions)
     NUMPY_METHODS.update(methods)
     NUMPY_UFUNCS.update(ufuncs)

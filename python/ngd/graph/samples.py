@@ -13,8 +13,8 @@ from ..dtypes import DType, Shape
 class Operand(NamedTuple):
     """The random values of one input of a sample: uniform in [low, high], of the tested dtype.
 
-    `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
-    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0;
+    `dtype` fixes the dtype instead. `distinct` draws values that are far enough apart for finite
+    differences of a maximum. `away_from_zero` keeps |x| >= 0.1, for functions with a kink at 0.
     `ascending` sorts integers.
     """
 
@@ -28,7 +28,7 @@ class Operand(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One case of an op: every generated test, on every device, runs all cases of all blocks."""
+    """One case of an op. Every generated test runs all cases of all ops, on every device."""
 
     operands: tuple[Operand, ...]
     attrs: Mapping[str, Any] = MappingProxyType({})

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
-"""Attributes that change neither the value nor the program."""
+"""The attributes that change neither the value nor the program."""
 
 
 def print_types(types: Type | tuple[Type, ...]) -> str:
@@ -26,7 +26,7 @@ def print_attrs(attrs: Mapping[str, Any]) -> str:
 
 
 def print_attr(value: Any) -> str:
-    """Return the text of an attribute; of a large constant only the number of values."""
+    """Return the text of an attribute. For a large array it is only the number of values."""
     if isinstance(value, np.ndarray):
         return str(value.tolist()) if value.size <= 4 else f"<{value.size} values>"
     if isinstance(value, np.dtype):

@@ -19,8 +19,8 @@ class Kernel(NamedTuple):
     is_elementwise: bool = False
     """True for an opcode of the fused kernel, a line in `kernels/tiles/opcodes.inc`.
 
-    Read by fusion, layouts, mixed precision, sharding and rematerialisation. An op that leaves it
-    alone is never fused with elementwise ops.
+    Read by fusion, layouts, mixed precision, sharding and rematerialisation. By default the op is
+    never fused with elementwise ops.
     """
     opcode: str = ""
     """The opcode of an elementwise op, read by fusion. The default is the name of the op."""
@@ -38,13 +38,13 @@ class Kernel(NamedTuple):
     is_view: bool = False
     """True for an op whose result may be a part of the memory of its first operand.
 
-    `offset` returns where. Read by the memory plan, mixed precision and sharding. By default the
-    result has memory of its own.
+    `Op.offset` returns its offset. Read by the memory plan, mixed precision and sharding. By
+    default the result has memory of its own.
     """
     is_copy: bool = False
     """True for an op that copies elements and computes nothing.
 
-    Costs then have no operations, rematerialisation takes it as cheap, and mixed precision lets it
+    Its cost has no operations, rematerialisation treats it as cheap, and mixed precision lets it
     copy 16-bit floats.
     """
     reduction: str = ""
@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
 
 
 class Fusion(NamedTuple):
-    """The part that an op may take in the fusion with other ops, beside elementwise fusion."""
+    """The roles of an op in the fusion with other ops, apart from elementwise fusion."""
 
     post_operations: tuple[str, ...] = ()
     """The ops that the kernel of a heavy op can apply to its result, by their kernel names.
@@ -111,7 +111,7 @@ class Layout(NamedTuple):
     """The order of axes in memory. `assign_layouts` and reports read it."""
 
     name: str = "row-major"
-    """The name of the layout, for reports."""
+    """The name of the layout in reports."""
     row_major_op: Any = None
     """The op that this one computes in another layout; see `Op.replace_row_major`.
 
@@ -120,12 +120,12 @@ class Layout(NamedTuple):
     is_transpose: bool = False
     """True for an op that returns its operand with its axes in the order attrs["axes"].
 
-    `assign_layouts` moves it after other ops. The default is no transposition.
+    `assign_layouts` moves it after other ops. By default the op is not a transposition.
     """
 
 
 class Comm(NamedTuple):
-    """The dependence of an op on other ranks, beside that of its operands."""
+    """The dependence of an op on other ranks, apart from that of its operands."""
 
     is_collective: bool = False
     """True for an op that exchanges data with other ranks.
@@ -134,7 +134,7 @@ class Comm(NamedTuple):
     an op runs on its rank only.
     """
     has_group_value: bool = False
-    """True for an op whose value follows from the group, such as the number of the rank.
+    """True for an op whose value is determined by the group, such as the number of the rank.
 
     `order_collectives` replaces it by a constant, which `Op.group_value` returns.
     """

@@ -32,7 +32,7 @@ class Storage(Protocol):
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a shard each; None if all of it is here."""
+        """The group whose ranks have a shard each; None if this process has the whole value."""
         ...
 
     def read(self) -> Array:
@@ -120,9 +120,10 @@ class Variable(Node):
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a shard each (`shard="world"`); None if all of it is here.
+        """The group whose ranks have a shard each (`shard="world"`), or None.
 
-        All ranks of that group call numpy().
+        None means that this process has the whole value. Otherwise all ranks of the group call
+        numpy() together.
         """
         storage = self._storages.get(self.cell.latest or "")
         return None if storage is None else storage.kept_by
@@ -152,7 +153,7 @@ class Variable(Node):
         storage, initial = self._storages.get(device or self.cell.latest or ""), self._initial
         if storage is None and initial is not None:
             return initial.copy()
-        if storage is None:  # as the device would begin
+        if storage is None:  # a device without a storage starts from the newest value
             storage = self._storages[self.cell.latest or ""]
         return storage.read()
 
@@ -261,26 +262,26 @@ class Variable(Node):
         self._initial = None if self._storages else array.copy()
 
     def expect_update(self, node: Node, layer: str) -> None:
-        """Have ngd.compile warn of a step that computes `node` and does not update this variable.
+        """Let ngd.compile warn of a step that computes `node` and does not update this variable.
 
         Parameters
         ----------
-        node
+        node : Node
             A value that belongs to a training step, such as the result of a normalization.
-        layer
+        layer : str
             The layer that the warning names.
         """
         notes.add(node, notes.ExpectedUpdate(self, layer))
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
-        """Return the value on `device`; make it from the newest value at the first use."""
+        """Return the value on `device`; the first use makes it from the newest value."""
         if device not in self._storages:
             self.cell.check_readable()
             initial = self._initial  # the device copies it
             made = make(self, self.numpy() if initial is None else initial)
             self._storages.setdefault(device, made)  # another thread may have made it
             self.cell.latest = self.cell.latest or device
-            self._initial = None  # the device has it
+            self._initial = None
         return self._storages[device]
 
 
@@ -310,6 +311,11 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
     Variable
         The variable. Ranks that give the same value begin with equal variables.
 
+    Raises
+    ------
+    TypeError
+        The name is not a non-empty string.
+
     See Also
     --------
     ngd.broadcast_variables : assigns the values of one rank on all ranks.
@@ -326,19 +332,19 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
             f'variable: expected a non-empty name; got {name!r}. Write ngd.variable("name", value).'
         )
     array = view(initial, where)
-    typed = hasattr(initial, "dtype")
-    if not typed and array.dtype == np.float64:
+    has_dtype = hasattr(initial, "dtype")
+    if not has_dtype and array.dtype == np.float64:
         array = array.astype(np.float32)
     as_dtype(array.dtype, where)
-    if is_one_number(array):  # optimizers begin with zeros, which then take no memory here
-        copied = np.broadcast_to(array.flat[0], array.shape)
+    if is_one_number(array):  # the zeros of an optimizer take no memory until a device has them
+        array_copy = np.broadcast_to(array.flat[0], array.shape)
     else:
-        copied = np.array(array, order="C", copy=True)
-    return Variable(name, copied, bool(per_rank))
+        array_copy = np.array(array, order="C", copy=True)
+    return Variable(name, array_copy, bool(per_rank))
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether an array of several elements has only one in memory, as broadcast_to gives."""
+    """Return whether all elements of an array are one in memory, as those of np.broadcast_to."""
     return array.size > 1 and not any(array.strides)
 
 
@@ -375,9 +381,9 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
            [1., 1., 1.]], dtype=float32)]
     """
     where = f"placeholder {name!r}"
-    wanted = as_dtype(dtype, where)
+    element_type = as_dtype(dtype, where)
     try:
-        sizes = lengths(shape, where, wanted.itemsize)
+        sizes = lengths(shape, where, element_type.itemsize)
     except (TypeError, ValueError):
         raise ShapeError(
             f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "
@@ -385,7 +391,7 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
             "compiles one per shape."
         ) from None
     attrs = {"name": str(name), "uniform": bool(uniform)}
-    return Node(PLACEHOLDER, (), attrs, Type(wanted, sizes))
+    return Node(PLACEHOLDER, (), attrs, Type(element_type, sizes))
 
 
 def constant(value: Any, dtype: Any = None) -> Node:
@@ -397,8 +403,8 @@ def constant(value: Any, dtype: Any = None) -> Node:
         The value, of any shape.
     dtype : dtype, optional
         The element type. By default Python floats make float32, Python integers make int64, and
-        arrays keep their dtype. One Python float takes the dtype of the other operand and loses no
-        digit before.
+        arrays keep their dtype. A single Python float takes the dtype of the other operand, without
+        rounding to float32 first.
 
     Returns
     -------
@@ -446,13 +452,13 @@ def broadcast_variables(
     >>> ngd.broadcast_variables(model.variables().values())
     """
     site, ranks = call_site(), chosen(group)
-    listed = list(variables) if isinstance(variables, Iterable) else [variables]
-    if any(not isinstance(variable, Variable) for variable in listed):
+    variable_list = list(variables) if isinstance(variables, Iterable) else [variables]
+    if any(not isinstance(variable, Variable) for variable in variable_list):
         raise TypeError(
             f"broadcast_variables: expected variables; got {variables!r}. Pass model.variables()."
         )
-    for variable in listed:
+    for variable in variable_list:
         variable.cell.check_readable()
     with ranks.under_way():
-        for variable in sorted(listed, key=lambda v: v.name):
+        for variable in sorted(variable_list, key=lambda v: v.name):
             variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))

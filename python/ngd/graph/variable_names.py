@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of variables that are unique among the variables of one step or optimizer.
 
-A variable's own name depends on its model only, so one model has the same keys and first values in
-each program. Two models may therefore have variables of one name. Where they meet, each model has a
-prefix of its own: the variables of the second model are "model_1.weight" and so on. The models
-count in the order in which they were constructed, which is equal on all ranks that run one program.
+A variable's own name depends only on its model, so one model has the same keys and first values in
+each program. Two models may therefore have variables of one name. In a step or optimizer with both,
+each model gets a prefix of its own: the variables of the second model are "model_1.weight" and so
+on. The models are counted in the order in which they were constructed, which is equal on all ranks
+that run one program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def new_number() -> int:
 
 @dataclass(eq=False)
 class Scope:
-    """One model, whose variables have different names."""
+    """A model, whose variables have different names."""
 
     prefix: str = ""
     """The name of the model, with which the names of its variables begin."""
@@ -58,12 +59,12 @@ class UniqueNames:
         self.by_name: dict[str, Any] = {}
         """The variables by their unique names."""
         self.names: dict[Any, str] = {}
-        """The reverse."""
+        """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """The prefix of each model that has another one here than its own."""
+        """The prefix of each model among these variables, which may differ from its own."""
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Add variables. Two of one name that belong to no model, or to one, are a ValueError."""
+        """Add variables; a ValueError if two of one name belong to no model or to one model."""
         new = [v for v in variables if v not in self.names]
         scopes: dict[Scope | None, list[Any]] = {}
         for v in sorted(new, key=number_of_model):
@@ -72,7 +73,7 @@ class UniqueNames:
             if scope is not None and scope not in self.prefixes:
                 self.prefixes[scope] = self.free_prefix(scope, members)
             for v in members:
-                name = self.renamed(v, scope)
+                name = self.prefixed_name(v, scope)
                 other = self.by_name.setdefault(name, v)
                 if other is not v:
                     raise DuplicateNameError(other, v)
@@ -86,14 +87,14 @@ class UniqueNames:
             prefix = f"{scope.prefix or 'model'}_{number}"
         return prefix
 
-    def renamed(self, variable: Any, scope: Scope | None) -> str:
-        """Return the name of a variable with the prefix that its model has here."""
+    def prefixed_name(self, variable: Any, scope: Scope | None) -> str:
+        """Return the name of a variable with the prefix of its model among these variables."""
         own = scope.prefix if scope else ""
         return with_prefix(variable, own, self.prefixes.get(scope, own))
 
 
 class DuplicateNameError(ValueError):
-    """Two variables of one name; `first` and `second` are the variables."""
+    """The error for two variables of one name, which are `first` and `second`."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(f"two variables called {first.attrs['name']!r}")
@@ -115,9 +116,9 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
 
 
 def with_prefix(variable: Any, own: str, prefix: str) -> str:
-    """Return the name of a variable with another prefix than its own."""
+    """Return the name of a variable with another prefix than that of its model."""
     name = str(variable.attrs["name"])
     if prefix == own:
         return name
-    rest = name.removeprefix(f"{own}.") if own else name
-    return f"{prefix}.{rest}"
+    own_name = name.removeprefix(f"{own}.") if own else name
+    return f"{prefix}.{own_name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler's passes: from the user's graph to a scheduled, planned list of instructions."""
+"""The passes of the compiler: from the user's graph to a schedule and a memory plan."""
 
 from .fingerprint import computation
 from .memory.plan import Plan, Step

@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives: one order for all ranks, then a start and a wait for each."""
+"""The order of collectives, which is equal on all ranks, and their split into start and wait.
+
+A *collective* in this file is a node that communicates: a collective op, or a loop or branch with
+one in its body. All ranks have to start the collectives of a step in the same order. `in_order`
+finds this order from the structure of the graph, and `order_collectives` stores it (`Op.order`).
+Later `split_collectives` replaces each collective op by two nodes. The *start* passes the operand
+to the communicator. The *wait* returns when the result is complete. Between the two the collective
+is *pending*, and other instructions run.
+"""
 
 from __future__ import annotations
 
@@ -20,55 +28,56 @@ from .target import Target
 
 
 def in_order(graph: Graph) -> list[Node]:
-    """What communicates, in the order in which every rank starts it.
+    """Return the nodes that communicate, in the order in which every rank starts them.
 
-    That is the order of depth, so that the gradients that backward computes first are sent first;
-    equals keep the order of the structural walk. Depth counts heavy ops and collectives
-    only: autodiff adds sums and reshapes where the shapes of a rank's shard make an operand
-    broadcast, and shards may differ. So the order is the same on all ranks, whatever the order in
-    which a script made its nodes, and it respects dependence: what needs another's result is
-    deeper.
+    This is the order of depth, so that the gradients that the backward pass computes first are sent
+    first. Nodes of equal depth keep the order of the structural walk (`topological`). Depth counts
+    only heavy ops and collectives. It does not count other ops, because autodiff adds sums and
+    reshapes if the shapes of a rank's shard make an operand broadcast, and shards may differ. So
+    the order is the same on all ranks, whatever the order in which a script made its nodes. It
+    respects dependences, because a node that needs the result of another is deeper.
 
-    What one rank sends to another keeps the order in which it was made, for the other to make its
-    receives in; so none of them is less deep than the one made before.
+    Messages from one rank to another keep the order in which they were made, because the other rank
+    makes its receives in that order. So a message is at least as deep as the message made before
+    it.
     """
-    talkers = {node for node in graph.nodes if communicates(node)}
-    if not talkers:
+    communicating = {node for node in graph.nodes if communicates(node)}
+    if not communicating:
         return []
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
-    for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
-        own = node in talkers or node.op.is_heavy
-        depth[node] = own + max([depth[i] for i in node.inputs], default=0)
-        if own and is_message(node):
+    for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs have smaller ids
+        is_counted = node in communicating or node.op.is_heavy
+        depth[node] = is_counted + max([depth[i] for i in node.inputs], default=0)
+        if is_counted and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
         if node.several:
             depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
-        (n for n in graph.nodes if n in talkers),
+        (n for n in graph.nodes if n in communicating),
         key=lambda n: (depth[n], n.id if is_message(n) else 0),
     )
 
 
 def talks(graph: Graph) -> bool:
-    """Whether what the graph computes depends on the group."""
+    """Return whether a graph communicates, or has values that depend on the group."""
     return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
-    """Whether this goes between two ranks."""
+    """Return whether a node is a send or a receive between two ranks."""
     return isinstance(node.op, Collective) and node.op.kind.between_two
 
 
 def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Number what communicates (`Op.order`), and settle what depends on the group alone.
+    """Number the nodes that communicate (`Op.order`), and replace values that the group determines.
 
-    In a group of one a collective is its input. Equal collectives of one operand are merged here
-    and in no later pass. Whether two other operands are equal may depend on a rank's own constants,
-    so a later merge could differ between ranks. The key of a merge is made of nodes of the given
-    graph, which all ranks build alike. A key of new nodes would differ: two operands may become one
-    node on a rank that is the only member of a group.
+    In a group of one rank, a collective is replaced by its input. Equal collectives of one operand
+    are merged here and in no later pass. Whether two other operands are equal may depend on a
+    rank's own constants, so a later merge could differ between ranks. The key of a merge consists
+    of nodes of the given graph, which is built in the same way on all ranks. A key of new nodes
+    could differ: two operands may become one node on a rank that is the only member of a group.
     """
     if not talks(graph):
         return graph
@@ -84,28 +93,28 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group.rank, group.size)
-        alone = group.size == 1
-        new = inputs[0] if alone else Ordered(node.op, orders[node]).node(inputs, node.attrs)
+        is_single = group.size == 1
+        new = inputs[0] if is_single else Ordered(node.op, orders[node]).node(inputs, node.attrs)
         return new if is_message(node) else merged.first(node, new)
 
     return graph.rewrite(change)
 
 
 class Merged:
-    """Replaces equal collectives by the first one of them."""
+    """The merge of equal collectives: each is replaced by the first one of them."""
 
     def __init__(self) -> None:
-        self.like: dict[Node, Node] = {}
-        """For each collective of the given graph, the first one that is equal."""
+        self.first_equal: dict[Node, Node] = {}
+        """The first equal collective of each collective of the given graph."""
         self.new: dict[Any, Node] = {}
         """The new node for each key."""
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
         """Return the new node of the first collective that is equal to `node`, or `new`."""
-        operands = tuple(self.like.get(i, i).id for i in node.inputs)
+        operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
-        self.like[node] = self.old.setdefault(key, node)
+        self.first_equal[node] = self.old.setdefault(key, node)
         return self.new.setdefault(key, new)
 
 
@@ -124,7 +133,7 @@ def check_root(node: Node, rank: int, size: int) -> None:
 
 
 class Ordered(Op):
-    """A collective that knows its position in the order of all."""
+    """A collective with its position in the order of all collectives of the step."""
 
     comm = Comm(is_collective=True)
     order: Order
@@ -135,11 +144,11 @@ class Ordered(Op):
         self.order = order
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
-        """As the collective."""
+        """Return the type of the collective's result."""
         return self.block.infer(*inputs, **attrs)
 
     def is_uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
-        """As the collective."""
+        """Return whether the collective's result is equal on all ranks."""
         return self.block.is_uniform(inputs, attrs)
 
 
@@ -151,7 +160,7 @@ def order_of(node: Node) -> Order:
 
 
 class Start(Op):
-    """Hands the operand over; the result is the buffer in flight, not to be read."""
+    """The start of a collective. Its result is the buffer of the pending result, not to be read."""
 
     name = "start"
 
@@ -159,18 +168,18 @@ class Start(Op):
         self.block, self.order = op.block, op.order
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
-        """The type of the collective's result."""
+        """Return the type of the collective's result."""
         return self.block.infer(*inputs, **attrs)
 
 
 class Wait(Op):
-    """Its one input is a start; the result is the collective's, in the same buffer."""
+    """The wait for a collective. Its only input is the start; its result is in the same buffer."""
 
     name = "wait"
     kernel = Kernel(is_view=True)
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
-        """The type of the buffer in flight."""
+        """Return the type of the buffer."""
         return inputs[0]
 
 
@@ -178,7 +187,7 @@ WAIT: Final = Wait()
 
 
 def split_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Replace each collective by a start and a wait joined by an edge."""
+    """Replace each collective by a start and a wait."""
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         if isinstance(node.op, Ordered):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replace an op that the device has no kernel for by its expansion into others."""
+"""The expansion of ops for which the device has no kernel into ops for which it has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from .target import Target, query_node
 
 
 def needs_kernel(node: Node) -> bool:
-    """Whether this node will be asked of the device under its own name."""
+    """Return whether a node needs a kernel of its own name.
+
+    Elementwise ops and broadcasts are fused, a loop or branch runs graphs, and leaves, collectives
+    and views run no kernel.
+    """
     kernel = node.op.kernel
     if kernel.is_elementwise or kernel.is_broadcast or kernel.control_flow:
         return False
@@ -23,8 +27,8 @@ def needs_kernel(node: Node) -> bool:
     return not is_free and offset_of(node) is None
 
 
-def expanded(node: Node) -> tuple[Node, ...]:
-    """Return the expansion; with NGD_CHECK_FINITE=1 its nodes keep the name of the op."""
+def expand_op(node: Node) -> tuple[Node, ...]:
+    """Return the expansion of a node; with NGD_CHECK_FINITE=1 its nodes keep the name of the op."""
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)
     with at_site(ExpansionSite(node.site, node.op.name)):
@@ -32,7 +36,7 @@ def expanded(node: Node) -> tuple[Node, ...]:
 
 
 def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Expand until the device accepts everything; an op that it cannot do is a CompileError."""
+    """Expand ops until the device accepts all nodes; raise a CompileError if it cannot."""
 
     def settle(node: Node) -> Node | tuple[Node, ...]:
         if not needs_kernel(node):
@@ -46,9 +50,11 @@ def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
                 f"a kernel; got {', '.join(str(i.type) for i in node.inputs)}: "
                 f"{verdict.implementation}. Cast them, or use device='INTERPRETER'."
             )
-        roots = expanded(node)
-        settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
-        return settled if node.several else settled[0]
+        roots = expand_op(node)
+        accepted_results = (
+            Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
+        )
+        return accepted_results if node.several else accepted_results[0]
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         return settle(node.with_inputs(inputs))

@@ -2,13 +2,13 @@
 """The number of a step: a hash of its computation, by which ranks recognise equal steps.
 
 Two steps may have the same collectives and different data. If two ranks call them in different
-orders, the data would mix. The ranks compare these numbers (src/cpp/comm/computations.hpp). Two
+orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp). Two
 numbers that differ are an error only if one rank holds both steps, because the computations of
-ranks may differ correctly. Therefore the number leaves out the usual differences: shapes and
+ranks may differ correctly. Therefore the number leaves out what usually differs: shapes and
 constants that follow from shapes, groups, algorithms, and the values of large arrays.
 
-The traces of one ngd.function that differ only in extents have one number (`Family`). A Python
-number that the function takes from a shape, such as `x.shape[0]`, then does no harm.
+The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
+number that the function takes from a shape, such as `x.shape[0]`, does no harm.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give the steps that are compiled in this context one number, that of the first step."""
+    """Give the steps that are compiled in this block one number, that of the first step."""
     before = _family.set(family)
     try:
         yield
@@ -69,48 +69,50 @@ def computation(graph: Graph, precision: DType = float32) -> int:
 
 
 def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float32) -> int:
-    """Return the number of a graph; `digests` has those of the nodes that are known."""
+    """Return the number of a graph; `digests` has the digests of nodes that are known."""
     for node in graph.nodes:
         if node.id in digests:
             continue
         whole = digest(node, [digests[i.id] for i in node.inputs])
         digests[node.id] = whole
         for other in node.results[1:]:
-            digests[other.id] = combined([whole, str(other.number).encode()])
+            digests[other.id] = combine_digests([whole, str(other.number).encode()])
     sent = [digests[node.id] for node in in_order(graph)]
     if precision != float32:
         sent.append(precision.name.encode())
     if graph.updates:
-        made = [encoded(graph.names[v]) + digests[value.id] for v, value in graph.updates]
+        made = [encode_name(graph.names[v]) + digests[value.id] for v, value in graph.updates]
     else:
         made = [digests[node.id] for node in graph.outputs]
-    return int.from_bytes(combined([b"sent", *sent, b"made", *made]), "little") or 1
+    return int.from_bytes(combine_digests([b"sent", *sent, b"made", *made]), "little") or 1
 
 
 def digest(node: Node, inputs: list[bytes]) -> bytes:
     """Return the digest of a node and everything that it is computed from."""
-    attrs = [f"{k}={shown(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL]
-    what = f"{node.op.name} {node.dtype.name} {' '.join(attrs)}"
-    return combined([what.encode(errors="backslashreplace"), *inputs])
+    attrs = [
+        f"{k}={attr_text(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL
+    ]
+    text = f"{node.op.name} {node.dtype.name} {' '.join(attrs)}"
+    return combine_digests([text.encode(errors="backslashreplace"), *inputs])
 
 
-def shown(node: Node, key: str, value: Any) -> str:
+def attr_text(node: Node, key: str, value: Any) -> str:
     """Return the text of an attribute."""
     if node.op is CONSTANT and key == "value":
         is_compared = value.size <= SMALL and not node.attrs.get("local")
         return str(value.tobytes()) if is_compared else ""
     if isinstance(value, Body):
-        places = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
-        return str(number_of(value.graph, places))
+        input_digests = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
+        return str(number_of(value.graph, input_digests))
     return repr(value)
 
 
-def encoded(name: str) -> bytes:
+def encode_name(name: str) -> bytes:
     """Return the name of a variable as bytes."""
     return name.encode(errors="backslashreplace")
 
 
-def combined(parts: list[bytes]) -> bytes:
+def combine_digests(parts: list[bytes]) -> bytes:
     """Return one digest of several texts; it depends on their boundaries."""
     whole = hashlib.blake2b(digest_size=8)
     for part in parts:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give values the order of axes that the kernels of heavy ops like, for whole stretches of a graph.
+"""Layouts: give the operands of heavy ops the order of axes that their kernels prefer.
 
-A layout below the user's graph is a transposition in it: no value has bytes in another order than
-its type says. First, a heavy op is replaced by the op in a layout of its own, where there is one
-and the device has a kernel for it, between transpositions of its data. Then transpositions move
-towards the outputs: an op all of whose large operands are transposed alike computes on what they
-were before (Op.move_transpose; elementwise ops here), and its result is transposed instead. Where
-two meet, they are merged, and most of them cancel. The others are computed where a layout ends.
+A *layout* is an order of axes in memory. The graph expresses it by transpositions: a value in
+another layout has another type, and its bytes are always in the order of its type. A *variant* of
+an op computes the same result in another layout (`Layout.row_major_op`). The pass has three rules:
+
+1. A heavy op is replaced by its variant if the device has a kernel for the variant. Transpositions
+   convert the operands and the result.
+2. Transpositions move towards the outputs. If all large operands of an op are transposed in the
+   same way, the op computes on the operands before their transposition (`Op.move_transpose`;
+   elementwise ops in this file). Then its result is transposed instead.
+3. Two adjacent transpositions are merged, and most of them cancel. The others are computed where a
+   layout ends.
 """
 
 from __future__ import annotations
@@ -24,83 +29,106 @@ from .options import CompileOptions
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
-"""A node, and the order of axes in which it is there anyway."""
+"""A node, and an order of axes in which the graph computes its value anyway."""
 SMALL: Final = 16
-"""An operand that is repeated so often at least may be transposed for an elementwise op."""
+"""An operand of an elementwise op may be transposed for it if it has this many times fewer elements
+than the result."""
 
 
 @cache
 def variants() -> Mapping[Op, Op]:
-    """Op -> the same in a layout of its own."""
+    """Return the variant of each op that has one."""
     own_layout = (op for op in OPS.values() if op.layout.row_major_op is not None)
     return {op.layout.row_major_op: op for op in own_layout}
 
 
 def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Put heavy ops into the layouts that they have kernels for, and move transpositions on."""
+    """Replace heavy ops by variants that the device has kernels for, and move transpositions."""
     if not any(node.op in variants() for node in graph.nodes):
         return graph
     accepted: list[Node] = []
-    there: set[Transposition] = set()
+    computed: set[Transposition] = set()
 
-    def settled(node: Node, variant: Op) -> Node | None:
-        """A node of the plain op in the variant's layout, if the device takes that."""
-        made = variant.replace_row_major(node)
-        if made is None:
+    def use_variant(node: Node, variant: Op) -> Node | None:
+        """Return a node's value, computed by a variant of its op; None if it has no kernel."""
+        replacement = variant.replace_row_major(node)
+        if replacement is None:
             return None
-        inner = made if made.op is variant else made.inputs[0]
+        inner = replacement if replacement.op is variant else replacement.inputs[0]
         if not query_node(target, inner).accepted:
             return None
         transposed = [i for i in inner.inputs if i.op.layout.is_transpose]
-        there.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
+        computed.update((i.inputs[0], i.attrs["axes"]) for i in transposed)
         accepted.append(inner)
-        return made
+        return replacement
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         node = node.with_inputs(inputs)
         variant = variants().get(node.op)
-        made = settled(node, variant) if variant else ahead(node, there) if accepted else None
-        return node if made is None else made
+        replacement = (
+            use_variant(node, variant)
+            if variant
+            else move_transposition(node, computed)
+            if accepted
+            else None
+        )
+        return node if replacement is None else replacement
 
-    changed = graph.rewrite(change)
-    return changed if accepted else graph
+    new_graph = graph.rewrite(change)
+    return new_graph if accepted else graph
 
 
-def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:
-    """The node's value as a transposition of what its op makes of operands before one; or None."""
+def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
+    """Return the value of a node as a transposition, or None if its operands are not transposed.
+
+    Below that transposition, the op computes on its operands before their transposition.
+    """
     axes = next((i.attrs["axes"] for i in node.inputs if i.op.layout.is_transpose), None)
     if axes is None or node.op.layout.is_transpose:
         return None
     if node.op.kernel.is_elementwise:
-        return elementwise_ahead(node, axes, there)
-    alike = all(i.op.layout.is_transpose and i.attrs["axes"] == axes for i in node.inputs)
-    return node.op.move_transpose(node, axes) if alike else None
+        return move_elementwise_transposition(node, axes, computed)
+    same_axes = all(i.op.layout.is_transpose and i.attrs["axes"] == axes for i in node.inputs)
+    return node.op.move_transpose(node, axes) if same_axes else None
 
 
-def elementwise_ahead(node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
-    """Of an elementwise op: operands that are repeated are put in the order of the others."""
+def move_elementwise_transposition(
+    node: Node, axes: Shape, computed: Set[Transposition]
+) -> Node | None:
+    """Return the same for an elementwise op. Repeated operands get the other order of axes."""
     if len(axes) != node.ndim:
         return None
     operands = []
     for operand in node.inputs:
-        placed = before(operand, node, axes, there)
-        if placed is None:
+        reordered = without_transposition(operand, node, axes, computed)
+        if reordered is None:
             return None
-        operands.append(placed)
-    made = moved(node.op.node(operands, node.attrs), axes)
-    return made if made.type == node.type else None  # operands alone may repeat too little
+        operands.append(reordered)
+    replacement = moved(node.op.node(operands, node.attrs), axes)
+    return (
+        replacement if replacement.type == node.type else None
+    )  # broadcasts are gone: it may be smaller
 
 
-def before(operand: Node, node: Node, axes: Shape, there: Set[Transposition]) -> Node | None:
-    """An operand of an elementwise node as it was before it was transposed; None: it was not."""
+def without_transposition(
+    operand: Node, node: Node, axes: Shape, computed: Set[Transposition]
+) -> Node | None:
+    """Return an operand of an elementwise node in the order of axes before the transposition.
+
+    An operand that is not transposed gets a transposition of its own if it is small, or if the
+    graph computes that transposition anyway. Otherwise the result is None.
+    """
     if operand.op.layout.is_transpose and operand.attrs["axes"] == axes:
         return operand.inputs[0]
     if operand.op.kernel.is_broadcast:
         operand = operand.inputs[0]
     if operand.ndim == 0:
         return operand
-    whole = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
-    placed = moved(whole, inverse(axes))
-    small = operand.type.count * SMALL <= node.type.count
-    free = not placed.op.layout.is_transpose or (placed.inputs[0], placed.attrs["axes"]) in there
-    return placed if small or free else None
+    padded = reshape(operand, (*(1,) * (node.ndim - operand.ndim), *operand.shape))
+    reordered = moved(padded, inverse(axes))
+    is_small = operand.type.count * SMALL <= node.type.count
+    is_free = (
+        not reordered.op.layout.is_transpose
+        or (reordered.inputs[0], reordered.attrs["axes"]) in computed
+    )
+    return reordered if is_small or is_free else None

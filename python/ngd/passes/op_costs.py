@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes cost. Heavy ops say it in their blocks; here is what holds for all others.
+"""The costs of nodes: `Op.cost` for heavy ops, and rules for all other ops.
 
-An op that is made of others has as many operations as these, but reads and writes its own operands
-and results alone. What only moves elements reads as many bytes as it writes. Anything else has one
-operation for each element of its largest operand or result.
+An op that is composed of other ops has as many operations as these, but it reads and writes only
+its own operands and results. An op that only moves elements reads as many bytes as it writes. Any
+other op has one operation for each element of its largest operand or result.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .fusion.kernel_body import FusedKernel, body_of, shape_of
 
 
 def cost_of_graph(graph: Graph) -> Cost:
-    """What all nodes of a graph cost, each by itself."""
+    """Return the sum of the costs of all nodes of a graph."""
     return sum((cost_of(node) for node in graph.nodes), Cost())
 
 
 def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
-    """What one application costs; `bodies`, of the graphs that it runs, if they are known."""
+    """Return the cost of a node; `bodies` has the costs of its graphs if they are known."""
     op, results = node.op, [result.type for result in node.results]
     if isinstance(op, Leaf) or offset_of(node) is not None:
         return Cost()
@@ -45,7 +45,7 @@ def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
 
 
 def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
-    """How many operations on an element an op that is not heavy has."""
+    """Return the number of operations on single elements of an op that is not heavy."""
     op = node.op
     if op.comm.is_collective or isinstance(op, Start):
         return 0
@@ -55,13 +55,15 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
         in_products = sum(cost_of(product).flops for product in op.products)
         return in_products + count * (len(body.statements) + len(body.reduced))
     if op.has_expansion and not op.kernel.is_elementwise:
-        return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
+        return operations_of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])
 
 
 @lru_cache(maxsize=4096)
-def of_expansion(op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> int:
-    """How many operations the ops have that an op is made of."""
+def operations_of_expansion(
+    op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]
+) -> int:
+    """Return the number of operations of the ops that an op is composed of."""
     inputs = [Node(PLACEHOLDER, (), {"name": "x", "uniform": True}, t) for t in operands]
-    made = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
-    return sum(cost_of(node).flops for node in made)
+    expanded_nodes = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
+    return sum(cost_of(node).flops for node in expanded_nodes)

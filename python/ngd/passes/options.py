@@ -16,9 +16,9 @@ class CompileOptions(NamedTuple):
     shard: str = "none"
     """The sharded weight update: "none", "host" or "world"."""
     memory_limit: int | None = None
-    """The largest number of bytes for the values of a call; None is no limit."""
+    """The largest number of bytes for the values of a call; None to set no limit."""
 
     @property
     def has_low_precision(self) -> bool:
-        """Return whether the precision is a 16-bit one."""
+        """True if the precision is a 16-bit dtype."""
         return self.precision != float32

@@ -49,9 +49,9 @@ class Partition:
         return self.here.size * (self.there.size if self.apart else 1)
 
     def slice(self, count: int) -> tuple[int, int]:
-        """Return where this rank's shard of the host's copy begins and ends."""
-        at = shard_bounds(count, self.here.size)
-        return at[self.here.rank], at[self.here.rank + 1]
+        """Return where this rank's shard of the copy of its host begins and ends."""
+        offsets = shard_bounds(count, self.here.size)
+        return offsets[self.here.rank], offsets[self.here.rank + 1]
 
     def part(self, count: int) -> tuple[int, int]:
         """Return where the elements that this rank updates begin and end.
@@ -61,5 +61,5 @@ class Partition:
         begin, end = self.slice(count)
         if not self.apart:
             return begin, end
-        at = shard_bounds(end - begin, self.there.size)
-        return begin + at[self.there.rank], begin + at[self.there.rank + 1]
+        offsets = shard_bounds(end - begin, self.there.size)
+        return begin + offsets[self.there.rank], begin + offsets[self.there.rank + 1]

@@ -40,10 +40,10 @@ def was_changed(graph: Graph, options: CompileOptions, changed: bool) -> bool:
 
 
 class When(NamedTuple):
-    """Passes that run only if a condition holds."""
+    """A group of passes that run only if a condition holds."""
 
     condition: Callable[[Graph, CompileOptions, bool], bool]
-    """A function of the graph, the options, and whether the pass before has changed the graph."""
+    """A function of the graph, the options, and True if the pass before has changed the graph."""
     passes: tuple[Pass, ...]
 
 
@@ -59,7 +59,7 @@ PER_OP: Final[tuple[Entry, ...]] = (
     When(was_changed, (simplify,)),
     fuse_post_operations,
 )
-"""The passes that see each op by itself."""
+"""The passes that process each op separately."""
 
 FUSION: Final[tuple[Entry, ...]] = (
     share_sums,
@@ -69,7 +69,7 @@ FUSION: Final[tuple[Entry, ...]] = (
     fuse_products,
     split_collectives,
 )
-"""The passes that put ops into kernels. They run again for each choice of `memory_limit`."""
+"""The passes that fuse ops to kernels. They run again for each choice of `memory_limit`."""
 
 HIDING: Final = (fuse_post_operations, fuse_products)
 """The passes that put several ops into one kernel that cannot be run op by op."""
@@ -79,9 +79,10 @@ BODY_OPTIONS: Final = CompileOptions()
 
 
 def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
-    """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass.
+    """Return the plan of a graph, after all passes.
 
-    With a limit, the values of a step take at most that many bytes, or CompileError is raised.
+    With NGD_CHECK=1 the graph is verified after every pass. With a memory limit, the values of a
+    step take at most that many bytes, or CompileError is raised.
     """
     graph.verify() if config.check() else graph.verify_leaves()
     graph = run_passes(graph, target, options, PER_OP)
@@ -104,7 +105,7 @@ def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan
 def run_passes(
     graph: Graph, target: Target, options: CompileOptions, entries: tuple[Entry, ...]
 ) -> Graph:
-    """Run a part of the pipeline."""
+    """Run the passes of some entries."""
     changed = False
     for entry in entries:
         before = graph
@@ -127,7 +128,7 @@ def passes_of(
 
 
 def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Run one pass; with NGD_CHECK=1, verify what it returns."""
+    """Run one pass; with NGD_CHECK=1, verify the graph that it returns."""
     after = each(graph, target, options)
     if config.check():
         after.verify()
@@ -136,14 +137,14 @@ def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) 
 
 
 def expect_equal_types(before: Graph, after: Graph) -> None:
-    """Check that a pass keeps the types of the outputs; `verify` checks those of the updates."""
+    """Raise a CompileError if a pass has changed the type of an output; `verify` checks updates."""
     for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:
             raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")
 
 
 def listed_passes() -> Iterator[tuple[Pass, bool]]:
-    """Yield the passes in their order, and whether each runs only on a condition."""
+    """Yield the passes in their order, each with True if it runs only on a condition."""
     for entry in (*PER_OP, *FUSION):
         if isinstance(entry, When):
             yield from ((each, True) for each in entry.passes)

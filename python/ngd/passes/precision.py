@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step in two-byte floats: products multiply them, and what lies between products is stored so.
+"""Mixed precision: matmuls multiply 16-bit floats, and activations are stored as 16-bit floats.
 
-Everything is still computed in float32: products and convolutions accumulate in it, elementwise
-kernels, reductions and statistics widen what they read, and round what they store once. Variables,
-their updates, what a step gives, and what collectives send stay float32, and so does all that has
-no kernel for two bytes.
+All computation stays float32. Matmuls and convolutions accumulate in float32. Elementwise kernels,
+reductions and statistics widen what they read, and round each result once, when they store it.
+Variables, their updates, outputs, and operands of collectives stay float32, and so does every value
+of an op that has no kernel for 16-bit floats.
 
-A value is *exact* if a variable's next value or a collective's operand is made of it, by
-elementwise ops and moves: it is never rounded. Nor is what is made of variables alone and is
-reduced to such a value, as weights that are averaged; activations that are reduced may be. Another
-one is *wanted* where a product multiplies it, or where a kernel that makes a wanted value of it
-reads it in full. It is needed *wide* where something reads it that cannot widen it. A kernel of
-elementwise ops gives either or both; a product gives the one or the other, and rounds nothing that
-is needed wide. From there a reader casts: the casts are part of the kernels.
+The pass uses these words:
+
+- A *product* is a matrix multiplication or a convolution.
+- A *move* is an op that copies, repeats or views elements, or adds a few of them.
+- A float32 value is *exact* if the next value of a variable, or the operand of a collective, is
+  computed from it by elementwise ops and moves. An exact value is never rounded. A value that is
+  computed only from variables, and is reduced to an exact value, is exact, too, such as weights
+  that are averaged. Activations that are reduced may be rounded.
+- A float32 value is *wanted* in 16 bits if a product multiplies it, or if a kernel that computes a
+  wanted value reads it in full size.
+- A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.
+
+A kernel of elementwise ops stores a result in float32, in 16 bits, or in both. A product stores its
+result in one of them, and in float32 if the result is needed wide. Readers convert what is stored
+by casts, which are statements of their kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +53,7 @@ from .views import source_of
 
 
 def has_low_precision(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether the step is one of a 16-bit precision."""
+    """Return whether the precision of the step is a 16-bit dtype."""
     return options.has_low_precision
 
 
@@ -55,8 +63,8 @@ def lower_precision(graph: Graph, target: Target | None, options: CompileOptions
     Without a target, any op takes 16-bit floats.
     """
     uses = Uses(graph, target, options.precision)
-    if uses.refused is not None and not uses.products:
-        name, node = options.precision.name, uses.refused
+    if uses.unsupported is not None and not uses.products:
+        name, node = options.precision.name, uses.unsupported
         warn(
             f"compile: precision: expected a {name} kernel for the matmuls and convolutions of "
             f"this step; got a CPU without one, for example for {node.op.name} {node.type} (made "
@@ -67,7 +75,7 @@ def lower_precision(graph: Graph, target: Target | None, options: CompileOptions
 
 
 class Uses:
-    """Who reads each float32 value, and what is decided by that."""
+    """The readers of each float32 value, and the decisions that follow from them."""
 
     def __init__(self, graph: Graph, target: Target | None, dtype: DType) -> None:
         self.dtype, self.target = dtype, target
@@ -76,37 +84,37 @@ class Uses:
         self.of_variables = made_of_variables(graph)
         self.wide: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
-        """What they are stored as."""
+        """The dtype in which the result of each product is stored."""
         self.others: set[Node] = set()
         """The other ops that read 16-bit floats: copies, pools and statistics."""
-        self.refused: Node | None = None
+        self.unsupported: Node | None = None
         """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
                 self.visit(node)
 
     def visit(self, node: Node) -> None:
-        """Note what a node demands of its operands; all users of its results are visited before."""
-        stays = zip(node.results, stay_wide(node), strict=True)
-        self.wide.update(result for result, is_wide in stays if is_wide)
-        self.wide.update(ordered(node))
+        """Note what a node needs of its operands, after all readers of its results."""
+        wide_flags = zip(node.results, stay_wide(node), strict=True)
+        self.wide.update(result for result, is_wide in wide_flags if is_wide)
+        self.wide.update(chosen_values(node))
         floats = [x for x in node.inputs if x.dtype == float32]
         self.demand_exact(node, floats)
         if node.op.numerics.is_contraction and node.dtype == float32:
             self.visit_product(node)
         elif node.op.kernel.is_elementwise or isinstance(node.op, FusedKernel):
             if self.wanted.intersection(node.results):
-                whole = shape_of(node)
-                self.wanted.update(x for x in floats if x.shape == whole)
+                full_shape = shape_of(node)
+                self.wanted.update(x for x in floats if x.shape == full_shape)
         elif moves(node):
             self.visit_move(node, floats)
-        elif node.op.numerics.has_float32_results and self.takes_halved(node):
+        elif node.op.numerics.has_float32_results and self.has_16_bit_kernel(node):
             self.others.add(node)
         elif not (node.op.kernel.reduction and self.target):
             self.wide.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
-        """Keep the operands exact from which an exact value or a message is computed."""
+        """Mark the operands from which an exact value or an operand of a collective is computed."""
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
         if reduces and self.exact.intersection(node.results):
@@ -119,24 +127,26 @@ class Uses:
         self.wide.update(exact)
 
     def visit_move(self, node: Node, floats: Sequence[Node]) -> None:
-        """Decide whether an op that moves elements moves 16-bit ones."""
-        if node.op.kernel.is_view:  # it waits for its other inputs, and does not read them
+        """Decide whether an op that moves elements moves 16-bit floats."""
+        if node.op.kernel.is_view:  # other inputs only order the execution; they are not read
             floats = [x for x in node.inputs[:1] if x.dtype == float32]
-        if self.carries(node):
+        if self.moves_16_bits(node):
             self.others.add(node)
             self.wanted.update(floats)
         else:
             self.wide.update(floats)
 
     def visit_product(self, node: Node) -> None:
-        """Decide what a product is stored as, if its factors may be two-byte floats."""
+        """Decide in which dtype a product is stored, if its factors may be 16-bit floats."""
         if node.wide:
             self.wide.update(node.inputs)
             return
-        given = [x.type if n > 1 else self.halved(x.type) for n, x in enumerate(node.inputs)]
-        own = self.dtype if node in self.wanted and node not in self.wide else float32
-        for dtype in dict.fromkeys((own, float32)):
-            if self.takes(node, given, [Type(dtype, node.shape)]):
+        operand_types = [
+            x.type if n > 1 else self.as_16_bits(x.type) for n, x in enumerate(node.inputs)
+        ]
+        own_dtype = self.dtype if node in self.wanted and node not in self.wide else float32
+        for dtype in dict.fromkeys((own_dtype, float32)):
+            if self.has_kernel(node, operand_types, [Type(dtype, node.shape)]):
                 self.products[node] = dtype
                 self.wanted.update(node.inputs[:2])
                 added = [x for x in node.inputs[2:] if x.type == node.type]
@@ -145,50 +155,55 @@ class Uses:
                 self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
                 return
         if node.type.count:
-            self.refused = node
+            self.unsupported = node
         self.wide.update(node.inputs)
 
-    def carries(self, node: Node) -> bool:
-        """Whether an op that moves elements moves two-byte ones."""
+    def moves_16_bits(self, node: Node) -> bool:
+        """Return whether an op that moves elements moves 16-bit floats."""
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.wide.intersection(floats):
             return False
         source = source_of(node.inputs[0])
         if isinstance(source.op, Leaf) and source.type.count > node.type.count:
-            return False  # to round all would take longer than to round what is taken of it
+            return False  # rounding the whole leaf would take longer than rounding the part
         if node.op.kernel.is_broadcast or offset_of(node) is not None:
             return True
-        return self.takes_halved(node, [self.halved(r.type) for r in node.results])
+        return self.has_16_bit_kernel(node, [self.as_16_bits(r.type) for r in node.results])
 
-    def takes_halved(self, node: Node, made: Sequence[Type] | None = None) -> bool:
+    def has_16_bit_kernel(self, node: Node, made: Sequence[Type] | None = None) -> bool:
         """Return whether the device has a kernel that reads all operands as 16-bit floats."""
-        return self.takes(node, [self.halved(x.type) for x in node.inputs], made)
+        return self.has_kernel(node, [self.as_16_bits(x.type) for x in node.inputs], made)
 
-    def halved(self, type_: Type) -> Type:
-        """The type in two bytes."""
+    def as_16_bits(self, type_: Type) -> Type:
+        """Return a type with float32 replaced by the 16-bit dtype."""
         return Type(self.dtype, type_.shape) if type_.dtype == float32 else type_
 
-    def takes(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
-        """Whether the device has a kernel of these types; of the node's own results by default."""
+    def has_kernel(
+        self, node: Node, operand_types: Sequence[Type], made: Sequence[Type] | None
+    ) -> bool:
+        """Return whether the device has a kernel of these types.
+
+        By default the results have the types of the node's results.
+        """
         if self.target is None:
             return True
         name, attrs = node.op.lower(**node.attrs)
         types = [r.type for r in node.results] if made is None else made
-        return self.target.query(name, given, types, attrs).accepted
+        return self.target.query(name, operand_types, types, attrs).accepted
 
 
 class Rewriting:
-    """Makes the graph in two bytes."""
+    """The rewrite of a graph to one that multiplies and stores 16-bit floats."""
 
     def __init__(self, uses: Uses) -> None:
         self.uses, self.dtype = uses, uses.dtype
         self.stored: dict[Node, Node] = {}
-        """By a float32 node of the new graph, the two-byte one that it is cast from."""
+        """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """By a float32 node, what it is in two bytes; it is there itself, too."""
+        """The 16-bit value of a float32 node of the new graph; both of them exist."""
 
-    def half(self, x: Node) -> Node:
-        """A value in two bytes."""
+    def to_16_bits(self, x: Node) -> Node:
+        """Return a value as 16-bit floats."""
         if x.dtype != float32:
             return x
         if x in self.stored:
@@ -198,11 +213,11 @@ class Rewriting:
         return self.rounded[x]
 
     def as_stored(self, x: Node) -> Node:
-        """A value as it lies in memory."""
+        """Return a value in the dtype in which it is stored in memory."""
         return self.stored.get(x, x)
 
-    def in_place_of(self, old: Node, new: Node) -> Node:
-        """What a new value is where the old one was: cast back, if it is stored in two bytes."""
+    def replacement_of(self, old: Node, new: Node) -> Node:
+        """Return the replacement of an old value: the new one, cast to float32 if necessary."""
         if new.type == old.type:
             return new
         wide = cast.node((new,), {"dtype": float32})
@@ -210,7 +225,7 @@ class Rewriting:
         return wide
 
     def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """See Graph.rewrite: it gives float32 where the node was."""
+        """Return the float32 replacements of a node's results; see Graph.rewrite."""
         op = node.op
         if node in self.uses.products:
             return self.product(node, inputs)
@@ -218,11 +233,11 @@ class Rewriting:
             if op.numerics.has_float32_results:
                 operands = [self.as_stored(x) for x in inputs]
             elif op.kernel.is_view:
-                operands = [self.half(inputs[0]), *map(self.as_stored, inputs[1:])]
+                operands = [self.to_16_bits(inputs[0]), *map(self.as_stored, inputs[1:])]
             else:
-                operands = [self.half(x) for x in inputs]
+                operands = [self.to_16_bits(x) for x in inputs]
             made = op.node(operands, node.attrs)
-            results = tuple(map(self.in_place_of, node.results, made.results))
+            results = tuple(map(self.replacement_of, node.results, made.results))
             return results if node.several else results[0]
         if isinstance(op, FusedKernel):
             return self.fused(node, inputs)
@@ -233,12 +248,12 @@ class Rewriting:
         return node.with_inputs(inputs)
 
     def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        """A product of two-byte floats."""
-        factors = [self.half(x) for x in inputs[:2]]
-        behind = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
+        """Return a product of 16-bit floats."""
+        factors = [self.to_16_bits(x) for x in inputs[:2]]
+        other_operands = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
         wide = {} if self.uses.products[node] == self.dtype else {"dtype": float32}
-        made = node.op.node((*factors, *behind), {**node.attrs, **wide})
-        return self.in_place_of(node, made)
+        made = node.op.node((*factors, *other_operands), {**node.attrs, **wide})
+        return self.replacement_of(node, made)
 
     def fused(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         """Return a fused kernel that reads and stores 16-bit floats if it may."""
@@ -252,7 +267,7 @@ class Rewriting:
         if made is None or (target and not accepted(made, target)):
             return node.with_inputs(inputs)
         made_here = [made.results[n] for n in kernel.positions]
-        results = list(map(self.in_place_of, node.results, made_here))
+        results = list(map(self.replacement_of, node.results, made_here))
         for number, extra in kernel.extra.items():
             self.rounded[results[number]] = made.results[extra]
         return tuple(results) if node.several else results[0]
@@ -268,14 +283,14 @@ class Rewriting:
 
 
 def moves(node: Node) -> bool:
-    """Return whether an op hands elements on, or sums of a few."""
+    """Return whether an op moves elements, or adds a few of them."""
     kernel = node.op.kernel
     is_move = kernel.is_copy or kernel.is_broadcast or kernel.is_view
     return is_move or node.op.numerics.can_keep_16_bits
 
 
 def made_of_variables(graph: Graph) -> set[Node]:
-    """What is computed of variables, and of constants, without a product."""
+    """Return the values that are computed only from variables and constants, without a product."""
     made: set[Node] = set()
     for node in graph.nodes:
         read = [x for x in node.inputs if x.dtype == float32 and x.op is not CONSTANT]
@@ -286,12 +301,12 @@ def made_of_variables(graph: Graph) -> set[Node]:
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:
-    """The results of an op but those that a kernel of elementwise ops reduces."""
+    """Return the results of an op, without the reductions of a fused kernel."""
     return stored_results(node) if is_reducing_kernel(node) else node.results
 
 
 def stay_wide(node: Node) -> tuple[bool, ...]:
-    """Which of the results of an op stay float32, because the user says so."""
+    """Return for each result of an op whether it stays float32 because of ngd.full_precision."""
     if isinstance(node.op, FusedKernel):
         return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
     return (node.wide,) * len(node.results)
@@ -299,29 +314,29 @@ def stay_wide(node: Node) -> tuple[bool, ...]:
 
 @cache
 def chooses() -> frozenset[str]:
-    """What a reduction is called that may give one of its elements, as a maximum.
+    """Return the kinds of the reductions that return one of the elements, such as a maximum.
 
-    Gradients compare the elements with it, so both are of the same bits.
+    Gradients compare the elements with the result, so both need the same bits.
     """
     choosing = (op for op in OPS.values() if not op.fusion.is_linear_reduction)
     return frozenset(op.kernel.reduction for op in choosing if op.kernel.reduction)
 
 
-def ordered(node: Node) -> list[Node]:
-    """The operands and results of an op among which it chooses one."""
+def chosen_values(node: Node) -> list[Node]:
+    """Return the operands and results of an op that chooses one of the elements."""
     if node.op.kernel.reduction in chooses():
         return list(node.inputs)
     if not is_reducing_kernel(node):
         return []
-    body, found = body_of(node), list[Node]()
+    body, chosen = body_of(node), list[Node]()
     assert body.reductions is not None
     for number, kind in zip(body.reduced, body.reductions.kinds, strict=True):
         if kind in chooses():
             stored = zip(node.results, body.stored, strict=False)
-            found += [result for result, made in stored if made == number]
+            chosen += [result for result, made in stored if made == number]
             operands = body.statements[number].operands
-            found += [node.inputs[x.number] for x in operands if isinstance(x, Input)]
-    return found
+            chosen += [node.inputs[x.number] for x in operands if isinstance(x, Input)]
+    return chosen
 
 
 def is_reducing_kernel(node: Node) -> bool:
@@ -341,9 +356,9 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         if not isinstance(node.op, FusedKernel) or read.issuperset(stored_results(node)):
             return node.with_inputs(inputs)
-        kept = [r for r in node.results if r in read]
+        read_results = [r for r in node.results if r in read]
         body = body_of(node).keep_results([r.number for r in stored_results(node) if r in read])
-        made = fused_node(inputs, body, [r.type for r in kept], node.op.fused_ops(node))
+        made = fused_node(inputs, body, [r.type for r in read_results], node.op.fused_ops(node))
         results = iter(made.results)
         return tuple(next(results) if r in read else r for r in node.results)
 
@@ -351,7 +366,7 @@ def drop_unread(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def accepted(node: Node, target: Target) -> bool:
-    """Whether the device has a kernel for the node as it stands."""
+    """Return whether the device has a kernel for a node."""
     types = [r.type for r in node.results]
     name, attrs = node.op.lower(**node.attrs)
     return target.query(name, [x.type for x in node.inputs], types, attrs).accepted
@@ -361,7 +376,7 @@ class NarrowKernel:
     """A fused kernel while casts are added to its body."""
 
     def __init__(self, node: Node, dtype: DType) -> None:
-        self.before, self.dtype, self.shape = node, dtype, shape_of(node)
+        self.original, self.dtype, self.shape = node, dtype, shape_of(node)
         self.body = body_of(node)
         self.results = stored_results(node)
         """The results of the kernel that are stored."""
@@ -371,13 +386,13 @@ class NarrowKernel:
 
     def read(self, operands: Sequence[Node]) -> None:
         """Widen the operands that are 16-bit floats now."""
-        inputs = self.before.inputs
+        inputs = self.original.inputs
         narrow = [n for n, x in enumerate(operands) if x.dtype != inputs[n].dtype]
         if narrow:
             self.body = self.body.cast_inputs(narrow, self.dtype)
 
     def store(self, number: int, *, keeps_wide: bool) -> None:
-        """Store a result as a 16-bit float, beside the float32 one or in its place."""
+        """Store a result as a 16-bit float, in addition to the float32 one or instead of it."""
         self.body = self.body.cast_result(number, self.dtype, keeps_wide=keeps_wide)
         narrow = Type(self.dtype, self.shape)
         if keeps_wide:
@@ -390,16 +405,16 @@ class NarrowKernel:
     def positions(self) -> Iterable[int]:
         """The positions of the node's results among the new ones: stored ones, then reductions."""
         count = len(self.results)
-        reductions = len(self.before.results) - count
+        reductions = len(self.original.results) - count
         return (*range(count), *(len(self.types) + n for n in range(reductions)))
 
     def node(self, operands: Sequence[Node]) -> Node | None:
         """Return the kernel's node, or None if nothing has changed."""
-        before = self.before
-        if self.body is body_of(before):
+        original = self.original
+        if self.body is body_of(original):
             return None
-        types = (*self.types, *(r.type for r in before.results[len(self.results) :]))
-        return fused_node(operands, self.body, types, before.op.fused_ops(before))
+        types = (*self.types, *(r.type for r in original.results[len(self.results) :]))
+        return fused_node(operands, self.body, types, original.op.fused_ops(original))
 
 
 __all__ = ["drop_unread", "has_low_precision", "lower_precision"]

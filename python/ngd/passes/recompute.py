@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute again what is cheap, instead of keeping it: how a step stays within `memory_limit`.
+"""Rematerialisation for `memory_limit`: recompute cheap values instead of keeping them.
 
-T. Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv:1604.06174), section 3:
-what cheap ops make of values that are kept anyway is not kept. Where a step needs most memory,
-between the forward and the backward pass, values wait for readers that come much later. Those that
-elementwise ops and moves compute, from others that wait too, are computed again for these readers;
-the copies wait for an op shortly before the first of them (ops.custom.after). The bits stay.
+The method is that of T. Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
+(arXiv:1604.06174), section 3: values that cheap ops compute from values that are kept anyway are
+not kept.
 
-The planner says what is needed, so this goes in rounds: a plan, and if it is too large, copies for
-as many bytes as it has too many; the place of the maximum may be another one in the next round.
-Where that leads nowhere, rounds follow that copy all that they can.
+An op is *cheap* if it takes about one pass over memory: elementwise ops, broadcasts and moves. The
+*peak* is the instruction after which most bytes are kept, usually between the forward and the
+backward pass. A value *waits* if it is computed at the peak or before it, and is read after it. A
+*copy* of a waiting value is a second computation of it by cheap ops, from leaves, from other values
+that wait, or from much smaller values. The readers after the peak read the copy, so the value
+itself need not be kept. The ops of a copy depend on a *gate*, an op shortly before the first of
+these readers (ops/_custom.py, `after`). Otherwise the copy could be computed too early. The bits of
+the results do not change.
+
+Only the planner knows how much memory a graph needs. So the pass works in rounds: it plans the
+graph, and if the plan is too large, it copies enough values to save the bytes above the limit. In
+the next round the peak may be another instruction. If these rounds do not reach the limit, other
+rounds copy all values that they can.
 """
 
 from __future__ import annotations
@@ -36,9 +44,9 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""What is so many times smaller than what is made of it may be kept for that."""
+"""A value that is this many times smaller than the value to be copied may be kept for the copy."""
 LONGEST: Final = 16
-"""How many ops make a value again at most."""
+"""The largest number of ops that compute a copy."""
 
 
 def within(
@@ -48,14 +56,14 @@ def within(
     limit: int,
     plan_of: Callable[[Graph], Plan],
 ) -> Plan:
-    """The plan of the graph, or of one that computes some values again, of so many bytes at most.
+    """Return a plan of at most `limit` bytes, of the graph or of one that recomputes values.
 
     Raises
     ------
     CompileError
-        It says how many bytes the smallest plan that was found takes.
+        No such plan was found. The message has the number of bytes of the smallest plan.
     """
-    before = cost_of_graph(graph)
+    cost_before = cost_of_graph(graph)
     least = math.inf
     for all_at_once in (False, True):
         now, before_this = graph, math.inf
@@ -63,9 +71,9 @@ def within(
             plan = plan_of(now)
             excess = bytes_of(plan) - limit
             if excess <= 0:
-                plan.recomputed = difference(cost_of_graph(now), before)
+                plan.recomputed = difference(cost_of_graph(now), cost_before)
                 return plan
-            if all_at_once:  # the same for any limit, so that what the error says can be kept
+            if all_at_once:  # these plans do not depend on the limit, so the error's limit works
                 least = min(least, bytes_of(plan))
             if bytes_of(plan) >= before_this:
                 break
@@ -81,17 +89,17 @@ def within(
 
 
 def bytes_of(plan: Plan) -> int:
-    """What a step computes takes."""
+    """Return the bytes of both arenas of a plan."""
     return plan.private_bytes + plan.shared_bytes
 
 
 def difference(all: Cost, without: Cost) -> Cost:
-    """What a step costs more."""
+    """Return the cost that is added."""
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
 
 class Copy(NamedTuple):
-    """A value that is computed again: the ops that make it, in turn, and what they read."""
+    """A value that is computed again, by `ops` in their order, from the values in `kept`."""
 
     value: Node
     ops: list[Node]
@@ -99,60 +107,61 @@ class Copy(NamedTuple):
 
 
 class Waiting:
-    """The values of a graph that wait where it needs most memory."""
+    """The values of a graph that wait at its peak."""
 
     def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
         self.order = schedule(graph, target).order
-        self.place = {r: i for i, node in enumerate(self.order) for r in node.results}
+        self.position = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
         rounds = options.has_low_precision
         ordered = (n for n in self.order if rounds and n.op.kernel.reduction in chooses())
         self.compared = {source_of(node.inputs[0]) for node in ordered}
-        """What is compared with its own maximum: a copy may be rounded otherwise."""
-        self.peak = self.place_of_the_peak()
+        """The values that are compared with their own maximum. They are not copied, because the
+        copy may be rounded in another way."""
+        self.peak = self.peak_position()
 
     def last_reads(self) -> dict[Node, int]:
-        """When a value is read for the last time, also by way of a view."""
-        last = dict.fromkeys(self.place, -1)
-        end = len(self.order)
+        """Return the position of the last reader of each value, including readers of its views."""
+        last = dict.fromkeys(self.position, -1)
+        after_last = len(self.order)
         for i, node in enumerate(self.order):
             for operand in node.inputs:
                 if operand in last:
                     last[operand] = max(last[operand], i)
         for root in self.graph.roots:
             if root in last:
-                last[root] = end
+                last[root] = after_last
         for node in reversed(self.order):
             if is_view(node) and node.inputs[0] in last:
                 last[node.inputs[0]] = max(last[node.inputs[0]], last[node])
         return last
 
-    def place_of_the_peak(self) -> int:
-        """The instruction behind which most bytes wait."""
+    def peak_position(self) -> int:
+        """Return the position of the instruction after which most bytes are kept."""
         change = [0] * (len(self.order) + 2)
-        given = {*self.graph.roots}  # they lie elsewhere
-        for value, place in self.place.items():
-            if not is_view(value) and value not in given and self.last[value] > place:
-                change[place] += value.type.bytes
+        graph_roots = {*self.graph.roots}  # these are not in the arenas
+        for value, position in self.position.items():
+            if not is_view(value) and value not in graph_roots and self.last[value] > position:
+                change[position] += value.type.bytes
                 change[self.last[value]] -= value.type.bytes
         most = at = now = 0
-        for place, difference in enumerate(change[: len(self.order)]):
+        for position, difference in enumerate(change[: len(self.order)]):
             now += difference
             if now > most:
-                most, at = now, place
+                most, at = now, position
         return at
 
     def waits(self, value: Node) -> bool:
-        """Whether a value is there at the peak, and is read later."""
-        return value in self.place and self.place[value] <= self.peak < self.last[value]
+        """Return whether a value is kept at the peak and read after it."""
+        return value in self.position and self.position[value] <= self.peak < self.last[value]
 
-    def copied(self, wanted: float) -> Graph:
-        """The graph that keeps so many bytes less at the peak; itself: there is nothing to copy."""
+    def copied(self, bytes_to_save: float) -> Graph:
+        """Return a graph that keeps `bytes_to_save` bytes less at the peak, or the graph itself."""
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
         for node in self.order:
-            if wanted <= 0:
+            if bytes_to_save <= 0:
                 break
             if is_view(node) or not is_cheap(node) or not self.waits(node) or node in kept:
                 continue
@@ -162,11 +171,11 @@ class Waiting:
             if made is not None:
                 copies[node] = made
                 kept.update(made.kept)
-                wanted -= node.type.bytes
+                bytes_to_save -= node.type.bytes
         return self.with_copies(copies) if copies else self.graph
 
     def copy_of(self, value: Node, copies: dict[Node, Copy]) -> Copy | None:
-        """How to make a value of what is kept anyway; None: it cannot be had so."""
+        """Return a copy of a value, or None if it cannot be computed from values that are kept."""
         kept: list[Node] = []
         ops: set[Node] = set()
         stack = [value]
@@ -179,33 +188,33 @@ class Waiting:
                 source = source_of(operand)
                 if isinstance(source.op, Leaf) or operand in ops:
                     continue
-                small = source.type.bytes * SMALL <= value.type.bytes
-                if source not in copies and (small or self.waits(source)):
+                is_small = source.type.bytes * SMALL <= value.type.bytes
+                if source not in copies and (is_small or self.waits(source)):
                     kept.append(source)
                 elif is_cheap(operand) and source not in copies:
                     stack.append(operand)
                 else:
                     return None
-        return Copy(value, sorted(ops, key=self.place.__getitem__), kept)
+        return Copy(value, sorted(ops, key=self.position.__getitem__), kept)
 
     def with_copies(self, copies: dict[Node, Copy]) -> Graph:
-        """The graph in which late readers read copies."""
+        """Return the graph whose readers after the peak read the copies."""
         new: dict[Node, Node] = {}
-        again: dict[Node, Node] = {}
+        copied_nodes: dict[Node, Node] = {}
 
         def copied(old: Node, reader: Node) -> Node:
-            if old not in again:
+            if old not in copied_nodes:
                 if old in copies:
-                    again[old] = self.made_again(copies[old], reader, new)
+                    copied_nodes[old] = self.make_copy(copies[old], reader, new)
                 else:
-                    others = [new.get(i, i) for i in old.inputs[1:]]
+                    other_inputs = [new.get(i, i) for i in old.inputs[1:]]
                     with at_site(old.site), wide(old.wide):
-                        inputs = (copied(old.inputs[0], reader), *others)
-                        again[old] = Node(old.op, inputs, old.attrs, old.type)
-            return again[old]
+                        inputs = (copied(old.inputs[0], reader), *other_inputs)
+                        copied_nodes[old] = Node(old.op, inputs, old.attrs, old.type)
+            return copied_nodes[old]
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-            if self.place.get(node, -1) > self.peak and not is_view(node):
+            if self.position.get(node, -1) > self.peak and not is_view(node):
                 inputs = tuple(
                     copied(old, node) if source_of(old) in copies else now
                     for old, now in zip(node.inputs, inputs, strict=True)
@@ -217,13 +226,13 @@ class Waiting:
         return self.graph.rewrite(change, self.order_with_leaves())
 
     def order_with_leaves(self) -> list[Node]:
-        """All nodes, each after its inputs, in the order of execution."""
+        """Return all nodes in the order of execution, after the leaves."""
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
 
-    def made_again(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
-        """The nodes of a copy, which waits until its first reader's turn is near."""
-        gates = [new[gate] for gate in self.gates(self.place[reader])]
+    def make_copy(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
+        """Return the node of a copy, which waits for the gate of its first reader."""
+        gates = [new[gate] for gate in self.gates(self.position[reader])]
         made: dict[Node, Node] = {}
 
         def operand(x: Node) -> Node:
@@ -239,9 +248,9 @@ class Waiting:
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]
 
-    def gates(self, place: int) -> list[Node]:
-        """The last op before an instruction, behind the peak, that is no view and not cheap."""
-        for i in range(place - 1, self.peak, -1):
+    def gates(self, position: int) -> list[Node]:
+        """Return the gate of a position: the last op between the peak and it that is not cheap."""
+        for i in range(position - 1, self.peak, -1):
             node = self.order[i]
             if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:
                 return [node]
@@ -249,7 +258,7 @@ class Waiting:
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether an op takes about a pass over memory."""
+    """Return whether an op takes about one pass over memory."""
     if node.several:
         return False
     kernel = node.op.kernel

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut a graph with gradients into a forward program and a backward program.
+"""The cut of a graph with gradients into a forward program and a backward program.
 
-The forward pass is all that the outputs need. The gradients are nodes of the same graph that also
-read values of the forward pass. A residual is a value of the forward pass that the forward program
+The forward pass computes the outputs. The gradients are nodes of the same graph that also read
+values of the forward pass. A *residual* is a value of the forward pass that the forward program
 returns and the backward program takes as an input. The inputs of the forward program are inputs of
-the backward program too.
+the backward program, too.
 
-A cheap value is the result of an elementwise op, a broadcast or a move of elements
+A *cheap* value is the result of an elementwise op, a broadcast or a move of elements
 (recompute.is_cheap). The backward program recomputes a cheap value if it can do so from inputs,
 constants and residuals. The residuals are chosen in three steps:
 
@@ -116,7 +116,7 @@ def _shared_sources(
 
 
 def read_residuals(gradients: Sequence[Node], residuals: Mapping[Node, Node]) -> list[Node]:
-    """Return gradients that read placeholders in place of values of the forward pass.
+    """Return gradients that read placeholders instead of values of the forward pass.
 
     Parameters
     ----------
@@ -136,8 +136,8 @@ def read_residuals(gradients: Sequence[Node], residuals: Mapping[Node, Node]) ->
             return node.with_inputs(inputs)
         if not node.several:
             return residuals[node]
-        made = node.with_inputs(inputs).results
-        pairs = zip(node.results, made, strict=True)
+        new_results = node.with_inputs(inputs).results
+        pairs = zip(node.results, new_results, strict=True)
         return tuple(residuals.get(old, new) for old, new in pairs)
 
     return list(Graph((), tuple(gradients)).rewrite(change).outputs)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of execution.
+"""The order in which a step executes its nodes, and how it writes the next values of variables.
 
-Collectives start in the order of their numbers, each as soon as its operand is there, and are
-waited for where their result is first read. What runs graphs with collectives is one of them, and
-ends where it starts. The variables' new values come last, after every wait,
-so that a step that a peer's failure ends has changed no variable.
+Collectives start in the order of their numbers, each as soon as its operand is computed. A
+collective is *pending* from its start to its wait. The wait comes where the result is first read,
+so kernels run while the collective communicates. A loop or branch whose body has collectives counts
+as a collective, which ends where it starts.
 
-If the ranks of a host share a variable (sharding/updates.py), each writes its part when all ranks
-have computed everything else. After that, a rank reads only its own part of the variable.
+The next values of variables are written last, after every wait. So if the failure of another rank
+ends the step, no variable has changed. A next value is *direct* if its kernel writes to the memory
+of the variable. Otherwise it is a *store*: it is computed in other memory, and copied at the end.
+
+If the ranks of a host share a variable (sharding/updates.py), each rank writes its part after all
+ranks have computed everything else. From then on, a rank reads only its own part of the variable.
 """
 
 from __future__ import annotations
@@ -27,27 +31,27 @@ from .views import is_view, parts_written, source_of, span_of
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Nodes in the order of execution, and how the variables get their new values."""
+    """The nodes in the order of execution, and how the variables get their next values."""
 
     graph: Graph
     order: tuple[Node, ...]
-    """Everything but the leaves, each after what it reads."""
+    """All nodes except leaves, each after its inputs."""
     direct: dict[Node, Node]
-    """Value -> the variable, or the part of one, in whose memory it is computed.
+    """The variable, or the part of one, in whose memory a value is computed, by the value.
 
-    They stand at the end of `order`.
+    These values are the last nodes of `order`.
     """
     stores: tuple[tuple[Node, Node], ...]
-    """(variable or part of one, value): copied after everything else."""
+    """The pairs (variable or part of one, value) that are copied after everything else."""
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:
-    """Order the graph's nodes; see the head of this file."""
+    """Return the order of execution of a graph; see the head of this file."""
     starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
         raise CompileError("two collectives have one place in the order of all")
-    deep = depths(graph)
-    roots = [*starts, *sorted(graph.roots, key=lambda root: deep[root])]
+    depth_of = depths(graph)
+    roots = [*starts, *sorted(graph.roots, key=lambda root: depth_of[root])]
     order = [n for n in topological(roots) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
     writing = {value.results[0] for value in candidates}
@@ -69,15 +73,21 @@ def schedule(graph: Graph, target: Target) -> Schedule:
 
 
 def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
-    """Whether it reads of a shared variable what another rank may be writing."""
+    """Return whether a node reads bytes of a shared variable that another rank may be writing."""
     if not shared or is_view(node):
         return False
     read = ((shared.get(source_of(operand)), operand) for operand in node.inputs)
-    return any(mine is not None and span_of(mine) != span_of(operand) for mine, operand in read)
+    return any(
+        own_part is not None and span_of(own_part) != span_of(operand) for own_part, operand in read
+    )
 
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
-    """Values that could be computed in their variable's memory: one variable's, nobody's output."""
+    """Return the values that could be computed in the memory of their variable, with this variable.
+
+    Such a value is the next value of one variable only. It is not an output, and no collective
+    needs it.
+    """
     times = Counter(value for _, value in graph.updates)
     outputs = set(graph.outputs)
     sent = set(topological(starts))
@@ -95,10 +105,10 @@ def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
 def keep_safe(
     candidates: dict[Node, Node], order: list[Node], graph: Graph, target: Target
 ) -> dict[Node, Node]:
-    """Drop every candidate that would overwrite what is still to be read.
+    """Return the candidates that do not overwrite a value that is read later.
 
-    A kernel may write over an operand only where the device says so; a store that copies another
-    variable's old value reads it before any candidate writes (plan_memory sees to that).
+    A kernel may write over an operand only if the device allows it. A store that copies the old
+    value of another variable reads it before any candidate writes; plan_memory takes care of that.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}
@@ -108,11 +118,11 @@ def keep_safe(
     for output in graph.outputs:
         last_read[source_of(output)] = len(order)
 
-    def safe(value: Node, variable: Node) -> bool:
+    def is_safe(value: Node, variable: Node) -> bool:
         source = source_of(variable)
-        last, now = last_read.get(source, -1), position[value.results[0]]
-        if last != now:
-            return last < now
+        last, own_position = last_read.get(source, -1), position[value.results[0]]
+        if last != own_position:
+            return last < own_position
         in_place = query_node(target, value).in_place
         return all(
             span_of(operand) == span_of(variable) and (value.number, i) in in_place
@@ -120,4 +130,4 @@ def keep_safe(
             if source_of(operand) is source
         )
 
-    return {value: v for value, v in candidates.items() if safe(value, v)}
+    return {value: v for value, v in candidates.items() if is_safe(value, v)}

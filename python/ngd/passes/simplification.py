@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge equal nodes, fold small constants, and drop what changes nothing.
+"""The simplification of a graph: merge equal nodes, fold small constants, drop ops without effect.
 
-What is simpler than a node, its op's block says (Op.simplify). Only rewrites that keep every bit of
-the result are made: x * 1, but not x + 0, which turns -0 to 0.
+`Op.simplify` returns a simpler node than the one given. Only rewrites that keep every bit of the
+result are made: x * 1 becomes x, but x + 0 does not, because it turns -0 into 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .options import CompileOptions
 from .target import Target
 
 FOLD_LIMIT: Final = 64
-"""Constants of at most so many elements are folded and merged."""
+"""The largest number of elements of a constant that is folded or merged."""
 
 
 def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Rewrite until each node is as simple as its inputs allow, then merge equal ones."""
+    """Return the graph whose nodes are as simple as their inputs allow, without equal nodes."""
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -39,7 +39,7 @@ def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:
             if simpler.type != node.type:
                 expect_types(node, "simplify", (simpler,))
             node = simpler
-            if node.number:  # of an input, which is as simple as it gets
+            if node.number:  # a result of an input, which was simplified before
                 return node
         return unique.setdefault(key_of(node), node)
 
@@ -47,7 +47,7 @@ def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def key_of(node: Node) -> Any:
-    """What two nodes share when they compute the same value."""
+    """Return a key that is equal for two nodes if they compute the same value."""
     if node.op is CONSTANT:
         value = node.attrs["value"]
         return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node.id
@@ -58,7 +58,7 @@ def key_of(node: Node) -> Any:
 
 
 def fold_constant(node: Node) -> Node | None:
-    """A small op of one result on constants is computed now, by its reference."""
+    """Return a small op of constants as a constant, computed by its reference, or None."""
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None

@@ -12,16 +12,16 @@ from .partition import Partition
 
 
 class Verdict(NamedTuple):
-    """A device's answer to "can you compute this op?"."""
+    """The answer of a device to the question whether it has a kernel for an op."""
 
     accepted: bool
     implementation: str
-    """Which kernel would run it; where refused, every refusal with its reason."""
+    """The name of the kernel; if the op is not accepted, each kernel with the reason."""
     in_place: frozenset[tuple[int, int]]
-    """(result, operand): the result may be computed over the operand.
+    """The pairs (result, operand) for which the result may be computed over the operand.
 
-    Any of the pairs hold together, but two results never share bytes. What lies under several
-    operands needs the pair with each.
+    Several pairs may be used at the same time, but two results never share bytes. A result over
+    several operands in the same memory needs the pair with each of them.
     """
 
 
@@ -35,13 +35,13 @@ class Sharing(NamedTuple):
     variables: frozenset[Node] = frozenset()
     """The shared variables that the step updates."""
     once: frozenset[Node] = frozenset()
-    """The variables of which each host has one copy since an earlier step."""
+    """The variables of which each host has kept one copy since an earlier step."""
     has_uniform_types: bool = False
     """True if the step is known to have the same types on all ranks."""
 
 
 class Target(Protocol):
-    """A device and a group, as far as compilation depends on them."""
+    """A device and a group, as far as the passes depend on them."""
 
     rank: int
     """The rank that runs the step, in its group."""
@@ -52,19 +52,20 @@ class Target(Protocol):
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Whether a native kernel computes this."""
+        """Return whether, and by which kernel, the device computes an op."""
         ...
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
-        """Place blocks (first instruction, last instruction, bytes) in an arena, in turn.
+        """Return the offsets of blocks (first instruction, last instruction, bytes) in an arena.
 
-        Each comes to lie at the lowest offset where its bytes are free throughout its life.
+        The blocks are placed one after the other. Each gets the lowest offset at which its bytes
+        are free during its whole lifetime.
         """
         ...
 
 
 def query_node(target: Target, node: Node) -> Verdict:
-    """Ask for the kernel of a node as it stands; what runs graphs has none, and does so itself."""
+    """Return the answer of the device for a node; a loop or branch is accepted without a kernel."""
     control_flow = node.op.kernel.control_flow
     if control_flow:
         return Verdict(True, control_flow, frozenset())

@@ -14,12 +14,12 @@ def parts_written(graph: Graph) -> dict[Node, Node]:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether the node's value is in the memory of its input's value."""
+    """Return whether the value of a node is in the memory of its input's value."""
     return node.op.kernel.is_view and offset_of(node) is not None
 
 
 def source_of(node: Node) -> Node:
-    """Return the node whose memory a view shows."""
+    """Return the node whose memory a view shows; a node that is not a view is its own source."""
     while is_view(node):
         node = node.inputs[0]
     return node

@@ -44,16 +44,16 @@ class CpuAgreement:
 
 
 class CpuDevice:
-    """Compiles steps for the C++ kernels, and shares variables between the ranks of a host."""
+    """The device that runs C++ kernels. The ranks of a host can share its variables."""
 
     name = "CPU"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a block in which the ranks compare a step only once."""
+        """Return a context in which the ranks compare a step only once."""
         return asked_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
-        """Communicate: settle which variables the ranks of a host share."""
+        """Agree with the other ranks which variables the ranks of a host share."""
         graph, group = source.graph, source.group
         storages: dict[Node, CpuStorage] = {}
         for variable in graph.variables:
@@ -81,7 +81,7 @@ class CpuDevice:
 
 
 class CpuExecutable(LoweredStep):
-    """A step on the CPU device: one call into C++, without the GIL."""
+    """A step on the CPU device. A run is one call into C++, without the GIL."""
 
     device = DEVICE.name
 
@@ -102,14 +102,14 @@ class CpuExecutable(LoweredStep):
             storage.expect_whole()
         expect_private(whole, agreement.equal, self.sequence.site)
         communicators = [g.communicator for g in opened(self.sequence.groups)]
-        given, made = (
+        native_inputs, native_outputs = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
             for types in (self.input_types, self.output_types)
         )
         buffers = [storage.buffer for storage in storages.values()]
         checks = [s.own for s in whole.values()] + [s.expect_whole for s in read]
         self.native = _core.Executable(
-            DEVICE, lowered.program, communicators, buffers, given, made, checks
+            DEVICE, lowered.program, communicators, buffers, native_inputs, native_outputs, checks
         )
         self.storages = storages
         self.apart: set[Node] = set()
@@ -125,12 +125,12 @@ class CpuExecutable(LoweredStep):
         self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """See CompiledStep."""
+        """Return a checksum of a variable that the step holds; None if the ranks share it."""
         storage = self.storages[variable]
         return None if variable in self.plan.shared else storage.buffer.checksum()
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
-        """Run once."""
+        """Run the step once."""
         if out is None and not named:
             results = self.native.call(self.hold, arrays)
             if results is not None:
@@ -141,7 +141,7 @@ class CpuExecutable(LoweredStep):
         return outputs if out is None else list(out)
 
     def memory(self) -> dict[str, int]:
-        """See Executable."""
+        """Return the bytes of the step's memory; see Executable.memory."""
         return super().memory() | {
             "private": self.plan.private_bytes,
             "shared": self.plan.shared_bytes,
@@ -152,7 +152,7 @@ class CpuExecutable(LoweredStep):
         }
 
     def report(self) -> Report:
-        """See Executable."""
+        """Return time, FLOP, bytes, layout and ops of each instruction."""
         site, record = self.sequence.site, self.native.record()
         first = first_record(self)
         return report_of(self.plan, record, peak, site, self.device, self.memory(), first)

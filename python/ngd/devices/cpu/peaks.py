@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The speed of this machine's kernels, which reports compare with: `peak` measures it once."""
+"""The speed of the kernels on this machine, for reports. `peak` measures it once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .target import DEVICE
 
 @cache
 def peak(dtype: DType | None) -> float:
-    """FLOP a second of a large product of a dtype; for None, the bytes a second of a copy."""
+    """Return the FLOP per second of a large matmul, or for None the bytes per second of a copy."""
     if dtype is None:
         size = 1 << 26
         return 2 * size / seconds_of("copy", {}, [Type(uint8, (size,))], Type(uint8, (size,)))
@@ -32,7 +32,7 @@ def peak(dtype: DType | None) -> float:
 def seconds_of(
     kernel: str, attrs: Mapping[str, Any], operands: Sequence[Type], result: Type
 ) -> float:
-    """The shortest of 5 runs of a kernel on zeros."""
+    """Return the shortest time of 5 runs of a kernel on zeros, in seconds."""
     builder = _core.ProgramBuilder()
     inputs = [builder.add_value(*spec(t), "input", i, 0) for i, t in enumerate(operands)]
     output = builder.add_value(*spec(result), "output", 0, 0)
@@ -40,11 +40,11 @@ def seconds_of(
     builder.add_instruction("run", kernel, inputs, [output], native, -1, 0, "ngd", [])
     builder.set_sizes(len(operands), 1, 0)
     run = _core.Executable(DEVICE, builder, [], [], [], []).run
-    given = [np.zeros(t.shape, t.dtype) for t in operands], [np.zeros(result.shape, result.dtype)]
-    run(*given)
-    taken = []
+    arrays = [np.zeros(t.shape, t.dtype) for t in operands], [np.zeros(result.shape, result.dtype)]
+    run(*arrays)
+    times = []
     for _ in range(5):
-        begin = _core.clock_ns()
-        run(*given)
-        taken.append(_core.clock_ns() - begin)
-    return min(taken) / 1e9
+        started = _core.clock_ns()
+        run(*arrays)
+        times.append(_core.clock_ns() - started)
+    return min(times) / 1e9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of arrays between ranks, by digests: which ranks hold another value than most."""
+"""The comparison of arrays between ranks, by digests: which ranks hold another value than most."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def agree(group: Group, digests: list[bytes], site: str) -> bool:
 
 def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
     """Return for each digest the ranks of the group that give another one than most ranks."""
-    mine = np.frombuffer(b"".join(digests), np.uint64)
-    everywhere = group.all_gather(mine[None], site=site)
-    found = []
+    own_digests = np.frombuffer(b"".join(digests), np.uint64)
+    everywhere = group.all_gather(own_digests[None], site=site)
+    differing = []
     for column in everywhere.T.tolist():
         usual, _ = Counter(column).most_common(1)[0]
-        found.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
-    return found
+        differing.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
+    return differing
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

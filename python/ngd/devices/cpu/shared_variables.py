@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of which the ranks of a host keep one copy, or those of all hosts.
+"""Variables of which the ranks of a host, or those of all hosts, keep one copy.
 
-A step with a sharded update (passes/sharding/updates.py) shares the variables when it is made. The
-ranks compare their values and how they compute them, and move to memory that all of them map. From
-then on, every step reads such a variable from that memory, and all ranks make every write:
+A step with a sharded weight update (passes/sharding/updates.py) shares the variables when it is
+compiled. The ranks compare the values and how they compute them, and move the values to common
+memory, which all of them map. From then on, every step reads such a variable from that memory, and
+all ranks take part in every write:
 
-- A step writes between two meetings of the ranks. So nobody reads old and new values mixed, and
-  between two calls of such a step a rank reads what all have written.
-- `assign` is called by all ranks, with one value. They compare it, meet, and each writes its slice.
+- A step writes between two barriers of the ranks. So no rank reads a mixture of old and new values.
+  Between two calls of such a step, a rank reads the values that all ranks have written.
+- All ranks call `assign`, with one value. They compare it, wait at a barrier, and each writes its
+  shard.
 
-Over several hosts each host keeps a copy. What only updates read may be kept once over all hosts:
-then each rank has a part of it, in its own memory, and a read is a call of all ranks, which gathers
-the parts.
+Over several hosts, each host keeps a copy. A variable that only updates read may be kept once over
+all hosts. Then each rank has a part of it, in its own memory. All ranks have to read it together,
+because a read gathers the parts.
 
-Other variables that the new values are computed of stay where they are, but are kept equal: no step
-may write to them what is not, and all ranks assign alike.
+The new values may be computed from other variables. These stay in private memory, and the ranks
+keep them equal: no step may write values to them that are not proved equal, and all ranks assign
+equal values.
 
 Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
 equal on all ranks. No rank writes there: a write first moves the variable to memory of its rank.
 
-The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
-the variable to memory of this process again. What a failure found half written is poisoned, and
-what other ranks had a part of is lost.
+The ranks of the group make these writes together. After the group is closed, no rank writes to
+common memory: the next write moves the variable back to memory of its process. A variable that a
+failure has left half written is poisoned. A variable whose other parts are on other ranks is lost.
 """
 
 from __future__ import annotations
@@ -53,9 +56,9 @@ from .sharing_record import SharingRecord
 from .storage import CpuStorage, refused
 
 NO_MEMORY = 2**64 - 1
-"""The number of a block that could not be made."""
+"""The number that stands for common memory that could not be allocated."""
 UNABLE: Final = -1
-"""The value that a rank sends in place of flags if it cannot move variables now."""
+"""The value that a rank sends instead of flags if it cannot move variables now."""
 
 
 def agree_on_sharing(
@@ -81,7 +84,7 @@ def agree_on_sharing(
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
-"""By a group over several hosts: the ranks of my host, and my counterparts."""
+"""For a group over several hosts: the ranks of this host, and the counterparts."""
 
 
 def partition_of(group: Any, apart: bool) -> Partition | None:
@@ -102,32 +105,35 @@ def partition_of(group: Any, apart: bool) -> Partition | None:
 
 
 def split_by_host(group: Group) -> tuple[Group, Group] | None:
-    """The ranks of my host, and my counterparts: None, on all ranks, where these do not exist.
+    """Return the ranks of this host, and the counterparts; None if variables cannot be shared.
 
-    That is where hosts have other numbers of ranks, or theirs do not follow one another.
+    The result is None on all ranks if hosts have different numbers of ranks, if the ranks of a host
+    are not consecutive, or if a host has no common memory. All ranks call this.
     """
     per_host = group.local_size
     with group.under_way():
-        mine = np.array([[group.local_rank, per_host]])
-        everybody = group.all_gather(mine, site=call_site())
+        own_row = np.array([[group.local_rank, per_host]])
+        all_ranks = group.all_gather(own_row, site=call_site())
         ranks = np.arange(group.size)
-        if not (everybody == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
+        if not (all_ranks == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
             return None
-        host, place = divmod(group.rank, per_host)
+        host, index_in_host = divmod(group.rank, per_host)
         here = group.split(host, name=f"{group.name}/host")
-        there = group.split(place, name=f"{group.name}/counterparts")
+        there = group.split(index_in_host, name=f"{group.name}/counterparts")
         able = per_host == 1 or here.communicator.has_common_memory
         if group.all_gather(np.array([able]), site=call_site()).all():
             return here, there
-        here.close()  # a host's ranks talk over MPI alone
+        here.close()  # the ranks of a host communicate only over MPI
         there.close()
         return None
 
 
 def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) -> None:
-    """Refuse to write whole what ranks share, and to write what differs to what they keep equal.
+    """Check the variables that a step writes as a whole.
 
-    What a step writes that is not proved equal is remembered: it cannot be shared.
+    Raises a CompileError if the ranks share such a variable, or if they keep it equal and its next
+    value is not proved equal. A variable whose next value is not proved equal is marked (`varies`),
+    because it cannot be shared.
     """
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
@@ -155,19 +161,19 @@ def share(
 ) -> None:
     """Share variables among the ranks of a group, which all call this.
 
-    `shared` says which bytes of each this rank writes: its slice of the host's copy, or, where all
-    hosts together have one copy, the part that it keeps.
+    `shared` has for each variable the bytes that this rank writes: its shard of the host's copy or,
+    if all hosts together have one copy, the part that it keeps.
 
     Raises
     ------
     CompileError
-        A variable is shared with other ranks; or the ranks compile different steps: on all of them.
-    ValueError
-        The ranks hold different values of a variable; on all of them.
+        On all ranks: a variable is shared with other ranks, or the ranks compile different steps.
+    VariableMismatchError
+        On all ranks: the ranks hold different values of a variable.
     BusyError
-        Another thread uses one of them; the group is closed then.
+        Another thread uses one of the variables. The group is closed then.
     MemoryError
-        A rank has no memory for them; on all ranks.
+        On all ranks: a rank has no memory for the variables.
     """
     group: Group = sharing.group
     values = [value for v, value in equal.graph.updates if v in sharing.variables]
@@ -202,7 +208,7 @@ def share_if_equal(
     record: SharingRecord,
     steps: bytes,
 ) -> Agreement:
-    """Share variables, which the caller holds, if the ranks agree; return how they compare."""
+    """Share variables, which the caller holds, if the ranks agree; return the outcome."""
     group, site = record.group, record.site
     values = [storage.held() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
@@ -217,7 +223,7 @@ def share_if_equal(
     assert allocated is not None
     memory, parts = allocated
     offsets = write_slices(memory, once, record)
-    group.barrier(site=site)  # all is written: from here on nothing fails
+    group.barrier(site=site)  # all ranks have written, and nothing below can fail
     for storage, offset in offsets.items():
         storage.join(record, memory, offset)
     for (storage, span), part in zip(apart.items(), parts, strict=True):
@@ -230,7 +236,7 @@ def share_if_equal(
 def allocate(
     once: Iterable[CpuStorage], apart: Mapping[CpuStorage, tuple[int, int]], record: SharingRecord
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
-    """Allocate memory of the host, and for this rank's parts; None if there is too little.
+    """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
 
     All ranks of the host call this.
     """
@@ -247,7 +253,7 @@ def allocate(
 def write_slices(
     memory: _core.CommonMemory | None, values: Mapping[CpuStorage, Array], record: SharingRecord
 ) -> dict[CpuStorage, int]:
-    """Write this rank's slices of values to memory of the host. Return where each value begins."""
+    """Write this rank's shards of values to memory of the host; return the offset of each value."""
     offset, offsets = 0, {}
     for storage, value in values.items():
         assert memory is not None
@@ -262,8 +268,8 @@ def share_frozen(
 ) -> None:
     """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
 
-    All ranks call this, if their steps have the same types. If a thread uses one of the variables,
-    or a rank has no memory for them, they stay where they are.
+    All ranks call this if their steps have the same types. If a thread uses one of the variables,
+    or a rank has no memory for them, they stay in private memory.
     """
     group: Group = sharing.group
     partition = sharing.partition
@@ -276,23 +282,26 @@ def share_frozen(
     frozen = [each for each in frozen if each.sharing is None]
     if partition.here.size == 1 or not frozen:
         return
-    begun = []
+    has_begun = []
 
     def compare() -> None:
-        begun.append(True)
+        has_begun.append(True)
         share_equal(frozen, SharingRecord(group, partition, site))
 
     with group.under_way():
         try:
             _core.while_held([storage.cell for storage in frozen], compare)
         except (BusyError, PoisonedVariableError):
-            if begun:
+            if has_begun:
                 raise
             group.all_gather(np.full((1, len(frozen)), UNABLE, np.int8), site=site)
 
 
 def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
-    """Move variables that are held, and equal on all ranks, to memory of the host."""
+    """Move the variables that are equal on all ranks to memory of the host.
+
+    The caller holds the variables.
+    """
     group, site = record.group, record.site
     is_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
     everywhere = group.all_gather(is_there, site=site)
@@ -304,8 +313,8 @@ def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
         return
     values = [storage.memory() for storage in moving]
     digests = [digest_of(value) for value in values]
-    for storage, odd in zip(moving, differing_ranks(group, digests, site), strict=True):
-        storage.differs = bool(odd)
+    for storage, differing in zip(moving, differing_ranks(group, digests, site), strict=True):
+        storage.differs = bool(differing)
     equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
     if not equal:
         return
@@ -324,9 +333,9 @@ class Agreement:
     """The outcome of the ranks' comparison before they share variables, equal on all of them."""
 
     steps: tuple[int, ...] = ()
-    """The ranks of the group that compute the variables in another way than the others."""
+    """The ranks of the group that compute the variables in another way than most ranks."""
     values: Sequence[tuple[int, ...]] = ()
-    """For each variable the ranks that hold another value than the others."""
+    """For each variable, the ranks that hold another value than most ranks."""
     has_memory: bool = True
     """True if all ranks have memory for the variables."""
 
@@ -339,11 +348,11 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
             f"variables {names(storages)}, or other constants, on {ranks_text(found.steps)} than "
             "on the other ranks. Let all ranks build the same model and optimizer."
         )
-    for storage, odd in zip(storages, found.values, strict=False):
-        if odd:
+    for storage, differing in zip(storages, found.values, strict=False):
+        if differing:
             raise VariableMismatchError(
                 f"compile: shard: expected one value of variable {storage.name!r} on all ranks; "
-                f"got other values on {ranks_text(odd)} than on the other ranks. Call "
+                f"got other values on {ranks_text(differing)} than on the other ranks. Call "
                 "ngd.broadcast_variables(variables) before."
             )
     if not found.has_memory:
@@ -354,47 +363,50 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
 
 
 def names(storages: Iterable[CpuStorage]) -> str:
-    """Some of them, for messages."""
-    few = [repr(storage.name) for storage in storages]
-    return f"{', '.join(few[:3])}{', ...' if len(few) > 3 else ''}"
+    """Return the first names of some variables, for a message."""
+    quoted = [repr(storage.name) for storage in storages]
+    return f"{', '.join(quoted[:3])}{', ...' if len(quoted) > 3 else ''}"
 
 
 def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None:
-    """So many bytes that all ranks of a host's group map; None on all of them: rank 0 has none."""
+    """Return new memory that all ranks of a host map, or None on all of them if rank 0 has none."""
     number = NO_MEMORY
     if group.rank == 0:
         with suppress(MemoryError):
             number = group.communicator.make_common(size)
-    (told,) = group.broadcast(np.array([number], np.uint64), site=site)
-    return None if told == NO_MEMORY else group.communicator.open_common(0, int(told), size)
+    (received,) = group.broadcast(np.array([number], np.uint64), site=site)
+    return None if received == NO_MEMORY else group.communicator.open_common(0, int(received), size)
 
 
 def are_alike(graph: Graph, group: Group) -> bool:
-    """Whether a step has the same types on all ranks, which all call this, in `asked_once`."""
+    """Return whether a step has the same types on all ranks, which all call this.
+
+    The call is inside of `asked_once`.
+    """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
-    known, same = _alike.get(group, (b"", False))
-    if known != digest:
+    known_digest, same = _type_digests.get(group, (b"", False))
+    if known_digest != digest:
         with group.under_way():
             same = agree(group, [digest], call_site())
-        _alike[group] = digest, same
+        _type_digests[group] = digest, same
     return same
 
 
 @contextmanager
 def asked_once(group: Group) -> Iterator[None]:
-    """Keep what the ranks have told until the step is made, or refused on all of them.
+    """Keep the result of `are_alike` until the step is compiled, or until all ranks raise an error.
 
-    A rank that fails alone, since a variable is held or there is no memory, compiles the step
-    again, and must not ask again.
+    A rank may fail by itself, because a variable is held or memory is short. It then compiles the
+    step again, and must not communicate a second time.
     """
     try:
         yield
     except (CompileError, ValueError):
-        _alike.pop(group, None)
+        _type_digests.pop(group, None)
         raise
-    _alike.pop(group, None)
+    _type_digests.pop(group, None)
 
 
-_alike: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
-"""Of a step that is being compiled: a digest of its types, and whether all ranks have these."""
+_type_digests: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
+"""For a step that is being compiled: a digest of its types, and whether all ranks have them."""

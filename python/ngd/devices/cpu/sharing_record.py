@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of which ranks share a variable, and since which step."""
+"""The record of the ranks that share a variable, and of the step since which they do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SharingRecord:
 
     @property
     def is_over(self) -> bool:
-        """Return whether one of the groups is closed or has failed."""
+        """True if one of the groups is closed or has failed."""
         groups = (self.group, self.partition.here, self.partition.there)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
@@ -34,30 +34,30 @@ class SharingRecord:
         begin, end = self.partition.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
-    def gathered(self, part: Array, typed: Type) -> Array:
-        """The value of a variable of which this is my part; all ranks call this.
+    def gathered(self, part: Array, value_type: Type) -> Array:
+        """Return the value of a variable of which each rank has a part. All ranks call this.
 
-        Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
-        fails in it tells all ranks: some wait for it in other groups.
+        The counterparts gather the shard of the host's copy, then the ranks of a host gather their
+        shards. An error aborts the group of all ranks, because some of them wait in other groups.
         """
         site, groups = call_site(), (self.partition.there, self.partition.here)
-        begin, end = self.partition.slice(typed.count)
-        talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
-        with _core.AbortOnError([g.communicator for g in talking], [self.group.abort], False):
-            for ranks in talking:
-                count = end - begin if ranks is self.partition.there else typed.count
+        begin, end = self.partition.slice(value_type.count)
+        communicating = [g for g in groups if isinstance(g, Group) and g.size > 1]
+        with _core.AbortOnError([g.communicator for g in communicating], [self.group.abort], False):
+            for ranks in communicating:
+                count = end - begin if ranks is self.partition.there else value_type.count
                 counts = shard_lengths(shard_bounds(count, ranks.size))
                 part = ranks.all_gather_v(part, counts=counts, site=site)
-        return part.reshape(typed.shape)
+        return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the memory that the ranks of the host share once more, copy on write."""
+        """Map the common memory of the host once more, copy on write."""
         host = self.partition.here
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 
     def expect_process(self, name: str) -> None:
-        """Refuse a forked child, whose parent may be writing."""
+        """Raise a GroupClosedError in a forked child, because the parent may be writing."""
         if os.getpid() != self.process:
             raise GroupClosedError(
                 f"variable {name!r}: expected a read by a rank, because the ranks share it since "

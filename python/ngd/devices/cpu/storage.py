@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The value of a variable on the CPU device: its memory, and how it is read and written."""
+"""The value of a variable on the CPU device: its memory, and the ways to read and write it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class CpuStorage:
         self.part: tuple[int, int] | None = None
         """The bounds of the bytes that this rank keeps, if other ranks keep the rest."""
         self.differs = False
-        """True if it is only read, and was found to have other values on other ranks."""
+        """True if steps only read it, and it was found to have other values on other ranks."""
         self._sharing: SharingRecord | None = None
         self._readers: SharingRecord | None = None
-        """The ranks of the host that keep one copy of it, which all of them only read."""
+        """The ranks of the host that keep one copy of it and only read it."""
         if self.type.bytes:
             self.memory()[...] = initial
 
     @property
     def sharing(self) -> SharingRecord | None:
-        """The ranks that share it, or keep it equal on all of them; None: it is this rank's."""
+        """The ranks that share it or keep it equal on all of them; None if it is private."""
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
     @property
@@ -55,12 +55,12 @@ class CpuStorage:
 
     @property
     def kept_by(self) -> Group | None:
-        """See Storage."""
+        """The group whose ranks have a part each; None if this process has the whole value."""
         sharing = self.sharing
         return None if self.part is None or sharing is None else sharing.group
 
     def read(self) -> Array:
-        """A copy of the value, where the variable may be read now."""
+        """Return a copy of the value if the variable may be read now."""
         if self.part is not None:
             return self.read_parts(*self.part)
         if self.buffer.is_common and self._sharing is not None:
@@ -70,7 +70,7 @@ class CpuStorage:
         return value
 
     def read_parts(self, begin: int, end: int) -> Array:
-        """The same where each rank has a part; all of them call this."""
+        """Return a copy of the value if each rank has a part; all ranks call this."""
         part: Array = np.empty((end - begin) // self.type.dtype.itemsize, self.type.dtype)
         self.buffer.read_part(part, self.cell)
         sharing = self.sharing
@@ -85,13 +85,13 @@ class CpuStorage:
         return value
 
     def view(self) -> Array:
-        """Return the memory of the value as an array, which the ranks that share it write, too."""
+        """Return the memory of the value as an array. Ranks that share it write it, too."""
         if self.is_frozen:  # the caller may write to it
             _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
         return self.memory()
 
     def memory(self) -> Array:
-        """Return the memory of the value as an array, to read."""
+        """Return the memory of the value as an array, for reads only."""
         self.expect_whole()
         memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
@@ -116,21 +116,24 @@ class CpuStorage:
     def keep_frozen(
         self, readers: SharingRecord, memory: _core.CommonMemory | None, offset: int
     ) -> None:
-        """Be in memory of the host that its ranks only read. The caller holds the variable."""
+        """Move to memory of the host that its ranks only read. The caller holds the variable."""
         self.buffer.lie_in(memory, offset)
         self._readers = readers
 
     def room(self, begin: int, end: int) -> _core.Buffer:
-        """Memory for a part of it."""
+        """Return memory for a part of the value."""
         return _core.Buffer(DEVICE, end - begin)
 
     def keep(self, sharing: SharingRecord, part: tuple[int, int], room: _core.Buffer) -> None:
-        """Keep only this shard; the other ranks keep the rest. The caller holds the variable."""
+        """Keep only this part; the other ranks keep the rest. The caller holds the variable."""
         self.buffer.keep(room, part[0])
         self.part, self._sharing = part, sharing
 
     def own(self) -> None:
-        """Let this process write all of it, which holds it; CompileError while it is shared."""
+        """Let this process write the whole value; raise a CompileError if other ranks share it.
+
+        The caller holds the variable.
+        """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
             raise refused(self, sharing)
@@ -139,23 +142,27 @@ class CpuStorage:
             self.buffer.lie_in(None, 0)
 
     def expect_whole(self) -> None:
-        """Refuse a step that would read what only other ranks have."""
+        """Raise an error if this rank has only a part of the value."""
         if self.part is not None:
             sharing = self.sharing
             raise lost(self.name) if sharing is None else refused(self, sharing)
 
     def expect_part(self, part: tuple[int, int]) -> None:
-        """The same of a step that reads and writes these bytes alone."""
+        """Raise an error if this rank keeps another part than the one that a step uses."""
         if self.part != part or self.sharing is None:
             self.expect_whole()
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the block for several collectives if the variable is shared."""
+        """Return the context of an assignment, which has several collectives if it is shared."""
         sharing = self.sharing
         return nullcontext() if sharing is None else sharing.group.under_way()
 
     def refusal(self, value: Array) -> str | None:
-        """Not all ranks that share it assign the same; all of them call this."""
+        """Return the reason why a value cannot be written, or None.
+
+        The reason is that ranks that share the variable assign different values. All of them call
+        this.
+        """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
             return None
@@ -165,7 +172,10 @@ class CpuStorage:
         )
 
     def write(self, value: Array) -> None:
-        """Replace the value; where it is shared all ranks do, a slice each."""
+        """Replace the value.
+
+        If the variable is shared, all ranks call this, and each of them writes its shard.
+        """
         sharing = self.sharing
         if sharing is None or not self.is_shared:
             if self.part is not None or self.buffer.is_common:
@@ -173,13 +183,13 @@ class CpuStorage:
             self.part = None
             self.buffer.write(value)
             return
-        sharing.group.barrier(site=call_site())  # from here on others write
+        sharing.group.barrier(site=call_site())  # after it, other ranks write
         self.buffer.write_part(value, *(self.part or sharing.span(self.type)))
         sharing.group.barrier(site=call_site())
 
 
 def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
-    """Return the error of a step that writes all of a shared variable or reads other shards."""
+    """Return the error for a step that writes all of a shared variable, or reads other parts."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
         return CompileError(
@@ -196,7 +206,7 @@ def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
 
 
 def lost(name: str) -> GroupClosedError:
-    """Return the error raised when a full value is needed but the other shards are lost."""
+    """Return the error for a read of the whole value when the other parts are lost."""
     return GroupClosedError(
         f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
         "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "

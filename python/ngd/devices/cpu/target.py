@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU device as the passes ask about it: its kernel table, and the ranks of the step."""
+"""The CPU device as the target of the passes: its kernel table, and the ranks of the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICE: Final = _core.Device("CPU")
 
 
 class CpuTarget:
-    """The answers of the CPU device and the group to the questions of the passes."""
+    """The answers of the CPU device and of the group to the queries of the passes."""
 
     def __init__(self, group: Group, sharing: Sharing | None = None) -> None:
         self.rank, self.size = group.rank, group.size
@@ -28,12 +28,12 @@ class CpuTarget:
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Ask the kernel table, once a question in the life of the process."""
-        given = tuple([(k, type(v), v) for k, v in attrs.items()])
-        return ask(self.threads, op, tuple(inputs), tuple(outputs), given)
+        """Query the kernel table, once per question and process."""
+        attrs_key = tuple([(k, type(v), v) for k, v in attrs.items()])
+        return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
-        """Place blocks in an arena: one walk in C++."""
+        """Place blocks in an arena, by one walk in C++; see Target.first_fit."""
         return _core.first_fit(lives)
 
 
@@ -47,8 +47,9 @@ def ask(
 ) -> Verdict:
     """Return the answer of the kernel table for a number of threads.
 
-    A step is made of the same layers again and again, and the one for evaluation of those of the
-    one for training. 1, 1.0 and True are one key but several attributes; so types are keys too.
+    The answers are cached, because a step repeats the same layers, and a step for evaluation has
+    layers of the step for training. 1, 1.0 and True are equal keys, but different attributes. So
+    the types are part of the key.
     """
     name, reasons, _, in_place = DEVICE.query_kernel(
         op,

@@ -4,7 +4,7 @@
 If the ranks of a host share a variable, its array is a copy-on-write view of their memory: a write
 copies the page for this process, and the other ranks do not see it. `find_written` returns the
 variables that such a write has changed. `assign_written` compares their values between the ranks,
-and gives them to the variables.
+and assigns them to the variables.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""Variables of which each rank keeps a copy are small, except with shard="none". Only small ones
-are compared with their value after the last step."""
+"""The size up to which a variable is compared with its value after the last step. Variables of
+which each rank keeps a copy are small, except with shard="none"."""
 
 
 class VariableView:
@@ -50,7 +50,7 @@ class VariableView:
         self.show()
 
     def show(self) -> None:
-        """Make the array again: a step that shares a variable moves its value."""
+        """Make the array again, after a step that has moved the value to shared memory."""
         self.array = self._storage.private_view()
         self.remember()
 
@@ -123,10 +123,10 @@ def expect_equal(where: str, variables: list[Variable], values: list[Array], gro
     names = ", ".join(repr(of.name) for of in variables[:3])
     site = f"{call_site()} (after writes to {names}{', ...' if len(variables) > 3 else ''})"
     digests = [digest_of(value) for value in values]
-    for of, odd in zip(variables, differing_ranks(group, digests, site), strict=True):
-        if odd:
+    for of, differing in zip(variables, differing_ranks(group, digests, site), strict=True):
+        if differing:
             raise VariableMismatchError(
                 f"{where}: expected the same write to {of.name!r} on all ranks; got other values "
-                f"on {ranks_text(odd)}. Write equal values on all ranks, or call "
+                f"on {ranks_text(differing)}. Write equal values on all ranks, or call "
                 "torch.distributed.broadcast before."
             )

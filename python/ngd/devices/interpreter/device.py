@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INTERPRETER device: the ops' NumPy references, and variables as NumPy arrays."""
+"""The INTERPRETER device: the NumPy references of the ops, and variables as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from . import evaluate as reference
 
 
 class HostStorage:
-    """A variable's value as a NumPy array, which never changes: the INTERPRETER's."""
+    """The value of a variable as a NumPy array, which is never changed in place."""
 
     kept_by = None
 
@@ -35,20 +35,20 @@ class HostStorage:
         self.write(initial)
 
     def read(self) -> Array:
-        """A copy of the value, where the variable may be read now."""
+        """Return a copy of the value if the variable may be read now."""
         self.cell.check_readable()
         return self.value.copy()
 
     def view(self) -> Array:
-        """Refuse: each update makes another array."""
+        """Raise a TypeError, because each update makes another array."""
         raise TypeError("Variable.view: expected a variable of the CPU device; got INTERPRETER")
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Nothing."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def refusal(self, value: Array) -> str | None:
-        """Any value can be written."""
+        """Return None, because any value can be written."""
         return None
 
     def write(self, value: Array) -> None:
@@ -56,15 +56,15 @@ class HostStorage:
         self.value = value.copy()
 
 
-class Conversation:
-    """A step's collectives on arrays: the INTERPRETER's."""
+class StepCollectives:
+    """The collectives of a step, which run on NumPy arrays."""
 
     def __init__(self, graph: Graph, group: Group, precision: DType) -> None:
         self.rank, self.size = group.rank, group.size
         self.sequence = CollectiveSequence(group, graph, precision)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
-        """The branch that a collective stands in."""
+        """The number of the branch in which a collective is."""
         self.note(graph, group)
         self.groups = opened(self.sequence.groups)
         self.identities = {
@@ -77,7 +77,7 @@ class Conversation:
         }
 
     def note(self, graph: Graph, group: Group) -> None:
-        """Tell the sequence of the collectives of a graph, and of graphs inside it."""
+        """Add the collectives of a graph, and of graphs inside it, to the sequence."""
         for node in in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
             for body in self.sequence.inside(name, attrs, node.site, bodies_of(node)):
@@ -90,7 +90,7 @@ class Conversation:
                 self.branches[node] = self.sequence.add(kind, attrs, node.type, number, node.site)
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
-        """Start one; what is returned waits for its result."""
+        """Start a collective. Return a function that waits for its result and returns it."""
         number = self.sequence.number(node.attrs.get("group"))
         group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
@@ -116,40 +116,40 @@ class Conversation:
         return finish
 
     def under_way(self) -> _core.AbortOnError:
-        """A context for a run of the step: an exception in it closes the groups it talks in."""
+        """Return a context for a run. An exception in it closes the groups of the step."""
         groups = self.groups if self.communicates else []
         return _core.AbortOnError([g.communicator for g in groups], [g.abort for g in groups], True)
 
 
 def kind_of(node: Node) -> str:
-    """What the communicator calls a collective."""
+    """Return the name of a collective for the communicator."""
     assert isinstance(node.op, Collective)
     return node.op.kind.wire
 
 
 def submission(node: Node) -> dict[str, Any]:
-    """What the communicator is told of a collective beside its operand."""
+    """Return the attributes of a collective for the communicator."""
     assert isinstance(node.op, Collective)
     return node.op.submission(node.inputs[0].type, **node.attrs)
 
 
 class InterpreterAgreement(NamedTuple):
-    """There is no program, and so no target."""
+    """The agreement of a device without programs, which has no target."""
 
     target: None = None
 
 
 class InterpreterDevice:
-    """Runs the graph itself; it shares no variables."""
+    """The device that runs graphs by the NumPy references of their ops. It shares no variables."""
 
     name = "INTERPRETER"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a block without an effect."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def agree(self, source: StepGraph) -> InterpreterAgreement:
-        """Return at once: the ranks have nothing to agree on."""
+        """Return the agreement. The ranks do not communicate."""
         return InterpreterAgreement()
 
     def load(
@@ -164,7 +164,7 @@ class InterpreterDevice:
 
 
 class InterpreterExecutable(CompiledStep):
-    """A step by the ops' NumPy references."""
+    """A step that the NumPy references of the ops compute."""
 
     device = "INTERPRETER"
 
@@ -175,9 +175,9 @@ class InterpreterExecutable(CompiledStep):
         if options.has_low_precision:
             graph = lower_precision(graph, None, options)
         self.evaluated = graph
-        """The graph, with the casts of its precision."""
+        """The graph with the casts of its precision."""
         self.precision = options.precision
-        self.ranks = Conversation(graph, source.group, self.precision)
+        self.ranks = StepCollectives(graph, source.group, self.precision)
         self.sequence = self.ranks.sequence
         self.variables_touched = False
         self.storages: dict[Variable, HostStorage] = {}
@@ -187,7 +187,7 @@ class InterpreterExecutable(CompiledStep):
             self.storages[variable] = storage
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
-        """Run once."""
+        """Run the step once."""
         inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.variables_touched = False
@@ -195,7 +195,7 @@ class InterpreterExecutable(CompiledStep):
         return outputs if out is None else list(out)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run once, while the variables are held."""
+        """Run the step once, while it holds the variables."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         with self.ranks.under_way():
             results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
@@ -206,7 +206,7 @@ class InterpreterExecutable(CompiledStep):
                 self.storages[variable].write(value)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """See CompiledStep."""
+        """Return a checksum of a variable that the step holds."""
         assert isinstance(variable, Variable)
         return _core.checksum(self.storages[variable].value)
 
@@ -214,5 +214,5 @@ class InterpreterExecutable(CompiledStep):
         return self.evaluated.text(self.precision)
 
     def explain(self, node: Node) -> str:
-        """See Executable."""
+        """Return a text that shows how a node is computed."""
         return explain_reference(self, node)

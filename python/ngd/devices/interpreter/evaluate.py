@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The INTERPRETER device: a graph evaluated by the NumPy references of its ops."""
+"""The evaluation of a graph by the NumPy references of its ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...passes.collective_order import in_order
 
 
 class Group(Protocol):
-    """What evaluation asks of the other ranks."""
+    """The part of a group of ranks that evaluation uses."""
 
     @property
     def rank(self) -> int:
@@ -34,9 +34,9 @@ class Group(Protocol):
         ...
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
-        """Start a collective, in the group of its attribute or else in this one.
+        """Start a collective, in the group of its attribute or by default in this one.
 
-        The result is a function that waits for that of the collective.
+        Returns a function that waits for the result of the collective.
         """
         ...
 
@@ -47,11 +47,11 @@ def evaluate(
     variables: Mapping[Node, Array],
     group: Group | None = None,
 ) -> tuple[list[Array], list[Array]]:
-    """Compute a graph's outputs and its variables' next values, in the order of `updates`.
+    """Return the outputs of a graph and the next values of variables, in the order of `updates`.
 
     Without a group this is rank 0 of 1. Collectives start in the order of `in_order`, which is the
-    same on all ranks, and are waited for where their result is first read. Integers wrap silently;
-    floats follow IEEE 754.
+    same on all ranks. The wait for a collective comes where its result is first read. Integers wrap
+    silently; floats follow IEEE 754.
     """
     finite = config.check_finite()
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
@@ -108,7 +108,7 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
 
 
 def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array]) -> None:
-    """Refuse a NaN that its operands have not, and an infinity of finite operands."""
+    """Raise a NotFiniteError for a NaN without a NaN operand, or an infinity of finite operands."""
     if node.op is CONSTANT:
         return
     for operand, value in zip(node.inputs, operands, strict=True):
@@ -126,7 +126,7 @@ def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array])
 
 
 def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
-    """Whether there is a NaN, and an infinity."""
+    """Return (has_nan, has_infinity) of some arrays."""
     floats = [v for v in values if v.dtype in FLOATS]
     return (
         any(bool(np.isnan(v).any()) for v in floats),
@@ -135,9 +135,9 @@ def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
 
 
 def _check(node: Node, value: Array) -> None:
-    found = Type(value.dtype, value.shape)
-    if found != node.type:
+    actual = Type(value.dtype, value.shape)
+    if actual != node.type:
         raise Error(
-            f"internal error: the value of {node!r} (made at {node.site}) is {found} "
+            f"internal error: the value of {node!r} (made at {node.site}) is {actual} "
             f"instead of {node.type}"
         )

@@ -1,29 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion of elementwise ops: one kernel computes many of them, in one pass over memory.
 
-An elementwise kernel runs the statements of its body (kernel_body.py) over tiles that stay in L1.
-The values of some statements are its results.
+A fused kernel runs the *statements* of its *body* (kernel_body.py) over tiles that stay in the L1
+cache. The values of some statements are its results, which it stores. All ops of a kernel have one
+shape.
 
-The ops of a kernel have one shape. Each op is looked at once, after all that read it:
+Three facts decide whether two ops may be results of one kernel. Together they are the *place* of an
+op:
 
-- *Absorbed*: what one kernel alone reads is computed there, and stored nowhere.
-- *Merged*: what is read elsewhere too becomes one more result of a kernel that reads it, or that
-  reads an operand of full size which it reads; so a momentum and the weight that follows from it
-  leave one kernel. Both must have one *place*.
-- Else it begins a kernel of its own.
+- its *depth*: the largest number of ops that are not elementwise on a path to the op.
+- its *need*: which op needs it first. Consider the ops that are not elementwise and that the op
+  reaches through elementwise ops only. Each of them has a pair: the first collective that it is or
+  leads to, and its depth. The need is the least pair.
+- its shape.
 
-The place of an op is three things. Its *depth*: how many ops that are not elementwise stand on the
-longest way to it. Its *need*: who waits for it, of all that it reaches through elementwise ops
-alone; by the first collective that such a reader leads to, then by that reader's depth, the least
-counts. And its shape. So a merge makes nothing wait that did not wait before: all results of a
-kernel can be had at one depth, and are wanted at one depth and before one collective.
+Each elementwise op is visited once, after all ops that read it:
 
-Nor does it make a circle. Along every edge neither depth nor need become less, and shapes only grow
-(by broadcasting); an op that is not elementwise adds to the depth. So a way from one op of a place
-to another one leads through ops of this place alone, and a circle could only be one of kernels of
-one place. These are numbered as they are begun, and an op never joins one whose number is less than
-that of another kernel of its place which reads it. So numbers do not grow along edges: in a circle
-all would be equal. What is absorbed changes none of this: it is read by its kernel alone.
+- *Absorbed*: if only one kernel reads the op, that kernel computes it, and its value is not stored.
+- *Merged*: otherwise it becomes one more result of a kernel of the same place that reads it, or
+  that reads one of its operands of full size. So a momentum and the weight that is computed from it
+  are results of one kernel.
+- Otherwise it starts a kernel of its own.
+
+A merge delays no result. All results of a kernel can be computed at one depth, and they are needed
+at one depth and before the same collective.
+
+A merge makes no cycle either. Along every edge neither depth nor need decreases, and shapes only
+grow, by broadcasting. An op that is not elementwise increases the depth. So a path between two ops
+of one place contains only ops of this place, and a cycle could only consist of kernels of one
+place. These kernels are numbered in the order in which they are started. An op never joins a kernel
+whose number is less than that of another kernel of its place that reads the op. So numbers do not
+increase along edges, and in a cycle all numbers would be equal. Absorbed ops change none of this,
+because only their own kernel reads them.
 """
 
 from __future__ import annotations
@@ -61,13 +69,14 @@ MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
 
 Need: TypeAlias = tuple[Order, float]
-"""The order of a collective, and a depth; the smaller one waits first."""
+"""The first collective that waits for a value, and the depth of its reader; the lesser waits first.
+"""
 LAST: Final[Need] = (Order(maxsize), inf)
-"""The need of what only leaves the step."""
+"""The need of a value that is only an output or the next value of a variable."""
 
 
 class Place(NamedTuple):
-    """Where an op stands: see the head of this file."""
+    """The place of an op; see the head of this file."""
 
     depth: int
     need: Need
@@ -76,26 +85,26 @@ class Place(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Kernel:
-    """A kernel that is being put together."""
+    """A fused kernel to which ops are added."""
 
     number: int
     place: Place
     members: list[Node] = field(default_factory=list)
-    """Its ops, each before what it reads."""
+    """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
-    """Those that are read elsewhere, in the same order."""
+    """The members whose values are stored, in the same order."""
     outside: dict[Node, None] = field(default_factory=dict)
-    """What the members read that is no member."""
+    """The operands of members that are not members."""
 
     def has_room(self, node: Node, sources: list[Node]) -> bool:
-        """Whether one more op, with what `external` says of it, keeps the limits."""
+        """Return whether an op with these external operands can be added within the limits."""
         if len(self.members) >= MAX_INSTRUCTIONS:
             return False
-        left = MAX_INPUTS - len(self.outside) + (node in self.outside)
-        return len(sources) <= left or len(set(sources) - self.outside.keys()) <= left
+        free_inputs = MAX_INPUTS - len(self.outside) + (node in self.outside)
+        return len(sources) <= free_inputs or len(set(sources) - self.outside.keys()) <= free_inputs
 
     def add(self, node: Node, sources: list[Node]) -> None:
-        """Take one more op."""
+        """Add an op, with its external operands."""
         self.members.append(node)
         self.outside.pop(node, None)
         for source in sources:
@@ -103,17 +112,17 @@ class Kernel:
 
 
 def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Replace the elementwise ops by kernels that compute many: see the head of this file."""
+    """Replace elementwise ops by kernels that compute many of them; see the head of this file."""
     kernels = Grouping(graph).kernels
     new: dict[Node, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         kernel = kernels.get(node)
         if kernel is None:
-            made = node.with_inputs(inputs)
-            if made is not node:
-                new.update(zip(node.results, made.results, strict=True))
-            return made
+            new_node = node.with_inputs(inputs)
+            if new_node is not node:
+                new.update(zip(node.results, new_node.results, strict=True))
+            return new_node
         if node is kernel.members[0]:
             new.update(zip(reversed(kernel.results), emit(kernel, new).results, strict=True))
         return new.get(node, node)
@@ -121,29 +130,32 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
     return graph.rewrite(change, in_turn(graph.roots, kernels))
 
 
-class Together(Protocol):
-    """Nodes that stand side by side in an order."""
+class Bundle(Protocol):
+    """An interface of nodes that follow one another in an order; see in_turn."""
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes, each of which leads here."""
+        """The nodes. Each of them is a key of the mapping that in_turn takes."""
         ...
 
     @property
     def outside(self) -> Collection[Node]:
-        """What stands before all of them."""
+        """The nodes that come before all of them."""
         ...
 
 
-def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Together]) -> list[Node]:
-    """As `topological`, but with the members of each kernel side by side after all they read."""
+def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
+    """Return the nodes like `topological`, but the members of a kernel follow one another.
+
+    They come after everything that one of them reads.
+    """
     order: list[Node] = []
     seen: set[Node] = set()
     stack: list[Any] = [*roots]
     stack.reverse()
     while stack:
         node = stack.pop()
-        if node is None:  # what the next ones read is listed
+        if node is None:  # all operands of the next members are in `order`
             order += stack.pop()
             continue
         if node.number:
@@ -158,15 +170,15 @@ def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Together]) -> list[Nod
 
 
 class Grouping:
-    """Decides which kernel computes each elementwise op."""
+    """The choice of a kernel for each elementwise op."""
 
     def __init__(self, graph: Graph) -> None:
         self.kernels: dict[Node, Kernel] = {}
-        self.begun = 0
+        self.num_started = 0
         self.depths = depths(graph)
         self.needs = needs(graph, self.depths)
         self.stored = set(graph.roots)
-        """What others than kernels read."""
+        """The nodes that are read by nodes other than kernels, or are roots."""
         self.readers: dict[Node, dict[Kernel, None]] = {}
         """The kernels that read a value."""
         self.latest: dict[tuple[Place, Node], Kernel] = {}
@@ -178,7 +190,7 @@ class Grouping:
                 continue
             if node.op.kernel.is_elementwise or node in self.stored:
                 self.place(node)
-            else:  # a broadcast that its readers see through
+            else:  # a broadcast, whose readers read its operand instead
                 self.note_readers(node, self.readers[node])
 
     def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
@@ -189,15 +201,15 @@ class Grouping:
                 readers[kernel] = None
 
     def place(self, node: Node) -> None:
-        """Find a kernel for an elementwise op."""
+        """Choose a kernel for an elementwise op."""
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
             place = Place(self.depths[node], self.needs[node], node.shape)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
-                kernel = Kernel(self.begun, place)
-                self.begun += 1
+                kernel = Kernel(self.num_started, place)
+                self.num_started += 1
             kernel.results.append(node)
         self.kernels[node] = kernel
         kernel.add(node, sources)
@@ -209,7 +221,7 @@ class Grouping:
     def sole_reader(
         self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """The kernel that absorbs this op."""
+        """Return the kernel that absorbs an op, or None."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
             if kernel.place.shape == node.shape and kernel.has_room(node, sources):
@@ -219,18 +231,18 @@ class Grouping:
     def mergeable(
         self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """A kernel of this place that may have the op as one more result."""
-        reading = [kernel for kernel in readers if kernel.place == place]
-        least = max([kernel.number for kernel in reading], default=-1)
-        sharing = [self.latest.get((place, source)) for source in sources]
-        for kernel in (*reading, *sharing):
+        """Return a kernel of a place that can have an op as one more result, or None."""
+        reading_kernels = [kernel for kernel in readers if kernel.place == place]
+        least = max([kernel.number for kernel in reading_kernels], default=-1)
+        sharing_kernels = [self.latest.get((place, source)) for source in sources]
+        for kernel in (*reading_kernels, *sharing_kernels):
             if kernel and kernel.number >= least and kernel.has_room(node, sources):
                 return kernel
         return None
 
 
 def depths(graph: Graph) -> dict[Node, int]:
-    """How many ops that are not elementwise stand on the longest way to each value, it included."""
+    """Return the depth of each value; an op that is not elementwise counts itself."""
     found: dict[Node, int] = {}
     for node in graph.nodes:
         depth = 0
@@ -246,7 +258,7 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Who waits for each value: see the head of this file."""
+    """Return the need of each value; see the head of this file."""
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
         if not node.inputs:
@@ -263,18 +275,21 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether the elementwise kernel computes this node."""
+    """Return whether an elementwise kernel computes a node, or repeats its operand."""
     kernel = node.op.kernel
     return kernel.is_elementwise or kernel.is_broadcast
 
 
 def external(node: Node) -> list[Node]:
-    """What a node reads, immediates left out, broadcasts seen through."""
+    """Return the operands of a node that a kernel reads from memory.
+
+    Literals are left out, and a broadcast is replaced by its operand.
+    """
     return [see_through(i) for i in node.inputs if scalar_value(i) is None]
 
 
 def see_through(node: Node) -> Node:
-    """What a broadcast reads: the kernel reads it with stride 0."""
+    """Return the node that broadcasts repeat, which a kernel reads with stride 0."""
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
     return node
@@ -289,7 +304,7 @@ def literal(node: Node) -> Literal | None:
 
 
 class BodyWriter:
-    """Writes the body of one kernel."""
+    """A writer of the body of one kernel."""
 
     def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
         self.shape = shape
@@ -328,7 +343,7 @@ class BodyWriter:
 
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
-    """Make the fused node; `new` maps what it reads to the rewritten graph."""
+    """Return the fused node of a kernel; `new` maps old nodes to those of the rewritten graph."""
     writer = BodyWriter(kernel.place.shape, new)
     for node in reversed(kernel.members):
         writer.add(node)
@@ -345,7 +360,7 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
-    """The shapes of a node and of what it broadcasts, down to what is there."""
+    """Return the shapes of a node and of the operands that it broadcasts, the innermost last."""
     shapes = [node.shape]
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
@@ -355,7 +370,7 @@ def broadcast_chain(node: Node) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=4096)
 def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """The element strides with which a kernel over `shape` reads a broadcast_chain."""
+    """Return the element strides with which a kernel over `shape` reads a broadcast_chain."""
     view = np.lib.stride_tricks.as_strided(
         np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
     )
@@ -365,7 +380,7 @@ def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...
 
 
 def dense_strides(shape: Shape) -> tuple[int, ...]:
-    """Row-major strides in elements; 0 along axes of size 1, as broadcasting has it."""
+    """Return row-major strides in elements; 0 along axes of size 1, as in broadcasting."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(0 if size == 1 else step)
@@ -374,7 +389,7 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def dense_operands(kernel: Node) -> dict[Node, int]:
-    """The operands of which a kernel reads element by element what it makes; their numbers."""
+    """Return the operands with the kernel's shape that it reads in order, with their numbers."""
     shape, strides = kernel.shape, body_of(kernel).input_strides
     dense = dense_strides(shape)
     return {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The body of a fused kernel: its statements, and the values that are stored or reduced.
 
-A statement applies an elementwise operation to inputs of the kernel, to values of earlier
-statements, or to literals. The body is data: passes change it by its methods. Its text, which the
-C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered:
-`op:dtype operand operand;...`, where iN is input N, tN the value of statement N, and #x a literal.
+A *statement* applies an elementwise operation to inputs of the kernel, to values of earlier
+statements, or to literals. The *body* is data: passes change it by its methods. Its text, which the
+C++ kernel parses (src/cpp/kernels/fused), is written when the instruction is lowered. The form of
+the text is `op:dtype operand operand;...`, where iN is input N, tN the value of statement N, and #x
+a literal.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ class Literal(Operand):
 
 
 input_at = cache(Input)
-"""Return the input of a number; the same object each time, because passes make very many."""
+"""Return the input of a number. It is one object per number, because passes make very many."""
 value_at = cache(Value)
-"""Return the value of a number; the same object each time."""
+"""Return the value of a number. It is one object per number."""
 
 
 class Statement(NamedTuple):
@@ -113,10 +114,10 @@ class Reductions(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Matrix products that a kernel computes block by block instead of reading their results."""
+    """The matmuls that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
-    """The inputs of the statements that are products."""
+    """The inputs of the statements that are results of matmuls."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
     """The attributes of the matrix multiplications."""
@@ -124,7 +125,7 @@ class Products(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelBody:
-    """Statements, the results that the kernel stores, and how it reads its inputs."""
+    """The statements of a kernel, the results that it stores, and the strides of its inputs."""
 
     statements: tuple[Statement, ...]
     stored: tuple[int, ...]
@@ -146,15 +147,15 @@ class KernelBody:
         return self.prepend(casts, {each: value_at(k) for k, each in enumerate(inputs)})
 
     def prepend(
-        self, statements: Sequence[Statement], replaced: Mapping[Input, Value] | None = None
+        self, statements: Sequence[Statement], replacements: Mapping[Input, Value] | None = None
     ) -> KernelBody:
         """Return the body with statements before its own.
 
-        `replaced` has the values that its own statements read instead of some inputs.
+        `replacements` has the values that its own statements read instead of some inputs.
         """
         if not statements:
             return self
-        shift, inputs = len(statements), replaced or {}
+        shift, inputs = len(statements), replacements or {}
 
         def renumber(operand: Operand) -> Operand:
             if isinstance(operand, Value):
@@ -162,7 +163,7 @@ class KernelBody:
             return inputs.get(operand, operand) if isinstance(operand, Input) else operand
 
         own = [s.with_operands(map(renumber, s.operands)) for s in self.statements]
-        return self.renumbered((*statements, *own), range(shift, shift + len(own)))
+        return self.with_statements((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
         """Return the body that stores a float32 result in this dtype, or in both as the last."""
@@ -187,18 +188,18 @@ class KernelBody:
         def renumber(operand: Operand) -> Operand:
             return value_at(new[operand.number]) if isinstance(operand, Value) else operand
 
-        kept = [self.statements[old] for old in new]
-        statements = tuple([s.with_operands(map(renumber, s.operands)) for s in kept])
-        return replace(self, stored=stored).renumbered(statements, new)
+        remaining = [self.statements[old] for old in new]
+        statements = tuple([s.with_operands(map(renumber, s.operands)) for s in remaining])
+        return replace(self, stored=stored).with_statements(statements, new)
 
-    def renumbered(
+    def with_statements(
         self, statements: tuple[Statement, ...], numbers: Mapping[int, int] | Sequence[int]
     ) -> KernelBody:
         """Return the body with other statements; `numbers` has the new number of each old one."""
         reductions = self.reductions
         if reductions is not None:
-            moved = tuple(numbers[number] for number in reductions.statements)
-            reductions = reductions._replace(statements=moved)
+            new_numbers = tuple(numbers[number] for number in reductions.statements)
+            reductions = reductions._replace(statements=new_numbers)
         stored = tuple([numbers[number] for number in self.stored])
         return KernelBody(statements, stored, self.input_strides, reductions, self.products)
 
@@ -231,7 +232,7 @@ class KernelBody:
 
 
 class FusedKernel(Op):
-    """Elementwise ops, their reductions and products that they read, as one kernel; attrs: body.
+    """A kernel of elementwise ops, their reductions, and matmuls that they read; attrs: body.
 
     `wide` has True for the stored results that stay float32 (ngd.full_precision); () means none.
     """
@@ -298,7 +299,7 @@ def is_elementwise_kernel(node: Node) -> bool:
 
 
 def shape_of(node: Node) -> Shape:
-    """Return the shape over which a node computes: of a kernel that reduces, the shape before."""
+    """Return the shape over which a node computes; for a kernel that reduces, the shape before."""
     if isinstance(node.op, FusedKernel) and (reductions := body_of(node).reductions) is not None:
         return reductions.shape
     return node.shape

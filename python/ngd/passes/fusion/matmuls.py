@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products that elementwise kernels take a block at a time, and that are stored nowhere.
+"""Matmuls that elementwise kernels compute block by block, and whose results are not stored.
 
-The gradient of a layer's weights is such a product, and the update of the weights such a kernel: in
-a step whose batch is small beside the layer, to write the gradient and to read it again takes a
-tenth of the product's time. If such a gradient is summed over the ranks (gradient_factors.py), the
-kernel takes a product of each. The op defines such a product (`factors`), and the device reports if
-it is faster.
+The gradient of a layer's weights is such a matmul, and the update of the weights is such a kernel.
+In a step whose batch is small compared to the layer, writing the gradient and reading it again
+takes a tenth of the time of the matmul. If such a gradient is summed over the ranks
+(gradient_factors.py), the kernel computes one matmul per rank. An op defines such a matmul by its
+*factors* A and B, whose product A^T B it is (`Op.gradient_factors`). The device reports whether the
+fused kernel is faster.
 
-What is multiplied has to live until the kernel runs; so it may have no more bytes than the product,
-inputs and variables left out, which live anyway. A kernel is the only reader of a product that it
-takes, so this makes no circle.
+The factors have to live until the kernel runs. So they may have no more bytes than the result.
+Inputs and variables do not count, because they live anyway. The kernel is the only reader of a
+matmul that it computes, so the fusion makes no cycle.
 """
 
 from __future__ import annotations
@@ -33,70 +34,81 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""What a kernel takes (src/cpp/kernels/fused/elementwise_product.cpp)."""
+"""The limits of the C++ kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Let elementwise kernels take products: see the head of this file."""
+    """Let elementwise kernels compute matmuls; see the head of this file."""
     counts = uses(graph)
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-        made = node.with_inputs(inputs)
+        new_node = node.with_inputs(inputs)
         if is_elementwise_kernel(node):
-            taken = to_take(node, counts)
+            taken = fusible_operands(node, counts)
             if taken:
-                fused = taking(made, taken)
+                fused = with_matmuls(new_node, taken)
                 if query_node(target, fused).accepted:
                     return fused
-        return made
+        return new_node
 
     return graph.rewrite(change)
 
 
-def to_take(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
-    """Which operands of a kernel are products that it may take: all like the first of them."""
+def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
+    """Return the numbers of the operands of a kernel that are matmuls which it may compute.
+
+    All of them have the op and types of the first one.
+    """
     dense = dense_operands(kernel)
-    found = [
+    candidates = [
         number
         for operand, number in dense.items()
-        if counts[operand] == 1 and may_be_taken(source_of(operand), counts)
+        if counts[operand] == 1 and can_be_fused(source_of(operand), counts)
     ]
-    first = [source_of(kernel.inputs[number]) for number in found[:1]]
-    alike = [n for n in found if is_like(source_of(kernel.inputs[n]), first[0])]
-    return alike[:MOST_PRODUCTS]
+    first = [source_of(kernel.inputs[number]) for number in candidates[:1]]
+    matching = [n for n in candidates if is_same_matmul(source_of(kernel.inputs[n]), first[0])]
+    return matching[:MOST_PRODUCTS]
 
 
-def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
-    """Whether nobody else reads a product, and its factors may live for longer."""
+def can_be_fused(product: Node, counts: Mapping[Node, int]) -> bool:
+    """Return whether nothing else reads a matmul, and its factors may live longer."""
     return counts[product] == 1 and has_small_factors(product)
 
 
 def has_small_factors(product: Node) -> bool:
-    """Whether this is a flat A^T B, of factors that live anyway or have no more bytes than it."""
+    """Return whether a node is a matmul A^T B of little depth whose factors need little memory.
+
+    Factors that are not leaves may have no more bytes than the result.
+    """
     factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:
         return False
-    kept = {source_of(factor) for factor in factors}
-    bytes_kept = sum(factor.type.bytes for factor in kept if not isinstance(factor.op, Leaf))
+    sources = {source_of(factor) for factor in factors}
+    bytes_kept = sum(factor.type.bytes for factor in sources if not isinstance(factor.op, Leaf))
     return bytes_kept <= product.type.bytes
 
 
-def is_like(product: Node, other: Node) -> bool:
-    """Whether two products are of one op, type and depth."""
-    alike = [factor.type for factor in product.inputs] == [factor.type for factor in other.inputs]
-    return alike and product.op is other.op and product.attrs == other.attrs
+def is_same_matmul(product: Node, other: Node) -> bool:
+    """Return whether two matmuls have the same op, attributes and types of operands."""
+    matching = [factor.type for factor in product.inputs] == [
+        factor.type for factor in other.inputs
+    ]
+    return matching and product.op is other.op and product.attrs == other.attrs
 
 
-def taking(kernel: Node, numbers: Sequence[int]) -> Node:
-    """A kernel that takes the products which it reads as those operands, or views of them."""
+def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
+    """Return a kernel that computes the matmuls that it reads as these operands.
+
+    An operand may also be a view of a matmul.
+    """
     products = [source_of(kernel.inputs[number]) for number in numbers]
-    others = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
+    other_inputs = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
     _, attrs = products[0].op.lower(**products[0].attrs)
     taken = Products(tuple(numbers), products[0].shape, tuple(attrs.items()))
     factors = [factor for product in products for factor in product.inputs]
     members = [member for each in products for member in each.op.fused_ops(each)]
     return fused_node(
-        (*factors, *others),
+        (*factors, *other_inputs),
         replace(body_of(kernel), products=taken),
         [result.type for result in kernel.results],
         (*members, *kernel.op.fused_ops(kernel)),
@@ -105,7 +117,7 @@ def taking(kernel: Node, numbers: Sequence[int]) -> Node:
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
-    """Whether one kernel adds a product a rank, each of a part of these rows."""
+    """Return whether one kernel can add a matmul per rank, each of a shard of the rows."""
     factors = product.op.gradient_factors(product)
     if factors is None:
         return False
@@ -113,15 +125,17 @@ def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptio
     (depth, rows), b = factors[0].shape, factors[1].type
     for rank in range(ranks):
         part = Type(b.dtype, (depth, rows // ranks))
-        terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
+        terms.append(
+            product.with_inputs((placeholder_of(f"a{rank}", part), placeholder_of(f"b{rank}", b)))
+        )
     graph = fuse_elementwise(Graph((), (sum_in_order(terms, add),)), target, options)
     fused = fuse_products(graph, target, options).outputs[0]
     return isinstance(fused.op, FusedKernel) and body_of(fused).products is not None
 
 
-def stand_in(name: str, typed: Type) -> Node:
-    """A node of that type, to ask the device with."""
-    return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, typed)
+def placeholder_of(name: str, value_type: Type) -> Node:
+    """Return a placeholder of a type, with which a kernel is queried."""
+    return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, value_type)
 
 
 __all__ = [

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a heavy op, into its kernel: a bias, then post-operations, such as a residual sum.
+"""Fusion of biases and post-operations into the kernel of the heavy op before them.
 
-relu(a @ b + bias) becomes one matrix multiplication. The op of a kernel lists the post-operations
-that it takes (`Fusion.post_operations`). In 16-bit floats the separate ops would round each, so
-they stay apart. A post-operation leaves nothing of its operand, so it is fused only if nothing else
-reads the operand: gelu and silu are fused in a step without their gradients, which read it. The
-node keeps the call site of the heavy op, so that reports and errors name its line and layer.
+A *heavy op* is one with a cost of its own, such as a matmul or a convolution. A *post-operation* is
+an op that the kernel of a heavy op applies to its result before it stores it, such as an activation
+or a residual sum. For example, relu(a @ b + bias) becomes one matrix multiplication. A heavy op
+lists the post-operations of its kernel (`Fusion.post_operations`). With 16-bit floats the separate
+ops would round each result, so they are not fused.
+
+The kernel does not store the operand of a post-operation. So a post-operation is fused only if
+nothing else reads its operand: gelu and silu are fused in a step without their gradients, which
+read it. The fused node keeps the call site of the heavy op, so that reports and errors name its
+line and layer.
 
 The pass also runs before `expand` if the graph has ops that are composed of other ops, such as gelu
-(has_composites). Equal nodes are merged before, because one of two could lose what the other one is
-read for.
+(has_composites). Equal nodes are merged before that. Otherwise one of two equal nodes could be
+fused away while the other one is still read.
 """
 
 from __future__ import annotations
@@ -34,70 +39,76 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 
 
 def same_type(match: Match) -> bool:
-    """Whether the op behind neither broadcasts the result nor rounds it once more."""
+    """Return whether the op after the heavy op keeps the type, and rounds nothing again."""
     behind = match["behind"]
     read = match.get("view", match["heavy"])
-    if "view" in match and len(read.inputs) > 1:  # it waits for others, too
+    if "view" in match and len(read.inputs) > 1:  # the view also waits for other nodes
         return False
-    whole = read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
-    return whole and behind.type == read.type and behind.dtype in (float32, float64)
+    is_compatible = (
+        read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
+    )
+    return is_compatible and behind.type == read.type and behind.dtype in (float32, float64)
 
 
 def with_bias(match: Match) -> Node | None:
-    """The heavy op with a bias."""
+    """Return the heavy op with a bias, or None."""
     heavy = match["heavy"]
     with at_site(heavy.site):
         return heavy.op.with_bias(heavy, match["bias"])
 
 
-def post_of(behind: Node) -> str:
-    """What a heavy op's kernel calls the op behind."""
+def post_operation_name(behind: Node) -> str:
+    """Return the name by which the kernel of a heavy op knows the op after it."""
     return behind.op.lower(**behind.attrs)[0]
 
 
 def takes_residual(match: Match) -> bool:
-    """Whether the heavy op's kernel can add what the op behind adds, once.
+    """Return whether the kernel of the heavy op can add the residual, and adds none yet.
 
-    A broadcast it would have to be given in full; elementwise kernels read that by strides. A
-    gradient that these kernels take from where it is computed is left to them (matmuls.py).
+    A broadcast residual would have to be given in full, and elementwise kernels read it by strides.
+    A gradient whose matmul an elementwise kernel can compute itself is left to that kernel
+    (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
         return False
-    free = ADDED in heavy.op.fusion.post_operations and ADDED not in heavy.attrs.get("post", ())
-    whole = residual.type == match["behind"].type and not residual.op.kernel.is_broadcast
-    return free and whole and same_type(match)
+    can_add = ADDED in heavy.op.fusion.post_operations and ADDED not in heavy.attrs.get("post", ())
+    is_compatible = residual.type == match["behind"].type and not residual.op.kernel.is_broadcast
+    return can_add and is_compatible and same_type(match)
 
 
 def with_residual(match: Match) -> Node:
-    """The heavy op with what it adds."""
+    """Return the heavy op with a residual sum."""
     heavy = match["heavy"]
-    return with_behind(match, ADDED, (reshape(match["residual"], heavy.shape),))
+    return with_post_operation(match, ADDED, (reshape(match["residual"], heavy.shape),))
 
 
 def takes_post(match: Match) -> bool:
-    """Whether the heavy op's kernel can apply the op behind."""
+    """Return whether the kernel of the heavy op can apply the op after it."""
     behind = match["behind"]
-    alone = len(behind.inputs) == 1 and post_of(behind) in match["heavy"].op.fusion.post_operations
-    return alone and same_type(match)
+    is_unary = (
+        len(behind.inputs) == 1
+        and post_operation_name(behind) in match["heavy"].op.fusion.post_operations
+    )
+    return is_unary and same_type(match)
 
 
 def with_post(match: Match) -> Node:
-    """The heavy op with one more post-operation."""
-    return with_behind(match, post_of(match["behind"]))
+    """Return the heavy op with one more post-operation."""
+    return with_post_operation(match, post_operation_name(match["behind"]))
 
 
-def with_behind(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
-    """The heavy op that applies one thing more, and the view of it, if there is one."""
+def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
+    """Return the heavy op with one more post-operation, and the view of it if there is one."""
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
     with at_site(heavy.site):
-        made = heavy.op.node((*heavy.inputs, *operands), attrs)
-        return match["view"].with_inputs((made,)) if "view" in match else made
+        new_node = heavy.op.node((*heavy.inputs, *operands), attrs)
+        return match["view"].with_inputs((new_node,)) if "view" in match else new_node
 
 
 def adds(*operands: Pattern) -> Pattern:
-    """A sum of two, in either order."""
+    """Return the pattern of a sum of two operands in either order."""
     return Pattern("behind", lambda op: op.fusion.is_addition, operands, any_order=True)
 
 
@@ -111,16 +122,19 @@ RULES: Final = (
 
 
 def fuse_post_operations(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Apply the rules."""
+    """Fuse biases and post-operations into heavy ops, by the table of rules."""
     return apply_rules(graph, RULES, target)
 
 
 @cache
-def known() -> frozenset[str]:
-    """What kernels of heavy ops apply."""
+def post_operation_names() -> frozenset[str]:
+    """Return the names of the post-operations of all heavy ops."""
     return frozenset(post for op in OPS.values() for post in op.fusion.post_operations)
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has ops that a kernel applies and that `expand` would replace."""
-    return any(node.op.has_expansion and post_of(node) in known() for node in graph.nodes)
+    """Return whether a graph has post-operations that `expand` would replace."""
+    return any(
+        node.op.has_expansion and post_operation_name(node) in post_operation_names()
+        for node in graph.nodes
+    )

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of what elementwise kernels compute, in these kernels: one pass over memory for all.
+"""Fusion of reductions into the elementwise kernels that compute or read their operands.
 
-First, factors that do not change along the axes leave a sum where what is left of it is summed
-anyway (a norm's backward pass asks for sum(dy) and sum(dy * weight), for sum(dy * value) and
-sum(dy * weight * value)). Then an elementwise kernel takes the reductions of its results, and those
-of its operands that can be had at its depth, over one set of axes. A result that only they read is
-stored nowhere.
+First, `share_sums` moves factors that are constant along the axes out of a sum, if the remaining
+product is summed anyway. For example, the backward pass of a norm needs sum(dy) and sum(dy *
+weight), and sum(dy * value) and sum(dy * weight * value). Then `fuse_reductions` gives elementwise
+kernels the reductions of their results, and those of their operands that can be computed at their
+depth, over one set of axes. A result that only these reductions read is not stored.
 
-Neither makes a circle. A reduction of a kernel's result comes after the kernel anyway. One of an
-operand has the kernel's own depth (elementwise.depths), and depths grow from each kernel and each
-reduction to whatever reads it. One collective waits for both first (elementwise.needs), if any: so
-what the kernel waits for, that one has to wait for anyway.
+Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
+operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
+each reduction to its readers. The same collective waits first for the kernel and for the reduction
+(elementwise.needs), if any does. So the kernel waits for nothing that this collective does not wait
+for anyway.
 """
 
 from __future__ import annotations
@@ -40,28 +41,29 @@ from .kernel_body import (
 )
 
 EXACT: Final = (float32, float64)
-"""In two bytes a sum may be too large where what it is multiplied with keeps it small."""
+"""The dtypes of sums that may be shared. In 16 bits, a sum without a small factor may overflow."""
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
-"""Axes; of how many, and their extents; the ids of the factors that change along them, sorted."""
+"""The axes; the number of axes of the operand and its extents along these; the ids of the factors
+that vary along them, sorted."""
 
 
-class Turn(NamedTuple):
-    """See elementwise.Together."""
+class SumBundle(NamedTuple):
+    """A sum and what it needs in the new graph; see elementwise.Bundle."""
 
     members: Sequence[Node]
     outside: Sequence[Node]
 
 
 def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Take factors out of sums whose other factors are summed anyway: see the head of this file."""
-    taken = dict(reducible(graph))
+    """Move factors out of sums whose other factors are summed anyway; see the head of this file."""
+    taken = dict(shareable_sums(graph))
     if not taken:
         return graph
     new: dict[Node, Node] = {}
-    turns = {node: Turn([node], [*node.inputs, x]) for node, (x, _) in taken.items()}
+    bundles = {node: SumBundle([node], [*node.inputs, x]) for node, (x, _) in taken.items()}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         found = taken.get(node)
@@ -73,88 +75,91 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
         made = node.op.node((new.get(x, x),), node.attrs)
         for term in outside:
             source = see_through(term)
-            made = scaled(made, new.get(source, source), node)
+            made = scale(made, new.get(source, source), node)
         new[node] = made
         return made
 
-    return graph.rewrite(change, in_turn(graph.roots, turns))
+    return graph.rewrite(change, in_turn(graph.roots, bundles))
 
 
-def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
-    """Sums that have more factors than another one: each with what that sums, and the others."""
-    alike: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
+def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
+    """Yield each sum that has more factors than another sum of the same product.
+
+    With it come the operand of the sum with the fewest factors, and the remaining factors.
+    """
+    sums_by_product: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
         if node.op.fusion.is_linear_reduction and node.dtype in EXACT and node.inputs[0].type.count:
             (x,), axes = node.inputs, node.attrs["axes"]
             inside: list[Node] = []
             outside: Counter[Node] = Counter()
             for term in factors(x):
-                if is_repeated(term, x.shape, axes):
+                if is_constant_along(term, x.shape, axes):
                     outside[term] += 1
                 else:
                     inside.append(term)
             extents = x.ndim, tuple(x.shape[axis] for axis in axes)
             key = axes, extents, tuple(sorted(term.id for term in inside))
-            alike.setdefault(key, []).append((node, outside))
-    for sums in alike.values():
+            sums_by_product.setdefault(key, []).append((node, outside))
+    for sums in sums_by_product.values():
         least, common = min(sums, key=lambda entry: entry[1].total())
         for node, outside in sums:
             if outside > common:
                 yield node, (least.inputs[0], list((outside - common).elements()))
 
 
-def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
-    """What a node is the product of."""
-    if node.op.fusion.is_multiplication and left > 1:
+def factors(node: Node, max_factors: int = MAX_FACTORS) -> Iterator[Node]:
+    """Yield the factors of a node; a node that is not a product is its own factor."""
+    if node.op.fusion.is_multiplication and max_factors > 1:
         for operand in node.inputs:
-            yield from factors(operand, left // 2)
+            yield from factors(operand, max_factors // 2)
     else:
         yield node
 
 
-def aligned(shape: Shape, ndim: int) -> Shape:
-    """The shape with leading axes of extent 1, as broadcasting has it."""
+def with_leading_axes(shape: Shape, ndim: int) -> Shape:
+    """Return a shape with leading axes of extent 1, as in broadcasting."""
     return (*(1,) * (ndim - len(shape)), *shape)
 
 
-def is_repeated(term: Node, shape: Shape, axes: Shape) -> bool:
-    """Whether a factor of something of this shape does not change along the axes."""
-    extents = aligned(see_through(term).shape, len(shape))
+def is_constant_along(term: Node, shape: Shape, axes: Shape) -> bool:
+    """Return whether a factor of a product of this shape is constant along the axes."""
+    extents = with_leading_axes(see_through(term).shape, len(shape))
     return all(extents[axis] == 1 for axis in axes) and extents != shape
 
 
-def scaled(total: Node, factor: Node, reduction: Node) -> Node:
-    """A sum, times a factor that has left it."""
+def scale(total: Node, factor: Node, reduction: Node) -> Node:
+    """Return a sum times a factor that was moved out of it."""
     (x,), axes = reduction.inputs, reduction.attrs["axes"]
-    shape = aligned(factor.shape, x.ndim)
+    shape = with_leading_axes(factor.shape, x.ndim)
     if not reduction.attrs["keepdims"]:
         shape = tuple(n for axis, n in enumerate(shape) if axis not in axes)
     return x.op.node((total, reshape(factor, shape)), {})
 
 
-class Joined(NamedTuple):
-    """A kernel and the reductions that it takes."""
+class ReducingKernel(NamedTuple):
+    """A kernel and the reductions that it computes, too."""
 
     kernel: Node
     stored: list[Node]
-    """Results of the kernel that others read."""
+    """The results of the kernel that other nodes read."""
     reductions: list[Node]
     body: KernelBody
     """The body of the kernel with the reductions."""
 
     @property
     def members(self) -> Sequence[Node]:
-        """See elementwise.Together."""
+        """The kernel and the reductions."""
         return [self.kernel, *self.reductions]
 
     @property
     def outside(self) -> Sequence[Node]:
-        """See elementwise.Together."""
+        """The operands of the kernel."""
         return self.kernel.inputs
 
     @property
     def fused_ops(self) -> tuple[tuple[str, str], ...]:
-        """The ops that the kernel computes then."""
+        """The ops that the kernel with the reductions computes."""
         return sum((node.op.fused_ops(node) for node in self.members), ())
 
     @property
@@ -166,49 +171,51 @@ class Joined(NamedTuple):
 
     @property
     def types(self) -> tuple[Type, ...]:
-        """Of what the kernel gives then."""
+        """The types of the results of the kernel with the reductions."""
         return tuple(node.type for node in (*self.stored, *self.reductions))
 
 
 def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Let elementwise kernels take reductions: see the head of this file."""
-    joined: dict[Node, Joined] = {}
-    for whole in joinable(graph):
-        types = [i.type for i in whole.kernel.inputs]
-        name, attrs = kernel_name(whole.body), whole.body.lowered
-        if target.query(name, types, whole.types, attrs).accepted:
-            joined.update(dict.fromkeys(whole.members, whole))
-    if not joined:
+    """Let elementwise kernels compute reductions; see the head of this file."""
+    reducing_kernel_of: dict[Node, ReducingKernel] = {}
+    for reducing in reducing_kernels(graph):
+        types = [i.type for i in reducing.kernel.inputs]
+        name, attrs = kernel_name(reducing.body), reducing.body.lowered
+        if target.query(name, types, reducing.types, attrs).accepted:
+            reducing_kernel_of.update(dict.fromkeys(reducing.members, reducing))
+    if not reducing_kernel_of:
         return graph
     new: dict[Node, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        whole = joined.get(node)
-        if whole is None:
+        reducing = reducing_kernel_of.get(node)
+        if reducing is None:
             return node.with_inputs(inputs)
-        if node is whole.kernel:
-            made = fused_node(inputs, whole.body, whole.types, whole.fused_ops, whole.wide)
-            new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
+        if node is reducing.kernel:
+            made = fused_node(
+                inputs, reducing.body, reducing.types, reducing.fused_ops, reducing.wide
+            )
+            new.update(zip((*reducing.stored, *reducing.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
         return new[node]
 
-    return graph.rewrite(change, in_turn(graph.roots, joined))
+    return graph.rewrite(change, in_turn(graph.roots, reducing_kernel_of))
 
 
-def joinable(graph: Graph) -> Iterator[Joined]:
-    """Yield the kernels that can compute reductions, with these."""
+def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
+    """Yield the kernels that can compute reductions, with these reductions."""
     reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
     readers = Counter(operand for node in graph.nodes for operand in node.inputs)
     readers.update(graph.roots)
-    for kernel, offered in reductions_by_kernel(graph, reductions).items():
-        axes, _ = Counter(node.attrs["axes"] for node in offered).most_common(1)[0]
-        taken = [node for node in offered if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
+    for kernel, candidates in reductions_by_kernel(graph, reductions).items():
+        axes, _ = Counter(node.attrs["axes"] for node in candidates).most_common(1)[0]
+        taken = [node for node in candidates if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
         inside = Counter(node.inputs[0] for node in taken)
         stored = [result for result in kernel.results if readers[result] > inside[result]]
-        yield Joined(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
+        yield ReducingKernel(kernel, stored, taken, body_with_reductions(kernel, stored, taken))
 
 
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
@@ -217,22 +224,22 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
     Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, at the
     kernel's depth and before the same collective.
     """
-    deep = depths(graph)
-    needed = needs(graph, deep)
-    reading = kernels_by_dense_operand(graph)
+    depth_of = depths(graph)
+    need_of = needs(graph, depth_of)
+    readers_of = kernels_by_dense_operand(graph)
     found: dict[Node, list[Node]] = {}
 
     def first_collective(node: Node) -> Order:
-        return min([needed[result][0] for result in node.results])
+        return min([need_of[result][0] for result in node.results])
 
     for node in reductions:
         (x,) = node.inputs
         if is_elementwise_kernel(x):
             found.setdefault(x.results[0], []).append(node)
             continue
-        for kernel in reading.get(x, []):
+        for kernel in readers_of.get(x, []):
             is_together = first_collective(kernel) == first_collective(node)
-            if is_together and deep[kernel] == deep[node]:
+            if is_together and depth_of[kernel] == depth_of[node]:
                 found.setdefault(kernel, []).append(node)
                 break
     return found
@@ -254,12 +261,12 @@ def body_with_reductions(
     """Return the body of a kernel that stores some of its results, and computes reductions."""
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
-    # Operands are read first, so that a result may lie over one.
-    own = {*kernel.results}
-    copied = [x for x in dict.fromkeys(read) if x not in own]
-    copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied]
+    # Operands are read first, because a result may be computed over one of them.
+    own_results = {*kernel.results}
+    copied_operands = [x for x in dict.fromkeys(read) if x not in own_results]
+    copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied_operands]
     body = body.prepend(copies)
-    made = {x: number for number, x in enumerate(copied)}
+    made = {x: number for number, x in enumerate(copied_operands)}
     made |= dict(zip(kernel.results, body.stored, strict=True))
     taken = Reductions(
         kernel.shape,

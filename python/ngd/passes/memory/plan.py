@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory plan of a step: its instructions, the storages of its values, and their checks.
 
-`Plan.verify` proves two things. Storages that are alive at the same time share no byte. And no
-instruction between the start of a collective and its wait writes to the operand, or touches the
-result.
+An *instruction* is one entry of a program: a kernel, the start or the wait of a collective, or a
+copy. A *storage* is a range of bytes for one or more values. An *arena* is memory that the storages
+of a step share: the private arena belongs to one rank, and the ranks of a host map the shared
+arena. The *lifetime* of a storage reaches from the first instruction that writes it to the last one
+that uses it. A collective is *pending* from its start to its wait.
 
-The second proof is needed because other ranks read the operand between the start and the wait. If
-the collective works in place, they write to it too: in an all_to_all, two ranks swap halves of the
+`Plan.verify` proves two things. Storages whose lifetimes overlap do not share bytes. And while a
+collective is pending, no instruction writes to its operand or touches its result.
+
+The second proof is needed because other ranks read the operand of a pending collective. If the
+collective works in place, they write to it, too: in an all_to_all, two ranks swap halves of the
 blocks that they exchange. The bytes are safe before, between and after.
 
 1. Every instruction that used these bytes earlier is before the start in program order. The other
    ranks do not touch them until they have seen that this rank has started.
 2. From the start to the wait, no instruction of this rank touches the result or writes to the
    operand (`verify`).
-3. When the wait returns, every rank has reported its last access
-   (src/cpp/comm/communicator.hpp). The next value in these bytes belongs to this rank until its
-   next start, in this call, in the next call and in other executables.
+3. When the wait returns, every rank has reported its last access (src/cpp/comm/communicator.hpp).
+   The next value in these bytes belongs to this rank until its next start, in this call, in the
+   next call and in other executables.
 
 Each rank decides by itself which collectives work in place; the ranks need not agree.
 """
@@ -36,7 +41,7 @@ from ...ops.collectives.groups import Ranks
 
 @dataclass
 class Storage:
-    """Consecutive bytes of a lane, alive from instruction `first` to instruction `last`.
+    """A range of bytes in a lane, alive from instruction `first` to instruction `last`.
 
     The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
     arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
@@ -55,14 +60,14 @@ class Storage:
     """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
 
     def keep(self, until: int) -> None:
-        """Extend the life to an instruction, if it ends earlier."""
+        """Extend the lifetime to an instruction, if it ends earlier."""
         self.last = max(self.last, until)
         if self.whole is not None:
             self.whole.keep(until)
 
     @property
     def planned(self) -> bool:
-        """True if the planner chooses the offset."""
+        """True if the planner chooses the offset: the lane is an arena."""
         return self.lane in ("private", "shared")
 
     @property
@@ -72,13 +77,13 @@ class Storage:
 
     def meets(self, other: Storage) -> bool:
         """Return whether the two are the same storage, or parts of one that share bytes."""
-        together = (self.whole or self) is (other.whole or other)
+        same_storage = (self.whole or self) is (other.whole or other)
         ends = self.offset + self.bytes, other.offset + other.bytes
-        return self is other or (together and max(self.offset, other.offset) < min(ends))
+        return self is other or (same_storage and max(self.offset, other.offset) < min(ends))
 
     @property
     def span(self) -> tuple[str, int, int]:
-        """The lane, and the begin and end in it."""
+        """The lane, and the begin and end in it, in bytes."""
         return self.lane, self.place, self.place + self.bytes
 
 
@@ -138,8 +143,8 @@ class Plan:
     def verify_start(self, step: Step) -> None:
         """Raise an error if a result overlaps its operand and is not in the same storage."""
         operand, result = step.inputs[0], step.outputs[0]
-        together = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
-        if overlap(operand, result) and not together:
+        same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
+        if overlap(operand, result) and not same_storage:
             raise CompileError(
                 f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
             )
@@ -147,25 +152,25 @@ class Plan:
     def verify_pending(self) -> None:
         """Raise an error if an instruction touches a buffer of a pending collective.
 
-        Between a start and its wait, the operand may be read, and the result neither read nor
-        written. So no two pending results overlap. Operands overlap only if they are parts of one
-        storage; then no instruction writes to any part of it.
+        While a collective is pending, its operand may be read, and its result may be neither read
+        nor written. So no two pending results overlap. Operands overlap only if they are parts of
+        one storage. Then no instruction writes to any part of it.
         """
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
             if step.action == "wait":
-                begun = self.steps[step.start]
-                operands.remove(*extent_of_whole(begun.inputs[0]), step.start)
-                results.remove(*extent(begun.outputs[0]), step.start)
+                started = self.steps[step.start]
+                operands.remove(*extent_of_whole(started.inputs[0]), step.start)
+                results.remove(*extent(started.outputs[0]), step.start)
                 continue
             touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
             touched += [operands.over(*extent(value)) for value in step.outputs]
             pending = [start for start in touched if start is not None]
             if pending:
-                begun = self.steps[min(pending)]
+                started = self.steps[min(pending)]
                 raise CompileError(
                     f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
-                    f"{begun.op} in flight (made at {begun.site})"
+                    f"{started.op} in flight (made at {started.site})"
                 )
             if step.action == "start":
                 self.verify_start(step)
@@ -176,7 +181,7 @@ class Plan:
         """Raise an error if two storages that are alive at the same time share a byte."""
         planned = [s for s in self.storages if s.planned]
         order = sorted(range(len(planned)), key=lambda i: planned[i].first)
-        ends: list[tuple[int, int]] = []  # the ends of the lives in `alive`, as a heap
+        ends: list[tuple[int, int]] = []  # a heap of the ends of the lifetimes in `alive`
         alive = Spans()
         for number in order:
             storage = planned[number]
@@ -193,7 +198,7 @@ class Plan:
 
 
 class Spans:
-    """Numbered spans of bytes in several lanes; two of them are disjoint or equal."""
+    """A set of numbered spans of bytes in several lanes; two of them are disjoint or equal."""
 
     def __init__(self) -> None:
         self.lanes: dict[str, list[tuple[int, int, int]]] = {}

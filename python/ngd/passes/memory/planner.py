@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: it emits the instructions of a schedule and gives each value a place in memory.
+"""The planner: it emits the instructions of a schedule and gives each value an address in memory.
 
-A *storage* is a run of bytes that one or more values share. A view shares the storage of its
+A *storage* is a range of bytes that one or more values share. A view shares the storage of its
 source. A kernel may write its result over an operand that no later instruction reads. A collective
-may work in place, and an all_gather may have its operand computed inside its result. A storage
-lives from the first instruction that writes it to the last one that reads it; a buffer of a
-collective lives until the wait.
+may work in place, and an all_gather may have its operand computed inside its result. The *lifetime*
+of a storage reaches from the first instruction that writes it to the last one that reads it; a
+buffer of a collective lives until the wait. An *arena* is the memory in which storages with
+disjoint lifetimes share bytes (plan.py).
 
 The planner works in three steps.
 
 1. `Uses` finds the last reader of each value, and the collectives that send it.
 2. `Planner` walks the schedule once. It emits instructions, chooses a storage for each result, and
-   extends the lives of the storages that an instruction reads. Operands and results of collectives
-   are in the shared arena, so that no copy is needed before a collective.
-3. `assign_offsets` places the storages of each arena. Storages whose lives do not overlap share
-   bytes. The largest storage comes first, and each gets the lowest offset that is free during its
-   life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
+   extends the lifetimes of the storages that an instruction reads. Operands and results of
+   collectives are in the shared arena, so that no copy is needed before a collective.
+3. `assign_offsets` places the storages of each arena. The largest storage comes first, and each
+   gets the lowest offset that is free during its lifetime (greedy by size; Pisarchyk and Lee 2020,
+   arXiv:2001.03288, section 5.2).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def last_readers(schedule: Schedule) -> dict[Node, Node | None]:
 
 
 class Storages:
-    """The storages of the values of a plan, and how long they live."""
+    """The storages of the values of a plan, and their lifetimes."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.plan = plan
@@ -106,9 +107,9 @@ class Storages:
         self.variable_number = {v: i for i, v in enumerate(plan.variables)}
 
     def new(self, lane: str, size: int) -> Storage:
-        """Make a storage in an arena that is alive from the next instruction on."""
-        now = len(self.plan.steps)
-        storage = Storage(lane, 0, size, now, now)
+        """Return a new storage in an arena. It is alive from the next instruction on."""
+        next_number = len(self.plan.steps)
+        storage = Storage(lane, 0, size, next_number, next_number)
         self.plan.storages.append(storage)
         return storage
 
@@ -131,7 +132,7 @@ class Storages:
         return self.of[node]
 
     def read(self, node: Node) -> Storage:
-        """Return the storage of a value for the next instruction, and extend its life to it."""
+        """Return the storage of a value for the next instruction, and extend its lifetime to it."""
         source = source_of(node)
         storage = self.leaf(source) if isinstance(source.op, Leaf) else self.of[source]
         storage.keep(len(self.plan.steps))
@@ -141,7 +142,7 @@ class Storages:
 
 
 class Planner:
-    """Emits the instructions of a schedule, and chooses the storages of their results."""
+    """The planner of one schedule: it emits instructions, and chooses storages for results."""
 
     def __init__(
         self,
@@ -171,12 +172,12 @@ class Planner:
         for node in order[:first_write]:
             self.emit(node)
         self.deliver_outputs(are_variables=True)
-        kept = self.keep_old_values()
+        old_values = self.keep_old_values()
         self.emit_barriers(before_writes=True)
         for node in order[first_write:]:
             self.emit(node)
         for variable, value in self.schedule.stores:
-            source = kept.get(value) or self.storages.read(value)
+            source = old_values.get(value) or self.storages.read(value)
             self.emit_copy(source, self.storages.read(variable), value)
         self.emit_barriers(before_writes=False)
         self.deliver_outputs(are_variables=False)
@@ -192,23 +193,22 @@ class Planner:
 
     def keep_old_values(self) -> dict[Node, Storage]:
         """Copy the old values of variables that are the next values of other variables."""
-        kept: dict[Node, Storage] = {}
+        old_values: dict[Node, Storage] = {}
         for _, value in self.schedule.stores:
-            if source_of(value).op is VARIABLE and value not in kept:
+            if source_of(value).op is VARIABLE and value not in old_values:
                 source = self.storages.read(value)
-                kept[value] = self.storages.new("private", value.type.bytes)
-                self.emit_copy(source, kept[value], value)
-        return kept
+                old_values[value] = self.storages.new("private", value.type.bytes)
+                self.emit_copy(source, old_values[value], value)
+        return old_values
 
     def emit_barriers(self, *, before_writes: bool) -> None:
         """Emit the barriers of a step whose variables are shared by several ranks.
 
         After the barriers before the writes, all ranks have read the old values, and no rank of any
         host has failed. After the last barriers, all ranks of the host have written their parts.
-
         The first barrier counts as a write of this step: from there on other ranks write, so a
-        failure poisons the variables. On several hosts, the ranks of a host have a barrier of
-        their own, and wait for it first, because only they see which of them has died.
+        failure poisons the variables. On several hosts, the ranks of a host have a barrier of their
+        own, and wait for it first, because only they see which of them has died.
         """
         if not self.plan.shared:
             return
@@ -301,7 +301,7 @@ class Planner:
         self.append(Step("run", "copy", [types[0]], [types[1]], {}, node.site))
 
     def append(self, step: Step) -> None:
-        """Append an instruction, and extend the lives of its results to it."""
+        """Append an instruction, and extend the lifetimes of its results to it."""
         for _, storage in step.outputs:
             storage.keep(len(self.plan.steps))
         self.plan.steps.append(step)
@@ -309,7 +309,7 @@ class Planner:
     def choose_received(self, node: Node, source: Storage) -> Storage:
         """Return the storage of the result of a collective.
 
-        It is that of the operand if the collective can work in place there, and if no other
+        It is the storage of the operand if the collective can work in place there, and if no other
         instruction and no other collective reads the operand later.
         """
         assert isinstance(node.op, Start)
@@ -376,10 +376,10 @@ class Planner:
         chosen: list[tuple[Type, Storage]],
         lane: str,
     ) -> Storage | None:
-        """Return the storage of an operand that the kernel may write this result over.
+        """Return the storage of an operand that the kernel may write this result over, or None.
 
-        The operand has the size of the result and is in the same lane, and no later instruction
-        or collective reads it.
+        The operand has the size of the result and is in the same lane, and no later instruction or
+        collective reads it.
         """
         application, in_place = node.results[0], None
         for i, (type_, storage) in enumerate(inputs):

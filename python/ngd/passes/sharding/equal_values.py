@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a step is the same on all ranks, as far as its graph can tell.
+"""Analysis of the values of a step that are equal on all ranks, as far as the graph proves it.
 
-`Node.uniform` says it while a graph is built, and takes every variable for equal. Here it is known
-which are not, and which ranks are meant: those of the executable.
+`Node.uniform` is set while a graph is built, and assumes that every variable is equal on all ranks.
+This analysis knows which variables are not, and which ranks are meant: those of the executable.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies` says of a variable whether some step writes values of a rank's own to it.
+    `varies` returns whether another step writes values to a variable that are not proved equal.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
         self.graph, self.group, self.varies = graph, group, varies
-        self.own: set[Node] = set()
-        """Variables to which this step writes what is not equal."""
+        self.unproved: set[Node] = set()
+        """The variables whose next values in this step are not proved equal."""
         self.nodes: set[Node] = set()
         while True:
             self.nodes = self.proved()
-            own = {v for v, value in graph.updates if value not in self.nodes}
-            if own == self.own:
+            unproved = {v for v, value in graph.updates if value not in self.nodes}
+            if unproved == self.unproved:
                 break
-            self.own = own
+            self.unproved = unproved
 
     def proved(self) -> set[Node]:
-        """One walk."""
+        """Return the nodes that are proved equal, given the variables that are not."""
         equal: set[Node] = set()
         for node in self.graph.nodes:
             if self.is_equal(node, equal):
@@ -48,58 +48,60 @@ class Equal:
         return equal
 
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
-        """Whether a node is, where those that it reads are known."""
+        """Return whether a node is equal on all ranks; `equal` has the nodes before it that are."""
         if node.op is VARIABLE:
-            return not (node in self.own or is_per_rank(node) or self.varies(node))
+            return not (node in self.unproved or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
             return bool(node.attrs.get("uniform"))
         if isinstance(node.op, Collective):
-            return self.is_told(node)
+            return self.is_equal_collective(node)
         if node.op.comm.has_group_value or (node.op.kernel.control_flow and communicates(node)):
             return False
         return all(i in equal for i in node.inputs)
 
-    def is_told(self, node: Node) -> bool:
-        """Whether a node is a collective that gives all ranks of the group the same."""
+    def is_equal_collective(self, node: Node) -> bool:
+        """Return whether a node is a collective that gives the same to all ranks of the group."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
         return node.op.kind.equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
-        """What is computed, by what is equal, from a collective or from some variables."""
-        found: set[Node] = set()
+        """Return the equal values that are computed from a collective or from some variables."""
+        reached: set[Node] = set()
         for node in self.graph.nodes:
-            told = isinstance(node.op, Collective)
+            is_collective = isinstance(node.op, Collective)
             if node in self.nodes and (
-                told or node in sources or any(i in found for i in node.inputs)
+                is_collective or node in sources or any(i in reached for i in node.inputs)
             ):
-                found.update(node.results)
-        return found
+                reached.update(node.results)
+        return reached
 
     def below(self, values: list[Node]) -> list[Node]:
-        """What some values are made of, down to what collectives give."""
-        wanted = set(values)
+        """Return the nodes from which some values are computed, down to the nearest collectives."""
+        needed = set(values)
         for node in reversed(self.graph.nodes):
-            if not wanted.isdisjoint(node.results) and not isinstance(node.op, Collective):
-                wanted.update(node.inputs)
-        return [node for node in self.graph.nodes if not wanted.isdisjoint(node.results)]
+            if not needed.isdisjoint(node.results) and not isinstance(node.op, Collective):
+                needed.update(node.inputs)
+        return [node for node in self.graph.nodes if not needed.isdisjoint(node.results)]
 
     def digest(self, values: list[Node]) -> bytes:
-        """Of how some values are computed: equal on ranks that compute them alike."""
-        whole = hashlib.blake2b(digest_size=8)
+        """Return a digest of how some values are computed, to compare between ranks."""
+        hasher = hashlib.blake2b(digest_size=8)
         number: dict[Node, int] = {}
         for node in self.below(values):
-            told = isinstance(node.op, Collective)
-            inputs = [] if told else [(number[i.results[0]], i.number) for i in node.inputs]
-            attrs = sorted((k, shown(v)) for k, v in node.attrs.items() if k != "group")
+            is_collective = isinstance(node.op, Collective)
+            inputs = (
+                [] if is_collective else [(number[i.results[0]], i.number) for i in node.inputs]
+            )
+            attrs = sorted((k, attr_text(v)) for k, v in node.attrs.items() if k != "group")
             number[node] = len(number)
-            whole.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
+            hasher.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
             if node.op is CONSTANT:
-                whole.update(np.ascontiguousarray(node.attrs["value"]).tobytes())
-        whole.update(repr([(number[v.results[0]], v.number) for v in values]).encode())
-        return whole.digest()
+                hasher.update(np.ascontiguousarray(node.attrs["value"]).tobytes())
+        hasher.update(repr([(number[v.results[0]], v.number) for v in values]).encode())
+        return hasher.digest()
 
 
-def shown(value: Any) -> str:
-    """An attribute; of arrays and graphs their kind."""
+def attr_text(value: Any) -> str:
+    """Return the text of an attribute; of arrays and graphs only their kind."""
     return type(value).__name__ if isinstance(value, (np.ndarray, Body)) else repr(value)

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the ranks of products, computed of all ranks' factors instead of all ranks' products.
+"""The exchange of gradient factors between ranks, instead of the reduction of gradients.
 
-The gradient of a layer's weights is A^T B, a product whose depth is the rank's samples. Of a large
-layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
-rows of the sum over the ranks alone (updates.py), it is cheaper to gather all ranks' B, and those
-columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
-before; but no gradient is written or reduced, and the update takes the products where they are
-computed (fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
+The gradient of a layer's weights is A^T B, a matmul whose depth is the number of the rank's
+samples. A and B are the *gradient factors*. In a large layer with few samples, they have far fewer
+elements than their product. If a rank needs only its rows of the sum over the ranks (updates.py),
+it is cheaper to exchange the factors. Each rank gathers B of all ranks, and those columns of A of
+all ranks that make its rows. Then it multiplies them. That takes as many operations as before. But
+no gradient is written or reduced, and the update computes the matmuls block by block
+(fusion/matmuls.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
 "Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
 within a host.
 
-The bits are those of the sum of the products: each is computed by itself, and the products are
-added in the order of ADR 6. All ranks must decide alike. So it is done only where the step has the
-same types on all of them (Sharing.has_uniform_types): a rank with fewer samples has other shapes.
+The bits are those of the sum of the products. Each product is computed by itself, and the products
+are added in the order of ADR 6. All ranks must make the same decision. So factors are exchanged
+only if the step has the same types on all ranks (Sharing.has_uniform_types), because a rank with
+fewer samples has other shapes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ..target import Target
 
 
 class Factors(NamedTuple):
-    """A product A^T B: A is [depth, rows], B [depth, columns]."""
+    """A matmul A^T B and its factors: A is [depth, rows], B is [depth, columns]."""
 
     product: Node
     a: Node
@@ -46,14 +48,15 @@ def factors_of(
     old: Node,
     operand: Node,
     reads: int,
-    at: Sequence[int],
+    bounds: Sequence[int],
     target: Target,
     options: CompileOptions,
 ) -> Factors | None:
-    """The factors to exchange for a sum over the ranks; None: reduce it.
+    """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
-    `operand` is the new operand of the old sum, whose own operand is read so many times. `at` says
-    where the ranks' parts of the sum begin, and where the last one ends.
+    `operand` is the new operand of the old sum, and `reads` is the number of readers of the old
+    operand. `bounds` has the beginnings of the ranks' shards of the sum, then the end of the last
+    one.
     """
     ranks, one_host = target.size, target.sharing.partition.there.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
@@ -65,26 +68,33 @@ def factors_of(
         return None
     a, b = factors
     (depth, rows), columns = a.shape, b.shape[1]
-    by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(at))
-    few = ranks * depth * (rows + ranks * columns) <= rows * columns  # has_small_factors of a part
-    if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target, options):
+    by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(bounds))
+    is_cheaper = (
+        ranks * depth * (rows + ranks * columns) <= rows * columns
+    )  # has_small_factors of a part
+    if (
+        rows % ranks
+        or not by_rows
+        or not is_cheaper
+        or not accepts_sum(operand, ranks, target, options)
+    ):
         return None
     return Factors(operand, a, b)
 
 
-def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
-    """My rows of a sum over the ranks, as a row of elements."""
+def slice_of_sum(old: Node, exchanged: Factors, target: Target) -> Node:
+    """Return this rank's rows of a sum over the ranks, flattened."""
     assert isinstance(old.op, Ordered)
-    number, ranks, (product, a, b) = old.op.order.number, target.size, found
+    number, ranks, (product, a, b) = old.op.order.number, target.size, exchanged
     group = {"group": target.sharing.group}
-    everyones_b = Ordered(all_gather, Order(number)).node((b,), group)
+    all_b = Ordered(all_gather, Order(number)).node((b,), group)
     exchange = Ordered(all_to_all, Order(number, Stage.OTHER_FACTOR))
-    mine = exchange.node((blocks_of(all_to_all.name, a, 1, ranks),), group)
+    columns_of_a = exchange.node((blocks_of(all_to_all.name, a, 1, ranks),), group)
     parts = []
     for rank in range(ranks):
-        a_of_rank = reshape(slice_rows(mine, rank), (a.shape[0], a.shape[1] // ranks))
+        a_of_rank = reshape(slice_rows(columns_of_a, rank), (a.shape[0], a.shape[1] // ranks))
         rows = slice(rank * b.shape[0], (rank + 1) * b.shape[0])
-        part = product.with_inputs((a_of_rank, slice_rows(everyones_b, rows)))
+        part = product.with_inputs((a_of_rank, slice_rows(all_b, rows)))
         parts.append(reshape(part, (part.type.count,)))
     total = sum_in_order(parts, add)
     if old.attrs["reduce_op"] == MEAN:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What updates need of whole gradients, computed by one rank of a host for all of them.
+"""Matmuls of whole gradients, which one rank of a host computes for all ranks of the host.
 
-Muon (optim/muon.py) multiplies matrices that are made of a whole gradient, many times. All ranks
-have the gradient's sum, and each would compute the same. So such a chain of products has an owner:
-it computes the chain, and broadcasts what comes out to the other ranks of its host. Where there are
-several chains the ranks own nearly equal work, and compute at the same time. "Muon is Scalable for
-LLM Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3) shares the work so, too.
+Muon (optim/muon.py) multiplies matrices that are computed from a whole gradient, many times. All
+ranks have the sum of the gradient, so each of them would compute the same. Instead, such a *chain*
+of matmuls has an *owner*: one rank that computes the chain and broadcasts its result to the other
+ranks of its host. If there are several chains, the ranks own nearly equal work and compute at the
+same time. "Muon is Scalable for LLM Training" (J. Liu et al. 2025, arXiv:2502.16982, section 2.3)
+divides the work in this way, too.
 
-A chain begins at a sum over the ranks. It ends at the first node that all of its products lead to,
-and by which alone the rest of the step reads them.
+A chain begins at a sum over the ranks. Its *end* is the first node that all of its matmuls lead to.
+The rest of the step reads the matmuls only through the end.
 """
 
 from __future__ import annotations
@@ -23,74 +24,77 @@ from ..collective_order import order_of
 from ..op_costs import cost_of
 
 LEAST: Final = 4_000_000
-"""Operations of a chain that are worth a broadcast, about 40 us."""
+"""The least number of operations of a chain that are worth a broadcast; they take about 40 us."""
 LEAST_A_BYTE: Final = 64
-"""The same for each byte that is broadcast."""
+"""The least number of operations per byte that is broadcast."""
 
 
 @dataclass
 class Chain:
-    """Products of a whole sum over the ranks."""
+    """The matmuls that are computed from one whole sum over the ranks."""
 
     total: Node
-    """That sum."""
+    """The sum."""
     nodes: list[Node] = field(default_factory=list)
-    """The products, and what is made of them and of no other sum, each after what it reads."""
+    """The matmuls, and the nodes that are computed from them and from no other sum, in order."""
     owner: int = 0
 
     @property
     def flops(self) -> int:
-        """How many operations it has."""
+        """The number of operations of the matmuls."""
         return sum(cost_of(node).flops for node in self.nodes if node.op.is_heavy)
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether its end takes less time to send than to compute."""
+        """True if the result takes less time to send than to compute."""
         return self.flops >= max(LEAST, LEAST_A_BYTE * self.total.type.bytes)
 
 
-def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
-    """The chains that have owners, by their ends; all ranks find them in the same order."""
-    worth: dict[Node, Chain] = {}
-    for chain in sorted(found, key=lambda c: order_of(c.total)) if ranks > 1 else ():
+def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
+    """Return the chains that have owners, by their ends. All ranks find them in the same order."""
+    owned_by_end: dict[Node, Chain] = {}
+    for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
         end = ends.of(chain)
         if end is not None and chain.is_worth_it:
-            worth[end] = chain
-    while lonely := [end for end in worth if not ends.met(end, worth)]:
-        for end in lonely:
-            del worth[end]
+            owned_by_end[end] = chain
+    while unmatched := [
+        end for end in owned_by_end if not ends.needs_same_collectives(end, owned_by_end)
+    ]:
+        for end in unmatched:
+            del owned_by_end[end]
     load = [0] * ranks
-    for chain in sorted(worth.values(), key=lambda c: -c.flops):
+    for chain in sorted(owned_by_end.values(), key=lambda c: -c.flops):
         chain.owner = load.index(min(load))
         load[chain.owner] += chain.flops
-    return worth
+    return owned_by_end
 
 
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
-    """Of each sum over the ranks, its products; whether they have an end is not asked here."""
-    sums: dict[Node, set[Node]] = {}  # that a node is made of; not by way of scalars
-    found: dict[Node, Chain] = {}
-    behind: set[Node] = set()  # products, and what is made of them
+    """Return the chain of each sum over the ranks that has matmuls. It may have no end."""
+    sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
+    candidates: dict[Node, Chain] = {}
+    after_matmul: set[Node] = set()  # matmuls, and the nodes computed from them
     for node in graph.nodes:
         if is_sum(node):
             sums[node] = {node}
             continue
-        mine = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
-        product = (node.op.is_heavy and bool(mine)) or not behind.isdisjoint(node.inputs)
+        own_sums = set[Node]().union(*(sums[i] for i in node.inputs if i in sums))
+        product = (node.op.is_heavy and bool(own_sums)) or not after_matmul.isdisjoint(node.inputs)
         if product:
-            behind.update(node.results)
-        if mine and (product or node.type.count > 1):
-            sums.update(dict.fromkeys(node.results, mine))
-        if product and len(mine) == 1:
-            (total,) = mine
-            found.setdefault(total, Chain(total)).nodes.append(node)
-    return found.values()
+            after_matmul.update(node.results)
+        if own_sums and (product or node.type.count > 1):
+            sums.update(dict.fromkeys(node.results, own_sums))
+        if product and len(own_sums) == 1:
+            (total,) = own_sums
+            candidates.setdefault(total, Chain(total)).nodes.append(node)
+    return candidates.values()
 
 
 class Ends:
-    """Finds where chains end, which are below some values that are equal on all ranks.
+    """The search for the ends of chains, among the nodes from which some equal values are computed.
 
-    `totals` may be reduced over the ranks, too; of each, the sums that it is made of.
+    `totals` has, for each total that may be reduced over the ranks, the sums that it is computed
+    from.
     """
 
     def __init__(
@@ -98,10 +102,10 @@ class Ends:
     ) -> None:
         self.graph, self.totals = graph, totals
         self.readers: dict[Node, list[Node]] = {}
-        """Of each result."""
+        """The nodes that read each result."""
         self.wanted = set(values)
-        """What the values are made of, down to what collectives give."""
-        self.kept = {*graph.outputs, *(value for _, value in graph.updates)}
+        """The nodes from which the values are computed, down to the nearest collectives."""
+        self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
                 self.wanted.update(node.inputs)
@@ -109,54 +113,66 @@ class Ends:
                 self.readers.setdefault(operand, []).append(node)
 
     def of(self, chain: Chain) -> Node | None:
-        """The end of a chain, or None."""
-        place = {node: i for i, node in enumerate(chain.nodes)}
+        """Return the end of a chain, or None."""
+        position = {node: i for i, node in enumerate(chain.nodes)}
         # All heavy ops of the chain come before its end.
-        last = max(place[node] for node in chain.nodes if node.op.is_heavy)
+        last = max(position[node] for node in chain.nodes if node.op.is_heavy)
         for i, node in enumerate(chain.nodes):
             if i >= last and self.may_end(chain, node):
                 return node
             for result in node.results:
                 readers = self.readers.get(result, [])
-                if result in self.kept or any(reader not in place for reader in readers):
+                if result in self.roots or any(reader not in position for reader in readers):
                     return None
-                last = max([last, *(place[reader] for reader in readers)])
+                last = max([last, *(position[reader] for reader in readers)])
         return None
 
     def may_end(self, chain: Chain, node: Node) -> bool:
-        """Whether all ranks may be sent this, in memory like the sum's, after all collectives."""
+        """Return whether a node may be the end: it can be broadcast in memory like that of the sum.
+
+        No collective of the step may depend on the end, because the broadcasts come after all of
+        them.
+        """
         total = chain.total.type
-        alike = node.type.count == total.count and node.dtype == total.dtype
-        plain = node.op.order is None and not node.several
-        return alike and plain and node in self.wanted and not self.is_told(chain, node)
+        same_type = node.type.count == total.count and node.dtype == total.dtype
+        is_plain = node.op.order is None and not node.several
+        return (
+            same_type
+            and is_plain
+            and node in self.wanted
+            and not self.leads_to_collective(chain, node)
+        )
 
     def is_reduced(self, chain: Chain, node: Node) -> bool:
-        """Whether the ranks talk for a node: not for a total that is made of the chain's sum."""
+        """Return whether the ranks communicate for a node.
+
+        A total that is computed only from the chain's own sum does not count.
+        """
         totals = self.totals.get(node, ())
         return node.op.order is not None or any(each is not chain.total for each in totals)
 
-    def is_told(self, chain: Chain, node: Node) -> bool:
-        """Whether a node leads to one for which the ranks talk."""
-        seen, left = {node}, [node]
-        while left:
-            for reader in self.readers.get(left.pop(), ()):
+    def leads_to_collective(self, chain: Chain, node: Node) -> bool:
+        """Return whether a node leads to one for which the ranks communicate."""
+        seen, to_visit = {node}, [node]
+        while to_visit:
+            for reader in self.readers.get(to_visit.pop(), ()):
                 if self.is_reduced(chain, reader):
                     return True
                 if reader not in seen:
                     seen.add(reader)
-                    left.extend(reader.results)
+                    to_visit.extend(reader.results)
         return False
 
-    def met(self, end: Node, worth: Mapping[Node, Chain]) -> bool:
-        """Whether each collective that a chain needs is one that the other ranks need, too."""
-        alive, below, chain = set(self.kept), {end}, worth[end]
+    def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
+        """Return whether the other ranks, too, need each collective that a chain needs."""
+        alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):
             if not below.isdisjoint(node.results):
                 if self.is_reduced(chain, node) and alive.isdisjoint(node.results):
                     return False
                 below.update(() if node.op.order is not None else node.inputs)
             if not alive.isdisjoint(node.results):
-                alive.update((worth[node].total,) if node in worth else node.inputs)
+                alive.update((owned_by_end[node].total,) if node in owned_by_end else node.inputs)
         return True
 
 

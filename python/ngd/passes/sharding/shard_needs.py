@@ -12,8 +12,8 @@ The needs start at the outputs and at the next values of variables, and are pass
 - A node whose whole result is needed needs its whole operands.
 
 A node may be needed in both ways. A total costs a collective. It is worth that only if a sum over
-the ranks that it is made of is not needed whole. Totals that are not worth it are dropped, which
-adds needs of whole values. So the walk is repeated until all remaining totals are worth it.
+the ranks that it is computed from is not needed whole. Totals that are not worth it are dropped,
+which adds needs of whole values. So the walk is repeated until all remaining totals are worth it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ShardNeeds:
         self.values = list(updates.values())
         """The next values of the shared variables."""
         self.sums = self.find_sums()
-        """For each value that can have shards, the sums over the ranks that it is made of."""
+        """For each value that can have shards, the sums over the ranks that it is computed from."""
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """The reductions to one element of values that have shards."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
-        found = chains(graph, self.is_sum)
+        candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
-        self.owned = owned(found, ends, sharing.partition.here.size)
+        self.owned = owned(candidates, ends, sharing.partition.here.size)
         """The chains of matrix multiplications that one rank per host computes, by their ends."""
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
@@ -56,7 +56,7 @@ class ShardNeeds:
         """The variables of which all hosts together keep one copy."""
 
     def find_sums(self) -> dict[Node, set[Node]]:
-        """Return for each value that can have shards the sums that it is made of."""
+        """Return for each value that can have shards the sums that it is computed from."""
         sums: dict[Node, set[Node]] = {}
         for node in self.graph.nodes:
             if self.is_sum(node):
@@ -101,8 +101,8 @@ class ShardNeeds:
         """Walk from the outputs and next values to the leaves; each node is after its readers."""
         shared = set(self.values)
         self.sharded = set(shared)
-        others = (value for _, value in self.graph.updates if value not in shared)
-        self.whole = {*self.graph.outputs, *others}
+        other_values = (value for _, value in self.graph.updates if value not in shared)
+        self.whole = {*self.graph.outputs, *other_values}
         for node in reversed(self.graph.nodes):
             is_whole = not self.whole.isdisjoint(node.results)
             if not self.sharded.isdisjoint(node.results):
@@ -116,20 +116,20 @@ class ShardNeeds:
                 self.need_operands_of_whole(node)
 
     def need_operands_of_shard(self, node: Node) -> None:
-        """Note what a node computes its shard from."""
+        """Note the operands from which a node computes its shard."""
         for operand in node.inputs:
             has_same_size = operand.type.count == node.type.count
             (self.sharded if has_same_size else self.whole).add(operand)
 
     def need_operands_of_whole(self, node: Node) -> None:
-        """Note what a node computes its whole result from."""
+        """Note the operands from which a node computes its whole result."""
         if node in self.totals:
             self.sharded.add(node.inputs[0])
         else:
             self.whole.update(node.inputs)
 
     def variables_apart(self, updates: Mapping[Node, Node]) -> set[Node]:
-        """Return the variables that only updates read, if these are kept once over all hosts."""
+        """Return the variables that only updates read, if they are kept once over all hosts."""
         if not self.sharing.partition.apart:
             return set()
         return set(updates) - self.whole - self.sharing.once

@@ -2,9 +2,10 @@
 """Analysis of the next values of variables: which are equal, and on which ranks.
 
 A next value is computed from collectives, variables, constants and arguments. Only the nearest
-collectives count: a collective that gives all ranks of its group the same hides what its operand is
-made of. So the ranks that should hold equal values of a variable are those that are together in the
-groups of all nearest collectives of its next value (docs/adr/0047-variables-that-differ.md).
+collectives count, because the result of a collective that gives all ranks of its group the same
+does not depend on how its operand was computed. So the ranks that should hold equal values of a
+variable are those that are together in the groups of all nearest collectives of its next value
+(docs/adr/0047-variables-that-differ.md).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class NextValue(NamedTuple):
 
 
 def gives_shards(kind: Kind) -> bool:
-    """Return whether each rank gets values of its own from a collective, by its kind."""
+    """Return whether a collective of this kind gives each rank values of its own."""
     return kind.gets == "block" or kind.gives == "blocks" or kind.between_two
 
 
@@ -105,8 +106,8 @@ def merged(inputs: Sequence[Origin]) -> Origin:
     """Return the origin of a value that is computed from values of these origins."""
     if not inputs:
         return CONSTANT_ORIGIN
-    first, *others = inputs
-    for other in others:
+    first, *other_origins = inputs
+    for other in other_origins:
         if other is not first and other != first:
             groups = first.groups
             if other.groups != groups:
@@ -147,24 +148,24 @@ def computations_of(graph: Graph) -> dict[Node, bytes]:
     found: dict[Node, bytes] = {}
     for node in graph.nodes:
         below = [] if isinstance(node.op, Collective) else [found[i] for i in node.inputs]
-        whole = digest(node, below)
+        node_digest = digest(node, below)
         for result in node.results:
-            found[result] = whole + bytes([result.number])
+            found[result] = node_digest + bytes([result.number])
     return found
 
 
 def source_of_variation(value: Node, group: Any) -> Node:
     """Return a leaf from which a varying value is computed, without a collective in between."""
-    left, seen = [value], {value}
-    while left:
-        node = left.pop()
+    to_visit, seen = [value], {value}
+    while to_visit:
+        node = to_visit.pop()
         if not node.inputs or isinstance(node.op, Collective):
             if origin_of(node, [], group).varies:
                 return node
             continue
         unseen = [i for i in reversed(node.inputs) if i not in seen]
         seen.update(unseen)
-        left.extend(unseen)
+        to_visit.extend(unseen)
     return value
 
 

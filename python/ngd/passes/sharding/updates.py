@@ -14,7 +14,7 @@ message. Each rank keeps a copy of it.
 
 Over several hosts with equal numbers of consecutive ranks, a rank has a shard of its host's copy. A
 gradient is reduced over the ranks of the host first, and then over the counterparts, which have the
-same shard on the other hosts. With `apart` (ZeRO stage 1, S. Rajbhandari et al. 2020,
+same shard on the other hosts. With `shard="world"` (ZeRO stage 1, S. Rajbhandari et al. 2020,
 arXiv:1910.02054) each counterpart updates a part of the shard. They gather the parts of variables
 that a host keeps whole.
 
@@ -118,13 +118,13 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
         for v, value in graph.updates
         if value in equal.nodes and is_divided(v.type, ranks) and not is_per_rank(v)
     }
-    found: set[Node] = set()
+    shareable: set[Node] = set()
     while True:
-        reached = equal.reaching(shared | found)
+        reached = equal.reaching(shared | shareable)
         more = {v for v, value in able.items() if value in reached}
-        if more == found:
-            return found
-        found = more
+        if more == shareable:
+            return shareable
+        shareable = more
 
 
 class Levels(NamedTuple):
@@ -155,7 +155,7 @@ def collective_number(node: Node) -> int:
 
 
 class ShardedGraph:
-    """Rewrites a graph to one that computes this rank's shards.
+    """The rewrite of a graph to one that computes this rank's shards.
 
     `change` visits the nodes by their level, so that one collective can reduce all totals of a
     level.
@@ -175,7 +175,7 @@ class ShardedGraph:
         self.num_readers = uses(graph)
         self.shards: dict[Node, Node] = {}
         """The shard of each old node."""
-        self.taken: dict[Node, Node] = {}
+        self.taken_shards: dict[Node, Node] = {}
         """The shard of each new node that is computed whole."""
         self.totals: dict[Node, Node] = {}
         """The new node of each old total."""
@@ -247,9 +247,9 @@ class ShardedGraph:
 
     def take_shard(self, whole: Node) -> Node:
         """Return the shard of a new node that is computed whole."""
-        if whole not in self.taken:
-            self.taken[whole] = elements_of(whole, *self.partition.part(whole.type.count))
-        return self.taken[whole]
+        if whole not in self.taken_shards:
+            self.taken_shards[whole] = elements_of(whole, *self.partition.part(whole.type.count))
+        return self.taken_shards[whole]
 
     def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
         """Return the part of a variable that this rank writes, and the value to write.
