@@ -154,7 +154,7 @@ void Waiter::look_at_peers(Work work) {
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
     const int rank = group_.job_rank(r);
-    const bool has_left = group_.control(r).ns_left.load() != 0;
+    const bool has_left = group_.control(r).left.load() != 0;
     if (!has_left && (!may_watch || family_.liveness().alive(group_.world(r)))) continue;
     const std::uint64_t moves = family_.moves();
     family_.progress();
