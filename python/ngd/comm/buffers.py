@@ -15,9 +15,10 @@ from .kinds import Kind
 
 
 def operand(array: Any, where: str) -> Array:
-    """The argument of a collective, contiguous and in this machine's byte order.
+    """Return an argument of a collective as a contiguous array in the native byte order.
 
-    It is copied only where it must be.
+    The array is copied only if its memory does not have this form. `where` is the public call, for
+    error messages.
     """
     if type(array) is np.ndarray and array.dtype in SHORT_NAMES and array.flags.carray:
         return array
@@ -28,14 +29,17 @@ def operand(array: Any, where: str) -> Array:
 
 
 def is_list(array: Any) -> bool:
-    """Whether the argument is a list or tuple of arrays, and not of numbers."""
+    """Return True for a list or tuple of arrays, and False for a list of numbers."""
     return isinstance(array, (list, tuple)) and all(
         isinstance(a, np.ndarray) or hasattr(a, "__dlpack__") for a in array
     )
 
 
 def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:
-    """Return a destination for each source, of its shape and dtype."""
+    """Return a destination for each source, of its shape and dtype.
+
+    `many` is True if the caller gave a list of arrays. `out` is then None or a list.
+    """
     if not many:
         out = [out]
     elif out is None:
@@ -53,7 +57,11 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
 
 
 def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError for overlapping memory; `part` may be exactly `own`, or all of `whole`."""
+    """Raise ValueError if the memory of two arrays overlaps.
+
+    One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
+    of `whole`, or of `whole` itself if `own` is None.
+    """
     if not np.may_share_memory(part, whole):
         return
     place = whole if own is None else own
@@ -66,7 +74,10 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
 
 
 def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
-    """Raise ValueError for overlapping memory, unless a block overlaps itself exactly."""
+    """Raise ValueError if the source and the destination of a collective overlap.
+
+    One overlap is allowed: the smaller array may be this rank's block of the larger one.
+    """
     if kind.gives == kind.gets:
         check_apart(source, buffer, kind.name)
     elif kind.gets == "blocks":
@@ -78,7 +89,7 @@ def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> N
 
 
 def check_disjoint(source: Array, buffer: Array, where: str) -> None:
-    """Raise ValueError for overlapping memory."""
+    """Raise ValueError if the memory of the source and the destination overlaps."""
     if np.may_share_memory(source, buffer):
         raise ValueError(
             f"{where}: out: expected memory apart from the array's; got overlapping memory. "
@@ -89,7 +100,10 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return a buffer whose first axis is the caller's `axis`, and a function that gives `out`."""
+    """Return a buffer whose first axis is the caller's `axis`, and a function.
+
+    After the collective, the function moves the axis back and returns the result.
+    """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)
         given = buffer if out is None else out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cores of this rank, and the number of threads of its kernels."""
+"""The share of the host's cores that this rank's kernels use, as a number of threads."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ logger = logging.getLogger("ngd")
 def share_cores(world: Group) -> None:
     """Set the number of threads of this rank's kernels, and log it once at debug level.
 
-    A core that k ranks may run on counts 1/k for each of them, so ranks that a launcher bound to
-    cores of their own keep them whole. Between hosts, where the numbers of cores repeat, ranks are
-    taken to share alike.
+    The share of a rank is the sum over the cores in its affinity mask. A core that is in the masks
+    of k ranks counts 1/k. So a rank that its launcher bound to separate cores uses all of them.
+
+    The ranks exchange their masks only if they are on one host, because core numbers repeat on
+    every host. Otherwise a rank whose mask has all cores gets 1/local_size of them, and a rank with
+    a smaller mask gets the whole mask. The ranks of a host divide a cgroup quota evenly.
     """
     mine = sorted(os.sched_getaffinity(0))
     if world.size == 1:
@@ -44,5 +47,5 @@ def available_cores() -> int:
 
 
 def thread_count() -> int:
-    """Return the number of threads of a kernel; InitError if NGD_THREADS is invalid."""
+    """Return the number of threads of a kernel; raise InitError if NGD_THREADS is invalid."""
     return _core.thread_count()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on arrays, prepared: arguments are checked, and destinations made.
+"""Preparation of collectives on arrays: checks of the arguments, and arrays for the results.
 
-reduction.py has the all-reduce.
+Each function returns a Plan, which has not started. reduction.py prepares the all-reduce.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def plan_one(
     shape: Shape = (),
     more: int = 0,
 ) -> Plan:
-    """Prepare one collective from an array to another."""
+    """Prepare one collective from an array to another. `finish` returns the caller's result."""
     group.check_open(kind)
     call = _core.Call.on_array(
         group.communicator,
@@ -85,7 +85,10 @@ def plan_blocks(
     root: int = 0,
     axis: int | None = None,
 ) -> Plan:
-    """Prepare a collective of blocks of one length: by its kind's row."""
+    """Prepare the collective `where`, whose blocks all have the same length.
+
+    Its row in the table of collectives gives the sizes of the operand and the result.
+    """
     kind, gets_result = KINDS[where], True
     if kind.rooted:
         root = check_root(root, group.size, where)
@@ -124,7 +127,7 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the array for the result of `plan_blocks`, and the function that returns `out`."""
+    """Return the array for the result of `plan_blocks`, and the function that returns it."""
     shape = source.shape
     if kind.gives != kind.gets:
         shape = (kind.rows(len(source), group.size), *shape[1:])
@@ -135,7 +138,7 @@ def block_destination(
 
 
 def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
-    """Prepare an all_gather_v of numbers of rows that all ranks know."""
+    """Prepare an all_gather_v. `rows` has the number of rows of each rank, equal on all ranks."""
     where, rank = "all_gather_v", group.rank
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
@@ -147,7 +150,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
 def plan_all_to_all_v(
     group: RankGroup, source: Array, sent: Array, received: Array, out: Any, site: str
 ) -> Plan:
-    """Prepare an all_to_all_v of numbers of rows that all ranks know."""
+    """Prepare an all_to_all_v. `sent` and `received` have this rank's number of rows per rank."""
     where = "all_to_all_v"
     buffer = check_out(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
@@ -165,7 +168,7 @@ def plan_rows(
     counts: list[int],
     receive_counts: list[int] | None = None,
 ) -> Plan:
-    """Prepare a collective of blocks of different lengths, from an array to another."""
+    """Prepare a collective with blocks of different lengths. The counts are in elements."""
     wire, shape = KINDS[where].wire, source.shape[1:]
     given = buffer if out is None else out
     return plan_one(
@@ -182,7 +185,7 @@ def plan_rows(
 
 
 def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
-    """Prepare the broadcast of an array, or of a list of them."""
+    """Prepare the broadcast of an array or of a list of arrays."""
     where, many = "broadcast", is_list(x)
     root = whole(root, where, "root")
     sources = [operand(a, where) for a in (x if many else [x])]
@@ -210,7 +213,7 @@ def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | No
 def plan_scatter(
     group: RankGroup, x: Any, root: Any, out: Any, shape: Shape | None, dtype: Any, site: str | None
 ) -> Plan:
-    """Prepare a scatter, whose operand only the root must give."""
+    """Prepare a scatter. Only the root must give `x`."""
     where = "scatter"
     root = check_root(root, group.size, where)
     if x is None:
@@ -240,4 +243,4 @@ def plan_scatter(
 
 
 def _nothing() -> None:
-    """The result on a rank that gets none."""
+    """Return None, the result on a rank that gets no result."""

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce in its forms: of one array or many, weighted, compressed.
+"""Preparation of an all-reduce: plain, weighted, or compressed; of one array or of a list.
 
-Each form is a step around the plain one: it replaces what is sent by something else, and says how
-the results come back from that.
+Each variant returns the collectives to start and a function `fill`. `fill` runs when the
+collectives are complete, and computes the results from the received arrays:
+
+- `plain`: the collectives write the results themselves.
+- `weighted`: the ranks exchange their weights, send their arrays times a share, and divide the sum.
+- `rounded`: the ranks send bfloat16 copies.
+- `sparse`: the ranks gather the chosen elements and add them.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from .summation import sum_in_order
 from .work import Plan, RankGroup
 
 Filled = tuple[list[_core.Call], Callable[[], None]]
-"""The collectives to start, and the function that fills the results when they are over."""
+"""The collectives to start, and the function that computes the results after they complete."""
 
 
 class Options(NamedTuple):
@@ -38,7 +43,7 @@ class Options(NamedTuple):
 
 
 def check_algorithm(algorithm: str, compression: Any) -> None:
-    """Refuse what is no algorithm, and one for what has none."""
+    """Raise ValueError for an unknown algorithm, or for a choice with TopK, which has none."""
     if algorithm not in ALGORITHMS:
         raise ValueError(
             f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
@@ -51,7 +56,7 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
 
 
 def plan(options: Options, array: Any, out: Any, weight: float | None, compression: Any) -> Plan:
-    """Prepare the all-reduce of an array, or of a list of them."""
+    """Prepare the all-reduce of an array or of a list of arrays."""
     check_op(options.op, "all_reduce")
     check_algorithm(options.algorithm, compression)
     many = is_list(array)
@@ -85,7 +90,7 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
 
 def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
-    """The arrays as they are: one by itself, many with one hand-off."""
+    """Prepare an all-reduce of the arrays themselves. A list is one call of the communicator."""
     communicator = options.group.communicator
     if len(sources) == 1:
         call = _core.Call.on_array(
@@ -114,9 +119,14 @@ def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Fille
 
 
 def weighted(options: Options, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
-    """As the op in the graph, of two-byte floats in float32; 0 where all weigh 0.
+    """Prepare a weighted mean, with the same result as the op in a graph.
 
-    The weights are told first, and then counted in units in which their sum is in [1/4, 1/2).
+    The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. If all weights are 0, it is 0. 16-bit
+    floats are multiplied and added in float32.
+
+    An all-gather of the weights comes first. Then all weights are divided by a power of two, so
+    that their sum is in [1/4, 1/2). With these scaled weights, the sum of the products does not
+    overflow if the mean is finite.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):
@@ -151,7 +161,7 @@ def weighted(options: Options, sources: list[Array], buffers: list[Array], weigh
             finite = np.isfinite(sums)
             with np.errstate(over="ignore"):
                 mean = np.asarray(sums / sums.dtype.type(whole)) if whole else np.zeros_like(sums)
-            most = np.finfo(sums.dtype).max  # only rounding may have made a mean larger
+            most = np.finfo(sums.dtype).max  # a mean of finite values exceeds it only by rounding
             np.clip(mean, -most, most, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)
 
@@ -159,12 +169,15 @@ def weighted(options: Options, sources: list[Array], buffers: list[Array], weigh
 
 
 def power_of_two(x: float) -> float:
-    """The greatest that is no more than x >= 0; of 0 it is 1."""
+    """Return the largest power of two that is at most x, for x > 0; return 1 for x = 0."""
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
 def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
-    """float32 as bfloat16 on the wire. The engine accumulates that in float32 and rounds once."""
+    """Prepare an all-reduce of float32 arrays that are sent as bfloat16.
+
+    The communicator accumulates in float32 and rounds the result to bfloat16 once.
+    """
     for source in sources:
         if source.dtype != float32:
             raise DTypeError(
@@ -184,7 +197,10 @@ def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Fil
 def sparse(
     options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]
 ) -> Filled:
-    """Of each array the largest elements, with their places; the rest stays for the next call."""
+    """Prepare a sparse all-reduce: gather the elements that each TopK chooses, and their indices.
+
+    The elements that are not chosen become the residual of the TopK.
+    """
     group = options.group
     for source, residual in zip(sources, residuals, strict=True):
         residual.check(options.op, source)
@@ -218,12 +234,15 @@ def sparse(
 
 
 def _summed(options: Options, buffer: Array, places: Array, values: Array) -> Callable[[], None]:
-    """Adds the ranks' elements up, in the order of ranks: the same bits everywhere."""
+    """Return a function that adds the gathered elements of all ranks into `buffer`.
+
+    It adds them in the order of ranks, so all ranks get the same bits.
+    """
 
     def fill() -> None:
         total = np.zeros(buffer.size, buffer.dtype)
         for place, value in zip(places, values, strict=True):
-            total[place] += value  # a rank names each place once
+            total[place] += value  # the indices of one rank are distinct
         if options.op == "mean":
             total /= options.group.size
         buffer[...] = total.reshape(buffer.shape)

@@ -25,14 +25,15 @@ class CallStats:
     calls : int
         The number of calls.
     bytes : int
-        The bytes of all calls: of this rank's source or destination, whichever is larger.
+        The sum over the calls. A call counts the bytes of its source or of its destination on this
+        rank, whichever is larger.
     seconds : float
-        The time from start to completion, in seconds.
+        The time from start to completion of all calls, in seconds.
     waited : float
-        The part of that time that this rank waited, in seconds.
+        The part of that time in which this rank waited, in seconds.
     last : tuple of ints
-        Per rank, how often it was the last one to arrive. A rank with a large number delays the
-        other ranks.
+        For each rank of the group, the number of calls in which it arrived last. A rank with a
+        large number delays the other ranks.
     """
 
     group: str
@@ -46,7 +47,10 @@ class CallStats:
 
 
 class CommStats(list[CallStats]):
-    """The result of ngd.comm_stats(), with the longest waits first; print() shows a table."""
+    """The result of ngd.comm_stats(): a list of CallStats, with the longest waits first.
+
+    print() shows it as a table.
+    """
 
     def __str__(self) -> str:
         head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to come", "call site")
@@ -77,13 +81,13 @@ class CommStats(list[CallStats]):
 
 
 def comm_stats() -> CommStats:
-    """Return the cost of each collective per call site on this rank, over all groups.
+    """Return the cost of the collectives on this rank, for each group and call site.
 
     Returns
     -------
     CommStats
-        A list of CallStats, with the longest waits first. print() shows a table. A group of one
-        rank counts nothing. Groups that are closed and deleted are not in it.
+        A list of CallStats, with the longest waits first. print() shows it as a table. Groups of
+        one rank are not counted. Groups that are closed and deleted are not in the list.
 
     Examples
     --------
@@ -95,7 +99,7 @@ def comm_stats() -> CommStats:
 
 
 def stats_of(group: Group) -> list[CallStats]:
-    """Return the rows of one group."""
+    """Return the cost of the collectives of one group, one entry per call site."""
     rows = []
     for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
         name = kind if op == "none" else f"{kind}({op})"
@@ -106,9 +110,20 @@ def stats_of(group: Group) -> list[CallStats]:
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """Return the first difference between the ranks' sequences of collectives, as text.
 
-    `text` has one collective per line, which ends with " at FILE:LINE". An empty line and the name
-    of the step follow. `computation` is a hash of the computation. Every rank calls this and gets
-    the same answer.
+    All ranks of the group call this function, and all get the same result. If the sequences are
+    equal, the text says so, and names a rank whose `computation` differs.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks to compare.
+    text : str
+        One collective per line, in order. Each line ends with " at FILE:LINE". An empty line and
+        the name of the step follow.
+    computation : int
+        A hash of the computation of the step.
+    site : str
+        The call site of the comparison.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iteration over different numbers of batches on the ranks."""
+"""The iterator of `ngd.join`, for ranks with different numbers of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = TypeVar("Batch")
 def join(
     batches: Iterable[Batch], group: Group, empty: Batch | None = None
 ) -> Iterator[tuple[Batch, float]]:
-    """See ngd.join."""
+    """Yield pairs (batch, weight) until every rank of the group has run out; see ngd.join."""
     site, source, batch = f"join() at {call_site()}", iter(batches), empty
     mine = np.empty(1, np.uint8)
     more = True
