@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: variables as safetensors, and an index in JSON, replaced as one.
+"""Checkpoints: variables in a safetensors file, and an index in JSON, which are replaced together.
 
     ngd.checkpoint.save(folder, [parameters, optimizer.state], position={"epoch": 3, "batch": 17},
                         generators={"order": random})
     position = ngd.checkpoint.load(folder, [parameters, optimizer.state], generators=...)
 
-The folder has the file `checkpoint.json`, the index, which names the file of the tensors. `save`
-writes the tensors to a new file under a temporary name, synchronizes it with the disk and renames
-it. Then it replaces the index in the same way, and deletes files that the index does not name. So
-the index names a complete file at any moment, even if the process is killed.
+The *index* of a folder is the file `checkpoint.json`. It has the name of the file with the tensors.
+`save` replaces a checkpoint in these steps:
 
-Give the optimizer's state itself, `optimizer.state`, before or after the first step. It keeps the
-values of variables that do not exist yet (ngd.LiveState), and they are saved again.
+1. It writes the tensors to a new file under a temporary name, flushes it to the disk, and renames
+   it.
+2. It replaces the index in the same way.
+3. It deletes the files that the index does not name.
 
-`private=` is for variables of which each rank has its own value, such as the running statistics of
-batch normalization. The file has the value of each rank as "NAME@RANK". Under NAME it has the value
-for other numbers of ranks and other readers: the mean of floats, and rank 0's value otherwise.
+So the index names a complete file at any moment, even if the process is killed.
+
+Pass the optimizer's state itself, `optimizer.state`, before or after the first step. An optimizer
+creates most of its variables in its first step. If a checkpoint is loaded earlier, the values of
+these variables are *pending* in the state (ngd.LiveState), and `save` writes them again.
+
+`private=` is for variables whose values differ between ranks, such as the running statistics of
+batch normalization. The file has the value of each rank under the name "NAME@RANK". Under NAME it
+has a value for jobs with another number of ranks and for other readers: the mean over the ranks for
+floats, and the value of rank 0 for other dtypes.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ from .graph.live_state import LiveState
 from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
+"""The name of the index."""
 TENSORS: Final = "checkpoint-{}.safetensors"
 DTYPES: Final[dict[str, Any]] = {
     "F64": np.dtype(np.float64),
@@ -68,28 +76,30 @@ def save(
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
 ) -> None:  # long because each argument is described
-    """Save variables, generators and a position as the folder's checkpoint.
+    """Save variables, generators and a position as the checkpoint of a folder.
 
-    If all ranks hold the same values, one of them saves, and all may load. Two processes must not
-    save into one folder at the same time. With `private`, or if ranks have shards of variables
-    (`shard="world"` of ngd.compile), the call is collective and rank 0 writes.
+    If all ranks have the same values, one rank saves, and all ranks may load. Two processes must
+    not save into one folder at the same time. With `private`, or if ranks have shards of variables
+    (`shard="world"` of ngd.compile), all ranks call this function and rank 0 writes the file.
 
     Parameters
     ----------
     folder : str or path
-        The folder, which is made if it does not exist. An older checkpoint in it is replaced.
+        The folder. It is created if it does not exist, and a checkpoint in it is replaced.
     variables : structure of Variable
-        The variables, of any shape; their names, which must differ, are the keys. The pending
-        values of a live state, such as `optimizer.state`, are saved too.
+        The variables, of any shape, in dicts, lists, tuples or dataclasses. Their names are the
+        keys in the file, and must differ. The pending values of a live state, such as
+        `optimizer.state`, are saved too.
     private : structure of Variable, optional
-        Variables of which each rank has its own value. They may be among `variables` too. A program
-        that saves on all ranks gives `private`, even `private={}`, so that one rank writes.
+        The variables whose values differ between ranks. They may also be in `variables`. If all
+        ranks call this function, pass `private` even if it is empty (`private={}`), so that only
+        one rank writes.
     position : JSON value, optional
         The position of the training in its data.
     generators : mapping from str to numpy.random.Generator, optional
-        Random generators by name, whose states are saved.
+        Random generators by name. Their states are saved.
     group : Group, optional
-        The ranks of `private`. The default is the world.
+        The ranks that have values of `private`. The default is the world.
 
     Examples
     --------
@@ -108,7 +118,7 @@ def save(
         values |= gathered(private, world) if ranks > 1 else {}
     if not first:
         for v in apart:
-            v.numpy()  # which has a part of it here
+            v.numpy()  # takes part in the collective that gathers the shards
         return
     place.mkdir(parents=True, exist_ok=True)
     number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
@@ -139,16 +149,16 @@ def load(
     folder : str or path
         The folder of the checkpoint.
     variables : structure of Variable
-        The variables to assign to. Each one is in the file with the same name, shape and dtype.
-        Other values of the file are not read.
+        The variables to assign to. Each one must be in the file with the same name, shape and
+        dtype. Other values of the file are not read.
     private : structure of Variable, optional
-        Variables with a value per rank. If the number of ranks is the same as at the save, each
-        rank gets its own value. Otherwise all get the mean of floats, and rank 0's other
-        values.
+        The variables whose values differ between ranks. If the number of ranks is the same as at
+        the save, each rank gets its own value. Otherwise all ranks get the mean for floats, and the
+        value of rank 0 for other dtypes.
     generators : mapping from str to numpy.random.Generator, optional
-        Random generators by name, whose states are set.
+        Random generators by name. Their states are set.
     group : Group, optional
-        The ranks of `private`. The default is the world.
+        The ranks that get values of `private`. The default is the world.
 
     Returns
     -------
@@ -158,20 +168,19 @@ def load(
     Raises
     ------
     ValueError
-        A variable or generator is not in the file, or has another shape or dtype. Nothing has
-        changed. The same error is raised if a step has run and the file has values for which the
-        live state has no variable.
+        A variable or generator is not in the file, or has another shape or dtype; or a step has run
+        and the file has values for which the live state has no variable. Nothing has changed.
     FileNotFoundError
         There is no checkpoint.
 
     Notes
     -----
-    If only one rank can read the folder, that rank loads, and ngd.broadcast_variables gives its
-    values to the other ranks.
+    If only one rank can read the folder, load the checkpoint on that rank, and then call
+    ngd.broadcast_variables to send its values to the other ranks.
 
-    A live state, such as `optimizer.state`, gets all values that were saved of it. Values of
-    variables that do not exist yet are pending until the variables are made. The first step of the
-    state checks that each value has a variable, and each variable a value.
+    A live state, such as `optimizer.state`, gets all of its saved values. The values of variables
+    that do not exist yet are pending until the variables are created. The first step of the state
+    checks that each value has a variable, and that each variable has a value.
 
     Examples
     --------
@@ -223,7 +232,7 @@ def load(
 def own_values(
     found: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
-    """Return this rank's private values; none if another number of ranks saved them."""
+    """Return the private values of this rank; nothing if another number of ranks saved them."""
     if ranks.size != index["ranks"]:
         return {}
     held, states = collected("load", private=private)
@@ -250,7 +259,11 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
-    """Return the variables of structures by name, and their live states; None has none."""
+    """Return the variables of structures by name, and the live states in them.
+
+    `where` is the public function, and the keywords are its arguments, for messages. An argument
+    may be None.
+    """
     found: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
     for argument, tree in arguments.items():
@@ -284,14 +297,14 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
 
 
 def is_state(tree: Any) -> bool:
-    """Return whether a part of a structure is a live state, which is not taken apart."""
+    """Return True for a live state, which is a leaf although it is a mapping."""
     return isinstance(tree, LiveState)
 
 
 def with_pending(
     where: str, held: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
-    """Return variables by name, and the pending values of live states."""
+    """Return a dict with the variables and with the pending values of live states, by name."""
     values: dict[str, Any] = dict(held)
     for state in states:
         for name, value in state.own_pending.items():
@@ -307,7 +320,7 @@ def with_pending(
 def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
     """Return the part of the index about live states: the names of their values.
 
-    `is_complete` is false before the first step of a training, which makes the other variables.
+    `is_complete` is False if the first step, which creates the other variables, has not run.
     """
     owners = {id(v.owner): v.owner for v in held.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
@@ -329,7 +342,10 @@ def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
 def expect_states(
     by_name: Mapping[str, Variable], states: Iterable[LiveState], saved: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError for a copy of a state's variables if the file has more of the state."""
+    """Raise ValueError if the caller gave a copy of a state, and the file has more of its values.
+
+    A copy, such as a dict of the variables, cannot keep pending values.
+    """
     given = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in given}
     for state in filter(None, copied.values()):
@@ -344,12 +360,15 @@ def expect_states(
 
 
 def of_rank(name: str, rank: int) -> str:
-    """Return the key of one rank's value of a private variable."""
+    """Return the key in the file for one rank's value of a private variable."""
     return f"{name}@{rank}"
 
 
 def gathered(private: Any, ranks: Group) -> dict[str, Any]:
-    """Return the entries of the file for private values: on rank 0 of the group, else none."""
+    """Gather the private values, and return the entries of the file on rank 0 of the group.
+
+    On other ranks the result is empty.
+    """
     values: dict[str, Any] = {}
     for name, v in with_pending("save", *collected("save", private=private)).items():
         own = gather((v.numpy() if isinstance(v, Variable) else v)[None], group=ranks)
@@ -359,7 +378,10 @@ def gathered(private: Any, ranks: Group) -> dict[str, Any]:
 
 
 def of_ranks(name: str, values: Any) -> dict[str, Any]:
-    """Return the entries of a private variable. The first axis of the values is the ranks'."""
+    """Return the entries of the file for a private variable.
+
+    `values` has the value of rank r at index r of its first axis.
+    """
     whole = values[0]
     if whole.dtype in FLOATS:
         whole = np.mean(values.astype(np.float64), 0).astype(whole.dtype)
@@ -367,9 +389,9 @@ def of_ranks(name: str, values: Any) -> dict[str, Any]:
 
 
 def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
-    """Yield the parts of a safetensors file: the header's length, the header, and each value.
+    """Yield the parts of a safetensors file: the length of the header, the header, and each value.
 
-    Values are variables and arrays.
+    The values are variables or arrays, by name.
     """
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {}
@@ -391,7 +413,7 @@ def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the arrays of a safetensors file by name, as views of the mapped file.
+    """Return the arrays of a safetensors file by name.
 
     Parameters
     ----------
@@ -401,7 +423,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     Returns
     -------
     dict from str to numpy.ndarray
-        Arrays of any shape, which Module.load_state_dict accepts.
+        The arrays. They are views of the mapped file, so their bytes are read when they are used.
+        Module.load_state_dict accepts them.
 
     Raises
     ------
@@ -436,7 +459,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file of `size` bytes, and the length of its text."""
+    """Return the header of a safetensors file of `size` bytes, and the header's length in bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
@@ -450,7 +473,7 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
 
 
 def read_index(place: Path) -> dict[str, Any]:
-    """Return the index of a folder."""
+    """Return the index of a folder; raise FileNotFoundError if it has none."""
     try:
         text = (place / INDEX).read_text()
     except FileNotFoundError:
@@ -463,7 +486,7 @@ def read_index(place: Path) -> dict[str, Any]:
 
 
 def encoded(value: Any) -> Any:
-    """An array, or a number of NumPy's, as JSON has it: in some generators' states."""
+    """Return an array or a NumPy scalar in a form that JSON supports, for states of generators."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.name}
     if isinstance(value, np.generic):
@@ -476,14 +499,17 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: dict[str, Any]) -> Any:
-    """The inverse of `encoded`."""
+    """Return the array for a dict that `encoded` made, and any other dict unchanged."""
     if value.keys() == {"array", "dtype"}:
         return np.array(value["array"], value["dtype"])
     return value
 
 
 def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Make a file, or put it in the place of another, whole or not at all."""
+    """Write a file, or replace it, atomically.
+
+    The parts are written to a temporary file, which is flushed to the disk and renamed.
+    """
     beside = path.with_name(path.name + ".part")
     with beside.open("wb") as file:
         for part in parts:

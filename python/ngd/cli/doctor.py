@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd doctor`: check the installation and the machine, and suggest fixes.
 
-Under a launcher every rank reports its cores, and rank 0 prints. Without a launcher, two ranks of a
-self-test check that ranks can communicate here, and measure how fast.
+Under a launcher, every rank reports its cores, and rank 0 prints the report. Without a launcher, a
+self-test starts two ranks, checks that they can communicate, and measures the speed.
 """
 
 from __future__ import annotations
@@ -59,20 +59,24 @@ documentation: {page_url("cli")}
 FIX_OF_VARIABLES: Final = f"{page_url('environment')} lists the values"
 SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
-"""Of address space, for each rank of a host: src/cpp/comm/shm/segment.cpp."""
+"""The least address space per rank of the host, in bytes: src/cpp/comm/shm/segment.cpp."""
 SLOW_US: Final = 100.0
-"""Two ranks on cores of their own take a few microseconds for eight bytes; on one core, more."""
+"""The limit for a warning about an all-reduce of 8 bytes, in microseconds.
+
+Two ranks on separate cores take a few microseconds. Two ranks on one core take longer.
+"""
 REPORT_BYTES: Final = 4096
+"""The longest report of a rank as JSON, in bytes."""
 UNLIMITED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     topic: str
     level: str
-    """"ok", "warning" (it works, not as well as it could), or "trouble"."""
+    """"ok", "warning" (it works, but less well than it could) or "trouble" (it does not work)."""
     text: str
     fix: str = ""
 
@@ -184,7 +188,10 @@ def _mpi() -> Iterator[Finding]:
 
 
 def version_of_mpirun(path: str) -> tuple[str, str] | None:
-    """("Open MPI", "5.0.1"), ("MPICH", ...) or ("Intel MPI", ...): what `mpirun --version` says."""
+    """Return name and version from `mpirun --version`, such as ("Open MPI", "5.0.1").
+
+    The other names are "MPICH" and "Intel MPI". Return None for any other output.
+    """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -201,7 +208,7 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
 
 
 def _switches() -> Iterator[Finding]:
-    """Report the environment variables of ngd, and those that have an invalid value."""
+    """Report the environment variables of ngd, including misspelt names and invalid values."""
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
     text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
@@ -219,7 +226,10 @@ def _switches() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    """Shared memory is memfds: /dev/shm and RLIMIT_MEMLOCK do not matter, these limits do."""
+    """Report the limits of memory that matter for shared memory.
+
+    Shared memory is made of memfds, so /dev/shm and RLIMIT_MEMLOCK do not matter.
+    """
     gib = 1 << 30
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     limit = _cgroup_memory()
@@ -249,7 +259,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _refused_by_the_kernel() -> str:
-    """The first of the system calls that ngd needs which fails here."""
+    """Return the name of the first required system call that fails here, or an empty text."""
     call = "memfd_create"
     try:
         memory = os.memfd_create("ngd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -264,7 +274,7 @@ def _refused_by_the_kernel() -> str:
 
 
 def _cgroup_memory() -> int:
-    """What the nearest cgroup with a limit allows, in bytes."""
+    """Return the memory limit of this process's cgroup and its parents, in bytes."""
     least = UNLIMITED
     try:
         lines = Path("/proc/self/cgroup").read_text(errors="replace").splitlines()
@@ -276,7 +286,8 @@ def _cgroup_memory() -> int:
         (root, paths.get("", "/"), "memory.max"),
         (root / "memory", paths.get("memory", "/"), "memory.limit_in_bytes"),
     ):
-        # In a container the path may be the host's, and what is ours the root.
+        # In a container, the path may be that of the host, while the limit of the container is at
+        # the root of the mounted hierarchy. So all parents are read.
         inside = [folder / path.lstrip("/"), *(folder / path.lstrip("/")).parents]
         for candidate in inside:
             if candidate.is_relative_to(folder):
@@ -299,7 +310,7 @@ def _cores() -> Iterator[Finding]:
 
 
 def reachable_cores() -> set[int]:
-    """Where this process could run if nobody had bound it: the cores of its cpuset."""
+    """Return the cores of this process's cpuset, on which it could run without a binding."""
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, range(max(max(mine) + 1, os.cpu_count() or 1)))
@@ -311,7 +322,7 @@ def reachable_cores() -> set[int]:
 
 
 def _job(me: Launch) -> Iterator[Finding]:
-    """Under a launcher: whether the ranks meet, where each runs, and how fast they are."""
+    """Join the world of a launcher, and report the cores of each rank and the speed."""
     place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
     yield Finding("launcher", "ok", place)
     try:
@@ -342,7 +353,7 @@ def _report(world: Group) -> dict[str, Any]:
 
 
 def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's report, on every rank."""
+    """Return the reports of all ranks, on every rank."""
     text = json.dumps({**report, "cpus": binding.text_of(report["cpus"])}).encode()
     texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
     texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
@@ -354,7 +365,12 @@ def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
 def judge(
     report: dict[str, Any], reports: list[dict[str, Any]], launcher: str
 ) -> tuple[str, str, str]:
-    """Whether a rank may run where it should: level, text and fix of its finding."""
+    """Return level, text and fix of the finding about the cores of one rank.
+
+    A fair share is the number of cores of the host divided by its number of ranks. There is a
+    warning if the rank has more threads than cores. There is also one if other cores are unused,
+    and the rank has less than a fair share or shares its only core.
+    """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
         f"on {report['host']}, over {report['communicator']}, core"
@@ -376,7 +392,7 @@ def judge(
 
 
 def measure(group: Group) -> dict[str, float]:
-    """The median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
+    """Return the median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
     times: dict[int, list[float]] = {2: [], 4 << 20: []}
     for count, seconds in times.items():
         buffer, result = np.empty(count, np.float32), np.empty(count, np.float32)
@@ -412,7 +428,10 @@ print(json.dumps(doctor.measure(doctor.init())))
 
 
 def _self_test() -> Finding:
-    """Two ranks of our own; whatever happens, they are gone when this returns."""
+    """Start two ranks that measure an all-reduce, and return the finding.
+
+    Both ranks have ended when this function returns, even if it fails.
+    """
     job = secrets.token_hex(16)
     command = [sys.executable, "-c", RANK_OF_SELF_TEST]
     ranks: list[subprocess.Popen[str]] = []

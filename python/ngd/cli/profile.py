@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, then report the time of its steps; the exit status is the script's.
+    """Run the script, report the time of its steps, and return the exit status of the script.
 
-    In a job each rank runs this. Rank 0 prints and writes.
+    In a job, each rank calls this function. Rank 0 prints and writes the reports.
     """
     try:
         check_module(args.script) if args.module else check_script(args.script)
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
                     runpy.run_path(args.script, run_name="__main__")
             except (
                 SystemExit
-            ) as error:  # the other ranks may end otherwise: the trace is theirs too
+            ) as error:  # the timeline needs all ranks, and other ranks may end in another way
                 left = error
-    finally:  # the script may end by an exception
+    finally:  # the script may end with an exception
         if recording is not None:
             tell(args, recording)
     if left is not None:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell(args: argparse.Namespace, recording: Recording) -> None:
-    """Print the reports, the longest step first, and write them where that is asked for."""
+    """Print the reports, the longest step first, and write the files of --json and --html."""
     if rank() != 0:
         return
     reports = sorted(reports_of(recording.steps), key=lambda report: -report.seconds)
@@ -107,7 +107,7 @@ def tell(args: argparse.Namespace, recording: Recording) -> None:
 
 
 def reports_of(steps: Sequence[Any]) -> list[Report]:
-    """The reports of the steps that were run, and can tell."""
+    """Return the reports of the steps that have run, on devices that support reports."""
     found = []
     for step in steps:
         try:
@@ -120,7 +120,7 @@ def reports_of(steps: Sequence[Any]) -> list[Report]:
 
 
 def rank() -> int:
-    """Which rank of the job this is."""
+    """Return the rank of this process, or 0 if the launcher's variables are invalid."""
     try:
         return detect().rank
     except InitError:

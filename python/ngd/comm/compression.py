@@ -95,9 +95,9 @@ class TopK:
     def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
         """Add the residual to `source`, and choose the elements to send.
 
-    Return ((indices, values), residual): the sent elements in ascending order of index, and the
-    sum with zeros at these indices.
-    """
+        Return ((indices, values), residual): the sent elements in ascending order of index, and the
+        sum with zeros at these indices.
+        """
         held, memory = source.flatten(), self._memory()
         if memory is not None:
             held += memory.ravel()
@@ -112,9 +112,9 @@ class TopK:
     def keep(self, left: Array, call: _core.Call) -> None:
         """Set the next residual. It replaces the present one when `call` has started.
 
-    `call` sends the chosen elements. If it never starts, nothing was sent, and the present residual
-    remains valid.
-    """
+        `call` sends the chosen elements. If it never starts, nothing was sent, and the present
+        residual remains valid.
+        """
         self._next = call, left
 
     def _memory(self) -> Array | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a store gives: keys, and for each key its arrays."""
+"""Checks and conversions of the arguments of a store: keys, and the arrays of each key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key: TypeAlias = int | str
 
 
 def keys_of(where: str, key: Any) -> list[Key]:
-    """One key, or several, all integers or all strings."""
+    """Return one key or a list of keys as a list; raise TypeError for keys of different types."""
     many = list(key) if isinstance(key, (list, tuple)) else [key]
     for each in many:
         if isinstance(each, bool) or not isinstance(each, (int, str, np.integer)):
@@ -30,7 +30,11 @@ def keys_of(where: str, key: Any) -> list[Key]:
 
 
 def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]:
-    """The values of each key, as they were given; those of a key that comes twice together."""
+    """Return the list of values of each key, unconverted.
+
+    If a key occurs twice, its values are in one list. `where` and `what` are the call and the
+    argument, for error messages.
+    """
     keys = keys_of(where, key)
     per_key: Sequence[Any] = [values]
     if isinstance(key, (list, tuple)):
@@ -50,14 +54,14 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
 
 
 def read(where: str, value: Any) -> Array:
-    """What is given, as a contiguous array of one of ngd's dtypes."""
+    """Return a value of the caller as a contiguous array; raise an error for another dtype."""
     seen = view(value, where)
     as_dtype(seen.dtype, where)
     return np.ascontiguousarray(seen).reshape(seen.shape)
 
 
 def expect_like(where: str, key: Key, given: Array, stored: Array) -> None:
-    """Refuse what does not fit the stored value."""
+    """Raise an error if a value differs from the stored one in shape or dtype."""
     if given.shape != stored.shape:
         raise ShapeError(
             f"{where}: key {key!r}: expected shape {stored.shape}, as it was initialized with; "
@@ -71,7 +75,10 @@ def expect_like(where: str, key: Key, given: Array, stored: Array) -> None:
 
 
 def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
-    """Where to put a value, which may be of another dtype."""
+    """Return an `out` of the caller as an array; raise ShapeError unless a value fits into it.
+
+    Its dtype may differ from that of the value.
+    """
     if isinstance(out, np.ndarray):
         seen = out
     elif hasattr(out, "__dlpack__") or hasattr(out, "__buffer__"):
@@ -90,7 +97,10 @@ def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
 
 
 def total(values: list[Array]) -> Array:
-    """The sum of a key's values, in order: an array of the store's own, or the only one given."""
+    """Return the sum of a key's values, added in order.
+
+    The result is a new array, or the array of the caller if there is only one.
+    """
     if len(values) == 1:
         return values[0]
     result = values[0].copy()
@@ -100,7 +110,7 @@ def total(values: list[Array]) -> Array:
 
 
 def rows_of(where: str, row_ids: Any, rows: int) -> Array:
-    """Numbers of rows, each once, in rising order."""
+    """Return distinct row indices in ascending order; raise an error if one is not in range."""
     given = view(row_ids, f"{where}: row_ids")
     numbers = given.astype(np.int64)
     if given.ndim != 1 or (numbers != given).any():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose values live on one rank each, which applies what is pushed as it comes."""
+"""The `dist_async` store: each value is on one rank, which applies pushes when they arrive."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ from .tables import InGraph, Plain, moved
 
 
 class AsyncStore(KVStore):
-    """The parameter server: MXNet's `dist_async`, whose servers are threads of the workers.
+    """MXNet's `dist_async` store, a parameter server with a server thread on every rank.
 
-    A key lives on the rank that has the fewest bytes when it is initialized. A push sends this
-    rank's gradient there, where the optimizer applies it at once, one push after the other; nobody
-    waits for other workers but as `staleness` says. `pull` gives what is there by then.
+    The owner of a key is the rank that has the fewest bytes when the key is initialized. A push
+    sends this rank's gradient to the owner, whose optimizer applies it at once. Pushes of different
+    ranks are applied one after the other. A rank waits for other ranks only if `staleness` is set.
+    `pull` returns the value that the owner has when the request arrives.
 
-    Ranks need not make the same calls; together they call `init`, `broadcast`, `set_optimizer`,
-    `set_updater` and `barrier`, and at last `close`, which the end of the program calls.
+    All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater` and `barrier` together. The
+    other calls are independent. The last common call is `close`, which the end of the program makes
+    if the program has not.
+
+    Parameters
+    ----------
+    type : str
+        The name of the store.
+    group : Group
+        The ranks that share the store.
+    staleness : int or None
+        The largest number of pushes by which a rank may be ahead of the slowest one; see `create`.
     """
 
     def __init__(self, type: str, group: Group, staleness: int | None) -> None:
@@ -45,7 +56,7 @@ class AsyncStore(KVStore):
         atexit.register(self._leave)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Refused: compression is dist_sync's."""
+        """Raise ValueError, because only other stores support compression."""
         raise ValueError(
             "set_gradient_compression: expected a dist_sync or device store; got dist_async. "
             "Remove the call."
@@ -54,48 +65,51 @@ class AsyncStore(KVStore):
     def save_optimizer_states(
         self, fname: str | os.PathLike[str], dump_optimizer: bool = False
     ) -> None:
-        """Refused, as by MXNet: each rank has the state of its own keys."""
+        """Raise ValueError, as MXNet does, because each rank has only the state of its own keys."""
         raise ValueError(
             "save_optimizer_states: expected a dist_sync or local store; got dist_async. Save the "
             "values instead."
         )
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Refused, as by MXNet."""
+        """Raise ValueError, as MXNet does."""
         raise ValueError(
             "load_optimizer_states: expected a dist_sync or local store; got dist_async. Load the "
             "values instead."
         )
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Wait until all ranks have called this method."""
         self._together("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
 
     def close(self) -> None:
-        """Leave the store; returns when all ranks have, and serves them meanwhile. Idempotent.
+        """Leave the store, and serve the other ranks until all of them have left.
+
+        A second call does nothing.
 
         Raises
         ------
         CollectiveTimeoutError
-            Ranks that neither close the store nor use it within NGD_TIMEOUT, named.
+            A rank neither closed the store nor used it for NGD_TIMEOUT seconds. The message names
+            it.
         """
         atexit.unregister(self._leave)
         if not self._service.over:
             self._service.close().result()
 
     def _leave(self) -> None:
-        """At the end of the program, unless it has failed already or is a fork."""
+        """Close the store at the end of the program, unless it has failed or is a forked child."""
         if os.getpid() == self._process and not self._service.over:
             self.close()
 
     def _use(self, table: Plain | InGraph) -> None:
         service = self._service
-        for key, like in self._shapes.items():  # on all ranks alike, also where it does not live
+        for key, like in self._shapes.items():  # all keys, so that all ranks raise
             table.check(key, like.dtype)
 
         def change() -> None:
             if isinstance(table, InGraph):
-                table.group = None  # a gradient is one worker's
+                table.group = None  # a push has the gradient of one rank: no all-reduce
             service.table = moved(service.table, table)
 
         self._wait("set_optimizer", service.call(change))
@@ -109,7 +123,7 @@ class AsyncStore(KVStore):
         ]
 
     def init(self, key: Any, value: Any) -> None:
-        """See KVStore; returns when all ranks have come."""
+        """Create keys with the values of rank 0, and wait until all ranks have done so."""
         super().init(key, value)
         self.barrier()
 
@@ -132,7 +146,7 @@ class AsyncStore(KVStore):
     def _push(
         self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
-        """Ask all at once, then wait for all answers."""
+        """Send the requests for all keys, then wait for the answers."""
         if not self._updates:
             raise ValueError(
                 f"{where}: expected a dist_async store with an optimizer or updater; got none. "
@@ -163,7 +177,7 @@ class AsyncStore(KVStore):
         return self._service.request(kind, self._numbers[key], payload, want)
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
-        """The value, of its shape; empty where none was wanted."""
+        """Wait for an answer and return its value, or an empty array if it has none."""
         owner = self._members[self._service.homes[self._numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
@@ -184,11 +198,15 @@ class AsyncStore(KVStore):
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
     def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
-        """A collective of all ranks, with a deadline."""
+        """Let the server thread run a collective of its group, and return the result."""
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
-        """For the thread, which has deadlines of its own, twice as long as its longest."""
+        """Wait for the server thread for at most twice NGD_TIMEOUT, and return its result.
+
+        The deadlines of the thread are NGD_TIMEOUT. So its own, more exact error comes first.
+        `owner` is the rank of the world that should answer.
+        """
         limit = 2 * self._service.group.timeout
         try:
             return future.result(limit or None)
@@ -202,7 +220,7 @@ class AsyncStore(KVStore):
 
 
 def late(message: str, ranks: list[int]) -> CollectiveTimeoutError:
-    """The error of ranks that did not come in time."""
+    """Return a CollectiveTimeoutError for ranks that did not answer in time."""
     error = CollectiveTimeoutError(f"kvstore: {message}")
     error.ranks = tuple(ranks)
     return error

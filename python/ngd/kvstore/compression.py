@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in two bits an element, with what that leaves out kept for the next push.
+"""Compression of gradients to two bits per element, with error feedback.
 
-MXNet's "2bit" (its FAQ "Gradient Compression"; the error feedback is that of Seide et al. 2014,
-"1-bit stochastic gradient descent"): an element that, with what was left, reaches the threshold is
-sent as the threshold, one that reaches minus the threshold as that, and all others as zero.
+This is MXNet's "2bit" compression (see its FAQ "Gradient Compression"). The *residual* of an
+element is the part of its earlier values that was not sent. If gradient plus residual is at least
+the threshold t, the code 1 is sent, which means +t. If it is at most -t, the code 2 is sent, which
+means -t. Otherwise the code 0 is sent, which means 0. The difference becomes the new residual. This
+error feedback is that of Seide et al. 2014, "1-bit stochastic gradient descent".
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from ..errors import DTypeError
 
 
 class TwoBits:
-    """The threshold, and what is left of each key's gradients."""
+    """The threshold of the compression, and the residual of each gradient.
+
+    Parameters
+    ----------
+    parameters : mapping
+        MXNet's parameters: "type", which is "2bit", and "threshold", by default 0.5.
+    """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         where = "set_gradient_compression"
@@ -34,7 +42,10 @@ class TwoBits:
         self._left: dict[Hashable, Array] = {}
 
     def encode(self, whose: Hashable, gradient: Array) -> Array:
-        """Return the codes of a float32 array, four in a byte; keeps what they leave out."""
+        """Return the codes of a float32 array, four per byte, and update its residual.
+
+        `whose` identifies the gradient: a key, or a key and a device.
+        """
         if gradient.dtype != np.float32:
             raise DTypeError(
                 f"push: compression to two bits: expected float32; got {gradient.dtype}"
@@ -52,7 +63,7 @@ class TwoBits:
         return packed
 
     def total(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """The float32 sum of what some codes, a row each, stand for."""
+        """Return the float32 sum of several encoded arrays of a shape; each row is one array."""
         size = int(np.prod(shape))
         count = np.zeros(packed.shape[1] * 4, np.int32)
         for place in range(4):

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that every rank of a `dist_async` store runs: a thread with a group of its own.
+"""The server thread that every rank of a `dist_async` store runs.
 
-All communication of the store is this thread's: it answers the other ranks' requests about the keys
-that live here, and sends this rank's own. A message is a header of five numbers and, where it says
-so, a payload; docs/adr/0035 has the protocol.
+The thread has its own group, and does all communication of the store. It answers the requests of
+the other ranks about the keys that this rank owns, and sends the requests of this rank.
+docs/adr/0035 describes the protocol.
+
+- The *owner* of a key is the rank that has its value and applies its pushes.
+- A *message* is a header of five numbers, and a payload if the header gives its length.
+- A *ticket* is a number in a request. The answer has the same number.
+- The *clock* of a key is the number of pushes of each rank. With `staleness`, the answer to a push
+  waits until the rank is at most `staleness` pushes ahead of the slowest rank.
 """
 
 from __future__ import annotations
@@ -28,36 +34,41 @@ from .arguments import Key
 from .tables import InGraph, Plain
 
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
-"""Seconds between two looks for messages: after one the next comes soon, and an idle store costs
-little (see docs/adr/0035)."""
+"""The shortest and longest time between two polls for messages, in seconds.
+
+After a message the next one is likely, so the thread polls often. An idle store polls rarely
+(docs/adr/0035).
+"""
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     PUSH = 0
     PULL = 1
     ROWS = 2
     ANSWER = 3
     LATE = 4
-    """The answer to a push whose worker has waited in vain for the ranks of the payload."""
+    """The answer to a push after a timeout. The payload has the slow ranks."""
     HERE = 5
-    """My worker goes on: to a rank that has said bye."""
+    """The sender still uses the store. It is sent to ranks that have sent BYE."""
     BYE = 6
-    """My worker will ask for nothing more."""
+    """The sender will send no more requests."""
     END = 7
-    """All have said bye, and this is my last message."""
+    """All ranks have sent BYE, and this is the last message of the sender."""
 
 
 HEADER = 5
-"""int64: the kind, the key's number, elements of the payload, the ticket, is a value wanted."""
+"""The length of a header in int64: kind, number of the key, number of elements of the payload,
+ticket, and 1 if the answer should have the value."""
 
 Answer: TypeAlias = Callable[[Kind, Array | None], None]
+"""A function that sends the answer to a request."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """A key: where it lives, and what it is."""
+    """A key, its owner, and the shape and dtype of its value."""
 
     key: Key
     owner: int
@@ -66,7 +77,13 @@ class Home:
 
 
 class Peer:
-    """What comes from another rank."""
+    """The state of the messages from another rank.
+
+    Parameters
+    ----------
+    rank : int
+        The other rank.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -74,12 +91,14 @@ class Peer:
         self.payload: Array | None = None
         self.work: Work | None = None
         self.heard = 0.0
+        """The time of its last message."""
         self.ended = False
+        """True if it has sent END."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A push that is done, whose worker may be too far ahead to go on."""
+    """A push that was applied and not answered, because its rank may be too far ahead."""
 
     who: int
     number: int
@@ -89,18 +108,28 @@ class Waiting:
 
 
 class Service:
-    """The thread, its group and this rank's part of the values.
+    """The server thread, its group, and the values of the keys that this rank owns.
 
-    Whoever uses the store asks by a method, which gives a Future. All else is the thread's.
+    Other threads call the methods without an underscore, which return a Future. Only the server
+    thread runs the other methods and uses the group and the values, so no locks are needed.
+
+    Parameters
+    ----------
+    group : Group
+        A group for the server threads only.
+    staleness : int or None
+        The largest number of pushes by which a rank may be ahead; None means no limit.
     """
 
     def __init__(self, group: Group, staleness: int | None) -> None:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
         self.homes: list[Home] = []
+        """All keys of the store, by number."""
         self._clocks: dict[int, list[int]] = {}
-        """Of each key that lives here: the pushes of each rank."""
+        """For each key that this rank owns: the number of pushes of each rank."""
         self._gone: set[int] = set()
+        """The ranks that have sent BYE."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -118,26 +147,27 @@ class Service:
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Let the thread call a function."""
+        """Call a function in the server thread. The Future gets its result or its error."""
         future: Future[Any] = Future()
 
         def command() -> None:
             try:
                 future.set_result(function())
-            except Exception as error:  # the caller's, not the thread's
+            except Exception as error:  # it belongs to the caller and must not end the thread
                 future.set_exception(error)
 
         return self._ask(command, future)
 
     def collective(self, start: Callable[[Group], Work]) -> Future[Any]:
-        """Let the thread start a collective of its group; gives what it returns."""
+        """Start a collective in the server thread. The Future gets its result."""
         future: Future[Any] = Future()
         return self._ask(lambda: self._works.append((start(self.group), future)), future)
 
     def request(self, kind: Kind, number: int, payload: Array | None, want: bool) -> Future[Any]:
-        """Ask where a key lives; gives the kind and the payload of the answer.
+        """Send a request to the owner of a key. The Future gets kind and payload of the answer.
 
-        The payload that is sent is not copied.
+        The payload is not copied, so it must not change before the answer. `want` asks for the
+        value in the answer to a push.
         """
         future: Future[Any] = Future()
         owner, me = self.homes[number].owner, self.group.rank
@@ -153,7 +183,7 @@ class Service:
         return self._ask(here if owner == me else away, future)
 
     def close(self) -> Future[Any]:
-        """Say bye, and serve the others until all have; the thread ends then."""
+        """Send BYE, and serve the other ranks until all have sent BYE. Then the thread ends."""
         future: Future[Any] = Future()
 
         def command() -> None:
@@ -167,7 +197,7 @@ class Service:
 
     @property
     def over(self) -> bool:
-        """Whether the thread has ended, in good order or not."""
+        """True if the thread has ended, with or without an error."""
         return self._over is not None
 
     def _ask(self, command: Callable[[], None], future: Future[Any]) -> Future[Any]:
@@ -176,13 +206,13 @@ class Service:
         self._active = True
         self._commands.append(command)
         self._wake.set()
-        if self._over is not None:  # set before the thread looks for the last time who has asked
+        if self._over is not None:  # set before the last call of _fail_asked by the thread
             self._fail_asked(self._over)
         return future
 
     def _fail_asked(self, why: BaseException) -> None:
         for future in list(self._asked):
-            with contextlib.suppress(InvalidStateError):  # it has an end, or gets one this moment
+            with contextlib.suppress(InvalidStateError):  # it has a result or an error already
                 future.set_exception(why)
 
     def _run(self) -> None:
@@ -220,7 +250,7 @@ class Service:
         return moved
 
     def _receive(self) -> bool:
-        """Take in what has come."""
+        """Handle the messages that have arrived; return True if there were any."""
         moved = False
         for peer in self._peers:
             if peer.work is None or not peer.work.done():
@@ -249,7 +279,7 @@ class Service:
         self, who: int, kind: Kind, number: int, payload: Array | None, ticket: int, want: bool
     ) -> None:
         if kind in (Kind.PUSH, Kind.PULL, Kind.ROWS):
-            if payload is None and kind != Kind.PULL:  # of no elements, which are not sent
+            if payload is None and kind != Kind.PULL:  # a payload without elements is not sent
                 payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.homes[number].dtype)
 
             def answer(said: Kind, value: Array | None) -> None:
@@ -264,7 +294,7 @@ class Service:
     def _serve(
         self, who: int, kind: Kind, number: int, payload: Array | None, want: bool, answer: Answer
     ) -> None:
-        """Do what a worker asks of a key that lives here."""
+        """Handle a request of rank `who` about a key that this rank owns."""
         if kind == Kind.PUSH:
             assert payload is not None
             self._apply(self.homes[number], payload)
@@ -285,18 +315,18 @@ class Service:
         while True:
             try:
                 return table.push({home.key: given}, None, summed=True)
-            except BusyError:  # the program assigns the learning rate, or reads the state
+            except BusyError:  # the program assigns the learning rate or reads the state now
                 if end is not None and time.monotonic() > end:
                     raise
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """A copy, which no later push changes."""
+        """Return a copy of a value, which later pushes do not change."""
         value = self.table.value(self.homes[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
-        """Answer the pushes whose workers are not too far ahead, or have waited too long."""
+        """Answer the pushes whose ranks are not too far ahead, or have waited for NGD_TIMEOUT."""
         for each in list(self._waiting):
             clock = self._clocks[each.number]
             active = [r for r in range(self.group.size) if r not in self._gone or r == each.who]
@@ -328,7 +358,10 @@ class Service:
             self._sends.append(self.group.send(part, to, async_op=True, site="kvstore"))
 
     def _reap(self) -> bool:
-        """Let go of what has arrived: sends, and collectives in their order."""
+        """Complete finished sends, and finished collectives in their order.
+
+        Return True if there were any.
+        """
         moved = False
         for _ in range(len(self._sends)):
             work = self._sends.popleft()
@@ -344,7 +377,11 @@ class Service:
         return moved
 
     def _keep_time(self) -> None:
-        """Tell those that have closed that the worker goes on; notice a worker that does not."""
+        """Send HERE to ranks that have closed, and raise an error if a rank stays silent.
+
+        While this rank uses the store, it sends HERE four times per NGD_TIMEOUT. If this rank has
+        closed the store, and another rank sends nothing for NGD_TIMEOUT, the error names it.
+        """
         limit = self.group.timeout
         if not limit or not self._gone:
             return
@@ -366,7 +403,7 @@ class Service:
             raise error
 
     def _at_end(self) -> bool:
-        """Whether all is said; says the last word where all have said bye."""
+        """Send END if all ranks have sent BYE. Return True if all messages are complete."""
         if self._closing is None or len(self._gone) < self.group.size:
             return False
         if not self._said_end:

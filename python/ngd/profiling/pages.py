@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a report as a table of text, and as a page of HTML."""
+"""The output of a report: a table of text, or a page of HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .collectives import shown_names
 from .rows import Row
 
 SHOWN: Final = 40
-"""Rows of the table of text."""
+"""The largest number of rows in the table of text."""
 HEAD: Final = ("#", "op", "calls", "us", "%", "GFLOP/s", "GB/s", "% of peak", "call site", "")
 NUMBERS: Final = range(2, 8)
 
@@ -29,7 +29,7 @@ small { color: #666 }
 
 
 def text(summary: str, rows: Sequence[Row]) -> str:
-    """Return a summary and the longest rows."""
+    """Return a text with the summary and a table of the longest rows."""
     rows = sorted(rows, key=lambda row: -row.seconds)
     shown = rows[:SHOWN]
     table = [HEAD, *[cells(row) for row in shown]]
@@ -49,7 +49,7 @@ def text(summary: str, rows: Sequence[Row]) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text."""
+    """Return the cells of a row as texts."""
     mean = row.mean
     return (
         "  " * row.depth + row.number,
@@ -66,7 +66,11 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def detail(row: Row) -> str:
-    """Return what a row consists of; for a wait, the collective and the ranks that were last."""
+    """Return the text of the last column.
+
+    For a wait, it has the types, the variables, the overlap, and the ranks that arrived last. For
+    an instruction of several ops, it has the ops and their lines. Otherwise it has the types.
+    """
     if row.action == "wait":
         types = ", ".join(type.short for type in row.results if type.bytes)
         names = f" of {shown_names(row.variables)}" if row.variables else ""
@@ -84,12 +88,12 @@ def detail(row: Row) -> str:
 
 
 def micros(seconds: float) -> str:
-    """Microseconds in three digits or more."""
+    """Return seconds as a text in microseconds, with one decimal below 100."""
     return f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
 
 
 def rate(amount: int, seconds: float) -> str:
-    """Billions a second."""
+    """Return `amount` per second as a text, in units of 1e9; empty if it is unknown."""
     return f"{amount / seconds / 1e9:.1f}" if amount and seconds else ""
 
 
@@ -101,7 +105,7 @@ def short(site: str) -> str:
 
 
 def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int]) -> str:
-    """Return a page with all rows, in the order of the program."""
+    """Return an HTML page with all rows, in the order of the program."""
     head = "".join(f"<th{number(i)}>{name}</th>" for i, name in enumerate(HEAD))
     body = "\n".join(html_row(row) for row in rows)
     lines = escape(summary).replace("\n", "<br>")
@@ -115,7 +119,7 @@ def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int
 
 
 def html_row(row: Row) -> str:
-    """A row of the page: its cells, and a bar as long as its share."""
+    """Return a row of the HTML table: the cells, and a bar whose length is the share."""
     given = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
     columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(given))
     sites = escape("\n".join(f"{op} {site}" for op, site in row.made_of) or row.site)
@@ -124,12 +128,12 @@ def html_row(row: Row) -> str:
 
 
 def number(column: int) -> str:
-    """The class of a column of numbers."""
+    """Return the HTML attribute of a column of numbers, or an empty text."""
     return ' class="n"' if column in NUMBERS else ""
 
 
 def escape(text: str) -> str:
-    """Return HTML that shows a text as it is."""
+    """Return a text with the special characters of HTML escaped."""
     from html import escape as escape_html  # here, because it is slow to import
 
     return escape_html(text)

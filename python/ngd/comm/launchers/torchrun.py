@@ -18,7 +18,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Return the launch of a rank of torchrun, or of "plain" without MASTER_ADDR and MASTER_PORT."""
+    """Return the launch of a rank; without MASTER_ADDR and MASTER_PORT, it is "plain"."""
     if not any(name in environ for name in ADDRESS):
         return read_plain_launch(environ, "plain", process_job_key(environ, "RANK"))
     for name in ADDRESS:
