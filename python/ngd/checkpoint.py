@@ -107,29 +107,33 @@ def save(
     >>> ngd.checkpoint.load(folder, [model.variables(), optimizer.state])
     {'epoch': 3}
     """
-    place = Path(folder)
-    held, states = collected("save", variables=variables, private=private)
-    values = with_pending("save", held, states)
-    apart = [v for v in held.values() if v.kept_by is not None]
-    ranks, first = 1, not apart or apart[0].kept_by.rank == 0
+    path = Path(folder)
+    by_name, states = collected("save", variables=variables, private=private)
+    values = with_pending("save", by_name, states)
+    sharded = [v for v in by_name.values() if v.kept_by is not None]
+    ranks, is_writer = 1, not sharded or sharded[0].kept_by.rank == 0
     if private is not None:
         world = init() if group is None else group
-        ranks, first = world.size, world.rank == 0
-        values |= gathered(private, world) if ranks > 1 else {}
-    if not first:
-        for v in apart:
+        ranks, is_writer = world.size, world.rank == 0
+        values |= gather_private(private, world) if ranks > 1 else {}
+    if not is_writer:
+        for v in sharded:
             v.numpy()  # takes part in the collective that gathers the shards
         return
-    place.mkdir(parents=True, exist_ok=True)
-    number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
+    path.mkdir(parents=True, exist_ok=True)
+    number = int(read_index(path)["number"]) + 1 if (path / INDEX).exists() else 1
     name = TENSORS.format(number)
-    drawn = {key: g.bit_generator.state for key, g in (generators or {}).items()}
+    generator_states = {key: g.bit_generator.state for key, g in (generators or {}).items()}
     index = {"number": number, "tensors": name, "ranks": ranks}
-    index |= {"position": position, "generators": drawn, "states": index_of(held, states)}
-    text = json.dumps(index, default=encoded, indent=1)  # fails before anything is written
-    replace(place / name, safetensors(values))
-    replace(place / INDEX, [text.encode()])
-    for other in place.glob(TENSORS.format("*") + "*"):
+    index |= {
+        "position": position,
+        "generators": generator_states,
+        "states": index_of_states(by_name, states),
+    }
+    text = json.dumps(index, default=encode, indent=1)  # fails before anything is written
+    replace(path / name, safetensors(values))
+    replace(path / INDEX, [text.encode()])
+    for other in path.glob(TENSORS.format("*") + "*"):
         if other.name != name:
             other.unlink()
 
@@ -189,57 +193,57 @@ def load(
     >>> position["epoch"]
     3
     """
-    place = Path(folder)
-    index = read_index(place)
-    source = f"checkpoint {place}"
+    path = Path(folder)
+    index = read_index(path)
+    source = f"checkpoint {path}"
     by_name, states = collected("load", variables=variables, private=private)
-    found = read_safetensors(place / index["tensors"])
-    saved = index.get("states", {})
+    arrays = read_safetensors(path / index["tensors"])
+    saved_states = index.get("states", {})
     if private is not None and index.get("ranks", 1) > 1:
-        found |= own_values(found, index, private, init() if group is None else group)
+        arrays |= own_private_values(arrays, index, private, init() if group is None else group)
     for name, v in by_name.items():
-        array = found.get(name)
+        array = arrays.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
-            has = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            actual = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ValueError(
-                f"checkpoint.load: expected {v.type} for variable {v.name!r}; got {has} in "
-                f"{place}. "
+                f"checkpoint.load: expected {v.type} for variable {v.name!r}; got {actual} in "
+                f"{path}. "
                 "Build the model as it was when it was saved, or leave the variable out."
             )
     for name in (generators or {}).keys() - index["generators"].keys():
         raise ValueError(
-            f"checkpoint.load: expected names of saved generators; got {name!r}, which {place} "
+            f"checkpoint.load: expected names of saved generators; got {name!r}, which {path} "
             "does "
             "not contain. Leave it out."
         )
-    expect_states(by_name, states, saved)
-    rest = {
-        state.name: {n: found[n] for n in names_in(saved, state.name) if n not in by_name}
+    expect_states(by_name, states, saved_states)
+    pending = {
+        state.name: {n: arrays[n] for n in names_in(saved_states, state.name) if n not in by_name}
         for state in states
     }
     for state in states:
-        state.expect_not_run(rest[state.name], source)
+        state.expect_not_run(pending[state.name], source)
     for name, v in by_name.items():
-        v.assign(found[name])
+        v.assign(arrays[name])
     for state in states:
-        is_complete = saved.get(state.name, {}).get("is_complete", True)
-        state.restore(rest[state.name], source, is_complete=is_complete)
+        is_complete = saved_states.get(state.name, {}).get("is_complete", True)
+        state.restore(pending[state.name], source, is_complete=is_complete)
     for name, generator in (generators or {}).items():
         generator.bit_generator.state = index["generators"][name]
     return index["position"]
 
 
-def own_values(
-    found: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
+def own_private_values(
+    arrays: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
     """Return the private values of this rank; nothing if another number of ranks saved them."""
     if ranks.size != index["ranks"]:
         return {}
-    held, states = collected("load", private=private)
-    saved = index.get("states", {})
-    names = [*held, *(name for state in states for name in names_in(saved, state.name))]
-    own = {name: found.get(of_rank(name, ranks.rank)) for name in names}
-    return {name: array for name, array in own.items() if array is not None}
+    by_name, states = collected("load", private=private)
+    saved_states = index.get("states", {})
+    names = [*by_name, *(name for state in states for name in names_in(saved_states, state.name))]
+    own_arrays = {name: arrays.get(key_of_rank(name, ranks.rank)) for name in names}
+    return {name: array for name, array in own_arrays.items() if array is not None}
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
@@ -264,7 +268,7 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
     `where` is the public function, and the keywords are its arguments, for messages. An argument
     may be None.
     """
-    found: dict[str, Variable] = {}
+    by_name: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
     for argument, tree in arguments.items():
         leaves, structure = trees.flatten([] if tree is None else tree, is_state)
@@ -280,7 +284,7 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
                     "model.variables()."
                 )
             for v in variables:
-                if found.setdefault(v.name, v) is not v:
+                if by_name.setdefault(v.name, v) is not v:
                     raise ValueError(
                         f"checkpoint.{where}: expected variables with different names; got two "
                         f"called {v.name!r}. Give each model a name before its first call, "
@@ -293,7 +297,7 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
                 f"checkpoint.{where}: expected states with different names; got two called "
                 f"{name!r}. Give each optimizer and nn.Random a name."
             )
-    return found, [*states.values()]
+    return by_name, [*states.values()]
 
 
 def is_state(tree: Any) -> bool:
@@ -302,10 +306,10 @@ def is_state(tree: Any) -> bool:
 
 
 def with_pending(
-    where: str, held: Mapping[str, Variable], states: Iterable[LiveState]
+    where: str, by_name: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
     """Return a dict with the variables and with the pending values of live states, by name."""
-    values: dict[str, Any] = dict(held)
+    values: dict[str, Any] = dict(by_name)
     for state in states:
         for name, value in state.own_pending.items():
             if name in values:
@@ -317,54 +321,54 @@ def with_pending(
     return values
 
 
-def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
+def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
     """Return the part of the index about live states: the names of their values.
 
     `is_complete` is False if the first step, which creates the other variables, has not run.
     """
-    owners = {id(v.owner): v.owner for v in held.values() if v.owner is not None}
+    owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
-    given = {id(state) for state in states}
-    found: dict[str, Any] = {}
+    state_ids = {id(state) for state in states}
+    index: dict[str, Any] = {}
     for key, state in owners.items():
-        names = [name for name, v in held.items() if v.owner is state]
-        names += state.own_pending if key in given else []
-        found[state.name] = {"names": names, "is_complete": state.is_complete}
-    return found
+        names = [name for name, v in by_name.items() if v.owner is state]
+        names += state.own_pending if key in state_ids else []
+        index[state.name] = {"names": names, "is_complete": state.is_complete}
+    return index
 
 
-def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
+def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
     """Return the names of the values that the index lists for a state."""
-    names: list[str] = saved.get(state, {}).get("names", [])
+    names: list[str] = saved_states.get(state, {}).get("names", [])
     return names
 
 
 def expect_states(
-    by_name: Mapping[str, Variable], states: Iterable[LiveState], saved: Mapping[str, Any]
+    by_name: Mapping[str, Variable], states: Iterable[LiveState], saved_states: Mapping[str, Any]
 ) -> None:
     """Raise ValueError if the caller gave a copy of a state, and the file has more of its values.
 
     A copy, such as a dict of the variables, cannot keep pending values.
     """
-    given = {id(state) for state in states}
-    copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in given}
+    state_ids = {id(state) for state in states}
+    copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}
     for state in filter(None, copied.values()):
-        all_given = all(name in by_name for name in state.own_variables)
-        left = [name for name in names_in(saved, state.name) if name not in by_name]
-        if all_given and left:
+        has_all = all(name in by_name for name in state.own_variables)
+        missing = [name for name in names_in(saved_states, state.name) if name not in by_name]
+        if has_all and missing:
             raise ValueError(
                 f"checkpoint.load: expected the state {state.name!r} itself; got a copy of its "
-                f"variables, which exist only in part: the file holds {left[0]!r} too. Give "
+                f"variables, which exist only in part: the file holds {missing[0]!r} too. Give "
                 "optimizer.state, not a dict or a list made of it."
             )
 
 
-def of_rank(name: str, rank: int) -> str:
+def key_of_rank(name: str, rank: int) -> str:
     """Return the key in the file for one rank's value of a private variable."""
     return f"{name}@{rank}"
 
 
-def gathered(private: Any, ranks: Group) -> dict[str, Any]:
+def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
     """Gather the private values, and return the entries of the file on rank 0 of the group.
 
     On other ranks the result is empty.
@@ -373,19 +377,19 @@ def gathered(private: Any, ranks: Group) -> dict[str, Any]:
     for name, v in with_pending("save", *collected("save", private=private)).items():
         own = gather((v.numpy() if isinstance(v, Variable) else v)[None], group=ranks)
         if own is not None:
-            values |= of_ranks(name, own)
+            values |= entries_of_ranks(name, own)
     return values
 
 
-def of_ranks(name: str, values: Any) -> dict[str, Any]:
+def entries_of_ranks(name: str, values: Any) -> dict[str, Any]:
     """Return the entries of the file for a private variable.
 
     `values` has the value of rank r at index r of its first axis.
     """
-    whole = values[0]
-    if whole.dtype in FLOATS:
-        whole = np.mean(values.astype(np.float64), 0).astype(whole.dtype)
-    return {name: whole, **{of_rank(name, rank): value for rank, value in enumerate(values)}}
+    combined = values[0]
+    if combined.dtype in FLOATS:
+        combined = np.mean(values.astype(np.float64), 0).astype(combined.dtype)
+    return {name: combined, **{key_of_rank(name, rank): value for rank, value in enumerate(values)}}
 
 
 def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
@@ -472,20 +476,20 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     return header, length
 
 
-def read_index(place: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> dict[str, Any]:
     """Return the index of a folder; raise FileNotFoundError if it has none."""
     try:
-        text = (place / INDEX).read_text()
+        text = (folder / INDEX).read_text()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
+            f"checkpoint.load: expected a checkpoint in {str(folder)!r}; got a folder without "
             f"{INDEX}, or none. Check the path, or call checkpoint.exists(folder) first."
         ) from None
-    index: dict[str, Any] = json.loads(text, object_hook=decoded)
+    index: dict[str, Any] = json.loads(text, object_hook=decode)
     return index
 
 
-def encoded(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Return an array or a NumPy scalar in a form that JSON supports, for states of generators."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.name}
@@ -498,7 +502,7 @@ def encoded(value: Any) -> Any:
     )
 
 
-def decoded(value: dict[str, Any]) -> Any:
+def decode(value: dict[str, Any]) -> Any:
     """Return the array for a dict that `encoded` made, and any other dict unchanged."""
     if value.keys() == {"array", "dtype"}:
         return np.array(value["array"], value["dtype"])
@@ -510,13 +514,13 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
     The parts are written to a temporary file, which is flushed to the disk and renamed.
     """
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
         for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -82,15 +82,15 @@ class Type:
 
     def __new__(cls, dtype: DType, shape: Shape) -> Type:
         """Return the type from the table, or create it."""
-        found = _types.get((dtype, shape))
-        if found is None:
-            found, set_once = object.__new__(cls), object.__setattr__
-            set_once(found, "dtype", np.dtype(dtype))
-            set_once(found, "shape", tuple(map(int, shape)))
-            set_once(found, "count", math.prod(found.shape))
-            set_once(found, "bytes", found.count * found.dtype.itemsize)
-            found = _types.setdefault((found.dtype, found.shape), found)
-        return found
+        instance = _types.get((dtype, shape))
+        if instance is None:
+            instance, set_once = object.__new__(cls), object.__setattr__
+            set_once(instance, "dtype", np.dtype(dtype))
+            set_once(instance, "shape", tuple(map(int, shape)))
+            set_once(instance, "count", math.prod(instance.shape))
+            set_once(instance, "bytes", instance.count * instance.dtype.itemsize)
+            instance = _types.setdefault((instance.dtype, instance.shape), instance)
+        return instance
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
@@ -124,13 +124,13 @@ def describe_dtypes(allowed: Sequence[DType]) -> str:
     """Return the text of dtypes for a message. A complete group is one word, such as "integers"."""
     if set(allowed) == set(ALL):
         return "any dtype"
-    rest, words = list(allowed), list[str]()
+    remaining, group_names = list(allowed), list[str]()
     for family, members in FAMILIES:
-        if set(members) <= set(rest):
-            rest = [dtype for dtype in rest if dtype not in members]
-            words.append(family)
-    names = ["bools" if dtype == bool_ and words else dtype.name for dtype in rest]
-    *first, last = names + words
+        if set(members) <= set(remaining):
+            remaining = [dtype for dtype in remaining if dtype not in members]
+            group_names.append(family)
+    names = ["bools" if dtype == bool_ and group_names else dtype.name for dtype in remaining]
+    *first, last = names + group_names
     return f"{', '.join(first)} or {last}" if first else last
 
 
@@ -183,8 +183,8 @@ def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
 
     Raise ShapeError for a negative length, or if the array would have 2**63 bytes or more.
     """
-    many = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
-    extents = tuple(whole(n, where, "shape", 64) for n in (shape if many else (shape,)))
+    is_sequence = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
+    extents = tuple(whole(n, where, "shape", 64) for n in (shape if is_sequence else (shape,)))
     if any(n < 0 for n in extents):
         raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
     if math.prod(extents) * itemsize >= 2**63:

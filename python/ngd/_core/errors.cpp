@@ -77,8 +77,8 @@ struct Drop {
 };
 using Owned = std::unique_ptr<PyObject, Drop>;
 
-// Sets the Python error for an error of the core. If a call fails here, the Python error of that call
-// is set instead.
+// Sets the Python error for an error of the core. If a call fails here, its Python error is set
+// instead.
 void set(const ngd::Error& error) {
   const char* name = class_name(error.kind());
   if (name == nullptr || error_module == nullptr) {

@@ -70,9 +70,9 @@ class ExpansionSite(str):
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
         """Create the call site of one expansion. Two expansions are different objects."""
-        made = super().__new__(cls, site)
-        made.op, made.origin = op, site
-        return made
+        instance = super().__new__(cls, site)
+        instance.op, instance.origin = op, site
+        return instance
 
     op: str
     origin: str
@@ -90,9 +90,9 @@ class NodeSite(str):
 
     def __new__(cls, site: str, id: int) -> NodeSite:
         """Create the call site of the node with this id."""
-        made = super().__new__(cls, site)
-        made.id = id
-        return made
+        instance = super().__new__(cls, site)
+        instance.id = id
+        return instance
 
     id: int
 
@@ -116,19 +116,19 @@ def call_site() -> str:
     if _shown.sites:
         return _shown.sites[-1]
     frame: FrameType | None = sys._getframe(1)
-    shown = nearest = None
+    site_frame = library_frame = None
     while frame is not None:
-        shown, whose = frame, owner(frame.f_code.co_filename)
-        if whose is Owner.USER:
+        site_frame, frame_owner = frame, owner(frame.f_code.co_filename)
+        if frame_owner is Owner.USER:
             break
-        if nearest is None and whose is Owner.LIBRARY:
-            nearest = frame
+        if library_frame is None and frame_owner is Owner.LIBRARY:
+            library_frame = frame
         frame = frame.f_back
     else:
-        shown = nearest or shown
-    assert shown is not None
+        site_frame = library_frame or site_frame
+    assert site_frame is not None
     layer = LAYER.get()
-    return f"{shown.f_code.co_filename}:{shown.f_lineno}{layer and f' in {layer}'}"
+    return f"{site_frame.f_code.co_filename}:{site_frame.f_lineno}{layer and f' in {layer}'}"
 
 
 def warn(message: str, category: type[Warning]) -> None:

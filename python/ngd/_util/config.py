@@ -81,21 +81,23 @@ def choose(name: str, values: Sequence[str]) -> str:
     """
     value = os.environ.get(name, "") or values[0]
     if value not in values:
-        known = ", ".join(filter(None, values))
-        raise InitError(f"{name}: expected one of {known}; got {value!r}")
+        allowed = ", ".join(filter(None, values))
+        raise InitError(f"{name}: expected one of {allowed}; got {value!r}")
     return value
 
 
-def expect_whole_number(name: str, most: int, word: str = "") -> None:
+def expect_whole_number(name: str, maximum: int, word: str = "") -> None:
     """Raise InitError unless a variable is a whole number from 0 to `most`, `word`, or empty.
 
     The C++ core reads the number.
     """
     text = os.environ.get(name, "")
-    is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= maximum
     if text and text != word and not is_number:
-        also = f"{word} or " if word else ""
-        raise InitError(f"{name}: expected {also}a whole number from 0 to {most}; got {text!r}")
+        alternative = f"{word} or " if word else ""
+        raise InitError(
+            f"{name}: expected {alternative}a whole number from 0 to {maximum}; got {text!r}"
+        )
 
 
 def device(name: str | None, where: str) -> str:
@@ -106,11 +108,11 @@ def device(name: str | None, where: str) -> str:
     if not name:
         return choose("NGD_DEVICE", DEVICES)
     if name not in DEVICES:
-        wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+        expected = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
         fix = "Leave it out: ngd has no GPU devices."
         if str(name).upper() in DEVICES:
             fix = f"Write {str(name).upper()!r}."
-        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. {fix}")
+        raise CompileError(f"{where}: device: expected {expected}; got {name!r}. {fix}")
     return name
 
 
@@ -121,11 +123,11 @@ def communicator(mode: str | None = None) -> str:
     """
     name = choose("NGD_COMM", COMMUNICATORS)
     if mode is not None and name not in COMMUNICATORS_OF_MODE[mode]:
-        known = ", ".join(COMMUNICATORS_OF_MODE[mode])
-        needed = "OMPI" if name == "mpi" else "MLSL"
+        allowed = ", ".join(COMMUNICATORS_OF_MODE[mode])
+        required_mode = "OMPI" if name == "mpi" else "MLSL"
         raise InitError(
-            f"ngd.init: NGD_COMM: expected one of {known} in mode {mode}; got {name!r}. Unset "
-            f"NGD_COMM, or install ngd with cmake.define.NGD_DISTRIBUTED_ENABLE={needed}."
+            f"ngd.init: NGD_COMM: expected one of {allowed} in mode {mode}; got {name!r}. Unset "
+            f"NGD_COMM, or install ngd with cmake.define.NGD_DISTRIBUTED_ENABLE={required_mode}."
         )
     return name
 
@@ -204,12 +206,12 @@ def misspelt_names() -> dict[str, str]:
     A name without a similar one is left out, because it belongs to another program, such as a test.
     """
     known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
-    found: dict[str, str] = {}
+    similar_names: dict[str, str] = {}
     for name in sorted(os.environ):
         short = name.removeprefix("NGD_")
         if name == short or short in known:
             continue
         close = similar_name(short, known, SIMILARITY)
         if close is not None:
-            found[name] = known[close]
-    return found
+            similar_names[name] = known[close]
+    return similar_names

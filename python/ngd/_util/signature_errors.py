@@ -149,8 +149,8 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name in kwargs:
         if name not in named and not takes_any:
-            found = nearest(name, named)
-            fix = f"`{name}` is called `{found}`" if found else f"Remove `{name}`"
+            correct_name = nearest(name, named)
+            fix = f"`{name}` is called `{correct_name}`" if correct_name else f"Remove `{name}`"
             fix = ELSEWHERE.get((call, name), fix)
             return f"got an unexpected keyword argument '{name}'. {fix}."
     positional = [p for p in parameters if p.kind in POSITIONAL]
@@ -160,8 +160,8 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
     twice = [p.name for p in positional[: len(args)] if p.name in kwargs]
     if twice:
         return f"got `{twice[0]}` by position and by keyword. Give it once."
-    given = {p.name for p in positional[: len(args)]} | set(kwargs)
-    missing = [p.name for p in parameters if is_required(p) and p.name not in given]
+    given_names = {p.name for p in positional[: len(args)]} | set(kwargs)
+    missing = [p.name for p in parameters if is_required(p) and p.name not in given_names]
     if not missing:
         return ""
     fix = CHOICES.get(call.split(".")[-1], "") if missing == ["op"] else ""
@@ -210,8 +210,8 @@ def without_self(signature: inspect.Signature) -> inspect.Signature:
 
 def format_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
     """Return the arguments of a call for a message, by name. Arrays are shown by their type."""
-    given = signature.bind(*args, **kwargs).arguments
-    return ", ".join(f"{name} = {format_value(value)}" for name, value in given.items())
+    arguments = signature.bind(*args, **kwargs).arguments
+    return ", ".join(f"{name} = {format_value(value)}" for name, value in arguments.items())
 
 
 def format_value(value: Any) -> str:
@@ -219,8 +219,8 @@ def format_value(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
         return f"{dtype}{list(shape)}"
-    words = repr(value)
-    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]}..."
+    text = repr(value)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 
 
 def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
@@ -244,7 +244,7 @@ def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
 
 MOST_LETTERS: Final = 60
 
-AS_VALUE: Final = (ValueError, ArithmeticError, IndexError)
+VALUE_ERRORS: Final = (ValueError, ArithmeticError, IndexError)
 """Errors of Python and NumPy that a wrong value of the right type causes."""
 
 
@@ -276,15 +276,15 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
         raise type(error)(f"{call}: {error}") from None
     if isinstance(error, Error):
         return
-    kind = ValueError if isinstance(error, AS_VALUE) else TypeError
-    given = format_arguments(signature, args, kwargs)
+    kind = ValueError if isinstance(error, VALUE_ERRORS) else TypeError
+    arguments = format_arguments(signature, args, kwargs)
     raise kind(
-        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
+        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {arguments}: "
         f"{str(error).rstrip('.')}."
     ) from error
 
 
-CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+ARGUMENT_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """The errors that Python or NumPy raise for arguments that a call does not check itself."""
 
 
@@ -295,7 +295,7 @@ def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, M
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         try:
             return function(*args, **kwargs)
-        except CAUSED as error:
+        except ARGUMENT_ERRORS as error:
             name_call(call, inspect.signature(function), args, kwargs, error)
             raise
 
@@ -309,7 +309,7 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
-        except CAUSED as error:
+        except ARGUMENT_ERRORS as error:
             bound = inspect.signature(method.__get__(self))
             name_call(f"ops.{self.name}", bound, args, kwargs, error)
             raise
@@ -364,9 +364,9 @@ def with_signature(function: Callable[Given, Made]) -> Callable[Given, Made]:
     return function
 
 
-def expect_op(call: str, function: Callable[..., Any], given: Sequence[Any], op: Any) -> None:
+def expect_op(call: str, function: Callable[..., Any], args: Sequence[Any], op: Any) -> None:
     """Raise a TypeError unless a collective got its operand by position and `op` by keyword."""
-    expect_fit(call, inspect.signature(function), given, {} if op is REQUIRED else {"op": op})
+    expect_fit(call, inspect.signature(function), args, {} if op is REQUIRED else {"op": op})
 
 
 SHORT_CALLS: Final = frozenset(
@@ -385,17 +385,17 @@ def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) ->
     between them and their caller would make them slower.
     """
     for name in names:
-        found = namespace.get(name)
-        if not getattr(found, "__module__", "").startswith(f"{__package__.partition('.')[0]}."):
+        public = namespace.get(name)
+        if not getattr(public, "__module__", "").startswith(f"{__package__.partition('.')[0]}."):
             continue
-        if inspect.isfunction(found) and name not in SHORT_CALLS:
-            checked = name_signature(f"{package}.{name}", found)
+        if inspect.isfunction(public) and name not in SHORT_CALLS:
+            checked = name_signature(f"{package}.{name}", public)
             checked.__module__ = namespace["__name__"]  # where pickles find it
             namespace[name] = checked
-        elif inspect.isclass(found):
-            for key, method in list(vars(found).items()):
+        elif inspect.isclass(public):
+            for key, method in list(vars(public).items()):
                 if inspect.isfunction(method) and not (key.startswith("_") or key in SHORT_CALLS):
-                    setattr(found, key, name_signature(f"{name}.{key}", method, is_method=True))
+                    setattr(public, key, name_signature(f"{name}.{key}", method, is_method=True))
 
 
 def check_public_names(namespace: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ def _share(items: list[Item], rank: int, ranks: int) -> list[Item]:
 
 def _cores(allowed: Collection[int], system: Path) -> list[list[int]]:
     """Return the allowed CPUs of each core, ordered by package and core."""
-    found: dict[tuple[int, int], list[int]] = {}
+    cpus_of_core: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed):
         topology = system / "cpu" / f"cpu{cpu}" / "topology"
         try:
@@ -103,8 +103,8 @@ def _cores(allowed: Collection[int], system: Path) -> list[list[int]]:
             core = int((topology / "core_id").read_text())
         except (OSError, ValueError):
             package, core = 0, cpu
-        found.setdefault((package, core), []).append(cpu)
-    return [found[key] for key in sorted(found)]
+        cpus_of_core.setdefault((package, core), []).append(cpu)
+    return [cpus_of_core[key] for key in sorted(cpus_of_core)]
 
 
 def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
@@ -116,7 +116,7 @@ def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
             cpus = listed((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
-        mine = sorted(cpus & set(allowed))
-        if mine:
-            nodes.append(mine)
+        usable = sorted(cpus & set(allowed))
+        if usable:
+            nodes.append(usable)
     return nodes or [sorted(allowed)]

@@ -99,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
     except InitError as error:
         fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
         findings.append(Finding("launcher", "trouble", str(error), fix))
-    readable = not any(
+    is_launch_valid = not any(
         f.topic in ("switches", "launcher") and f.level == "trouble" for f in findings
     )
-    if readable and me is not None and me.launcher != "alone":
+    if is_launch_valid and me is not None and me.launcher != "alone":
         findings += _job(me)
-    elif readable:
+    elif is_launch_valid:
         findings.append(Finding("launcher", "ok", "none: this process is alone"))
         findings += _cores()
         if not args.no_self_test and build_info()["mode"] != "OFF":
@@ -158,30 +158,30 @@ def _build() -> Iterator[Finding]:
 def _mpi() -> Iterator[Finding]:
     info = build_info()
     path = shutil.which("mpirun")
-    found = version_of_mpirun(path) if path else None
+    mpirun = version_of_mpirun(path) if path else None
     if info["mode"] != "OMPI":
-        if found:
-            yield Finding("mpirun", "ok", f"{' '.join(found)} at {path}; it may start the ranks")
+        if mpirun:
+            yield Finding("mpirun", "ok", f"{' '.join(mpirun)} at {path}; it may start the ranks")
         return
     names = " or ".join({"openmpi": "Open MPI", "mpich": "MPICH"}[each] for each in mpis())
     fix = f"put the mpirun of {names} first on the PATH; if it is in a venv, activate that"
     if path is None:
         yield Finding("mpirun", "trouble", f"built for {names}, but no mpirun is on the PATH", fix)
         return
-    if found is None:
+    if mpirun is None:
         yield Finding("mpirun", "trouble", f"{path} does not say which MPI it is of", fix)
         return
     try:
-        library = load_mpi("openmpi" if found[0] == "Open MPI" else "mpich")
+        library = load_mpi("openmpi" if mpirun[0] == "Open MPI" else "mpich")
     except InitError as error:
-        yield Finding("mpirun", "trouble", f"{path} is {' '.join(found)}; {error}", fix)
+        yield Finding("mpirun", "trouble", f"{path} is {' '.join(mpirun)}; {error}", fix)
         return
     loaded = re.search(r"\d+(\.\d+)+", library)
     version = loaded[0] if loaded else "?"
-    text = f"{' '.join(found)} at {path}; the library that ngd finds is {found[0]} {version}"
-    if found[1].split(".")[0] != version.split(".")[0]:
+    text = f"{' '.join(mpirun)} at {path}; the library that ngd finds is {mpirun[0]} {version}"
+    if mpirun[1].split(".")[0] != version.split(".")[0]:
         yield Finding("mpirun", "trouble", f"{text}: their ranks would not meet", fix)
-    elif found[1] != version:
+    elif mpirun[1] != version:
         yield Finding("mpirun", "warning", text, fix)
     else:
         yield Finding("mpirun", "ok", text)
@@ -193,7 +193,7 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
     The other names are "MPICH" and "Intel MPI". Return None for any other output.
     """
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
+        completed = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     for name, pattern in (
@@ -201,7 +201,7 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
         ("Intel MPI", r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
         ("MPICH", r"HYDRA[\s\S]*?Version:\s+([\d.]+)"),
     ):
-        match = re.search(pattern, done.stdout + done.stderr)
+        match = re.search(pattern, completed.stdout + completed.stderr)
         if match:
             return name, match[1]
     return None
@@ -311,24 +311,24 @@ def _cores() -> Iterator[Finding]:
 
 def reachable_cores() -> set[int]:
     """Return the cores of this process's cpuset, on which it could run without a binding."""
-    mine = os.sched_getaffinity(0)
+    affinity = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(max(max(mine) + 1, os.cpu_count() or 1)))
+        os.sched_setaffinity(0, range(max(max(affinity) + 1, os.cpu_count() or 1)))
         return os.sched_getaffinity(0)
     except OSError:
-        return mine
+        return affinity
     finally:
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, affinity)
 
 
 def _job(me: Launch) -> Iterator[Finding]:
     """Join the world of a launcher, and report the cores of each rank and the speed."""
-    place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
-    yield Finding("launcher", "ok", place)
+    text = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
+    yield Finding("launcher", "ok", text)
     try:
         world = init()
         reports = _gather(world, _report(world))
-        measured = measure(world)
+        speed = measure(world)
     except Error as error:
         fix = f"read {page_url('errors')} and {page_url('launchers')}"
         yield Finding("ranks", "trouble", str(error), fix)
@@ -336,7 +336,7 @@ def _job(me: Launch) -> Iterator[Finding]:
     for report in reports:
         yield Finding(f"rank {report['rank']}", *judge(report, reports, me.launcher))
     if me.size > 1:
-        yield Finding("all_reduce", *_judge_speed(measured, me.size))
+        yield Finding("all_reduce", *_judge_speed(speed, me.size))
 
 
 def _report(world: Group) -> dict[str, Any]:
@@ -358,8 +358,8 @@ def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
     texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
     texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
     texts = world.all_reduce(texts, op="max")
-    found = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
-    return [{**each, "cpus": binding.listed(each["cpus"])} for each in found]
+    reports = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
+    return [{**each, "cpus": binding.listed(each["cpus"])} for each in reports]
 
 
 def judge(
@@ -368,8 +368,8 @@ def judge(
     """Return level, text and fix of the finding about the cores of one rank.
 
     A fair share is the number of cores of the host divided by its number of ranks. There is a
-    warning if the rank has more threads than cores. There is also one if other cores are unused,
-    and the rank has less than a fair share or shares its only core.
+    warning if the rank has more threads than cores. A rank with less than a fair share, or with one
+    core that it shares, also gets a warning, but only if other cores are unused.
     """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
@@ -377,16 +377,20 @@ def judge(
         f"{'s' if len(cpus) > 1 else ''} {binding.text_of(cpus)} ({len(cpus)} of {report['of']}), "
         f"{threads} thread{'s' if threads > 1 else ''}"
     )
-    fair = max(1, report["of"] // ranks)
+    fair_share = max(1, report["of"] // ranks)
     neighbours = [r for r in reports if r["host"] == report["host"] and r is not report]
-    free = report["of"] - len(set().union(*(r["cpus"] for r in neighbours), cpus))
+    num_unused = report["of"] - len(set().union(*(r["cpus"] for r in neighbours), cpus))
     with_mpirun = launcher == "openmpi"
-    fix = f"mpirun --map-by slot:PE={fair}, or --bind-to none" if with_mpirun else "bind to more"
+    fix = (
+        f"mpirun --map-by slot:PE={fair_share}, or --bind-to none"
+        if with_mpirun
+        else "bind to more"
+    )
     if threads > len(cpus):
         return "warning", f"{text}: more threads than cores", f"use a smaller NGD_THREADS; or {fix}"
-    if len(cpus) < fair and free > 0:
-        return "warning", f"{text}, and {free} of them nobody may use", fix
-    if free > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
+    if len(cpus) < fair_share and num_unused > 0:
+        return "warning", f"{text}, and {num_unused} of them nobody may use", fix
+    if num_unused > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
         return "warning", f"{text}, which it shares with another rank", fix
     return "ok", text, ""
 
@@ -449,7 +453,7 @@ def _self_test() -> Finding:
             )
             ranks.append(process)
         end = time.monotonic() + SELF_TEST_SECONDS
-        said = [each.communicate(timeout=max(0.1, end - time.monotonic())) for each in ranks]
+        outputs = [each.communicate(timeout=max(0.1, end - time.monotonic())) for each in ranks]
     except subprocess.TimeoutExpired:
         text = f"two ranks did not end within {SELF_TEST_SECONDS:.0f} s"
         return Finding("self-test", "trouble", text, fix)
@@ -460,9 +464,9 @@ def _self_test() -> Finding:
                 each.communicate()
     for rank, each in enumerate(ranks):
         if each.returncode != 0:
-            words = error_of(said[rank][1]) or f"it returned {each.returncode}"
-            return Finding("self-test", "trouble", f"rank {rank} of two failed: {words}", fix)
-    return Finding("self-test", *_judge_speed(json.loads(said[0][0]), 2))
+            reason = error_of(outputs[rank][1]) or f"it returned {each.returncode}"
+            return Finding("self-test", "trouble", f"rank {rank} of two failed: {reason}", fix)
+    return Finding("self-test", *_judge_speed(json.loads(outputs[0][0]), 2))
 
 
 def error_of(stderr: str) -> str:

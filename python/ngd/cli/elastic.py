@@ -90,11 +90,11 @@ class ElasticJob(Job):
 
     def _replace(self, member: int, code: int) -> None:
         """Start a new member, on the cores of the lost one."""
-        new = len(self.cores)
+        replacement = len(self.cores)
         self.cores.append(self.cores[member])
         self.restarts.use()
-        self.say(f"member {member} {describe_end(code)}; member {new} starts in its place")
-        self.start_rank(new)
+        self.say(f"member {member} {describe_end(code)}; member {replacement} starts in its place")
+        self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
         """Print the members of a new world, if there is one."""

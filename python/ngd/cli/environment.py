@@ -74,5 +74,5 @@ def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> 
 
     The launcher writes its answers to `ngd.init()` into the folder.
     """
-    kept = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
-    return {**kept, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}
+    inherited = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
+    return {**inherited, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}

@@ -173,8 +173,8 @@ class EndingSignals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: list[int] = []
         self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        heeded = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
-        self._old_handlers = {s: signal.signal(s, self._remember) for s in heeded}
+        handled = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
+        self._old_handlers = {s: signal.signal(s, self._remember) for s in handled}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
@@ -314,8 +314,8 @@ class Job:
     def wait_for_events(self) -> None:
         """Handle the next events, or the next deadline."""
         deadline = min(self.deadlines(), default=None)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        for key, _ in self.selector.select(left):
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for key, _ in self.selector.select(timeout):
             key.data()
         ending = self.attempt.ending
         if ending is not None and (number := ending.next_signal()) is not None:
@@ -339,10 +339,10 @@ class Job:
 
     def _read_messages(self) -> None:
         """Handle the messages of ranks that wait for a world, and of ranks that begin to end."""
-        words = self.messages.read()
-        waiting = [word[len(WAITS) :] for word in words if word.startswith(WAITS)]
+        messages = self.messages.read()
+        waiting = [message[len(WAITS) :] for message in messages if message.startswith(WAITS)]
         self.handle_waiting([int(number) for number in waiting if number.isdecimal()])
-        self._note_leaving([int(word) for word in words if word.isdecimal()])
+        self._note_leaving([int(message) for message in messages if message.isdecimal()])
 
     def _note_leaving(self, notified: Sequence[int]) -> None:
         """Append ranks to the order in which they began to end.

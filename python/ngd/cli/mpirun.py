@@ -63,7 +63,7 @@ def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
             raise ValueError(f"expected HOST:RANKS,HOST:RANKS...; got {part!r} in {hosts!r}")
         slots_of_hosts.append((name, int(slots or 1)))
     ranks = sum(slots for _, slots in slots_of_hosts)
-    listed = ",".join(f"{name}:{slots}" for name, slots in slots_of_hosts)
-    passed = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
-    options = ["--bind-to", "none", *(word for each in passed for word in ("-x", each))]
-    return ["mpirun", "-np", str(ranks), "--host", listed, *options, *command]
+    host_list = ",".join(f"{name}:{slots}" for name, slots in slots_of_hosts)
+    variables = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
+    options = ["--bind-to", "none", *(word for each in variables for word in ("-x", each))]
+    return ["mpirun", "-np", str(ranks), "--host", host_list, *options, *command]

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     sys.argv = [args.script, *args.args]
     sys.path[0] = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
     recording: Recording | None = None
-    left: SystemExit | None = None
+    exit_request: SystemExit | None = None
     try:
         with timeline(args.timeline) if args.timeline else profile() as recording:
             leave_out_first_runs()
@@ -85,16 +85,16 @@ def run(args: argparse.Namespace) -> int:
             except (
                 SystemExit
             ) as error:  # the timeline needs all ranks, and other ranks may end in another way
-                left = error
+                exit_request = error
     finally:  # the script may end with an exception
         if recording is not None:
-            tell(args, recording)
-    if left is not None:
-        raise left
+            write_reports(args, recording)
+    if exit_request is not None:
+        raise exit_request
     return 0
 
 
-def tell(args: argparse.Namespace, recording: Recording) -> None:
+def write_reports(args: argparse.Namespace, recording: Recording) -> None:
     """Print the reports, the longest step first, and write the files of --json and --html."""
     if rank() != 0:
         return
@@ -108,15 +108,15 @@ def tell(args: argparse.Namespace, recording: Recording) -> None:
 
 def reports_of(steps: Sequence[Any]) -> list[Report]:
     """Return the reports of the steps that have run, on devices that support reports."""
-    found = []
+    reports = []
     for step in steps:
         try:
             report = step.report()
         except Error:  # of a device without instructions
             continue
         if report.runs:
-            found.append(report)
-    return found
+            reports.append(report)
+    return reports
 
 
 def rank() -> int:

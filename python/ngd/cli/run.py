@@ -258,14 +258,14 @@ def check_module(name: str) -> None:
 
 def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
     """Return the spec of a module, from a path or from the finders of this interpreter."""
-    found = PathFinder.find_spec(name, path)
+    spec = PathFinder.find_spec(name, path)
     finders = iter(sys.meta_path)
-    while found is None and (finder := next(finders, None)) is not None:
-        found = finder.find_spec(name, path)
-    return found
+    while spec is None and (finder := next(finders, None)) is not None:
+        spec = finder.find_spec(name, path)
+    return spec
 
 
-def ranks_of_torchrun(environ: Mapping[str, str], asked: int | None) -> int | None:
+def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int | None:
     """Return the number of -n, or else of PET_NPROC_PER_NODE, a variable of torchrun, or None.
 
     Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. Otherwise the ranks of
@@ -278,8 +278,8 @@ def ranks_of_torchrun(environ: Mapping[str, str], asked: int | None) -> int | No
             "several, Open MPI's mpirun starts them, with an ngd of mode OMPI (on Kubernetes: "
             "an MPIJob)"
         )
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     if ranks in ("auto", "cpu"):
         return available_cores()
     if ranks is not None and not (ranks.isascii() and ranks.isdecimal()):

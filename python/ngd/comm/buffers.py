@@ -22,9 +22,9 @@ def operand(array: Any, where: str) -> Array:
     """
     if type(array) is np.ndarray and array.dtype in SHORT_NAMES and array.flags.carray:
         return array
-    seen = view(array, where)
-    dtype = as_dtype(seen.dtype.newbyteorder("="), where)
-    contiguous = np.ascontiguousarray(seen, dtype).reshape(seen.shape)
+    converted = view(array, where)
+    dtype = as_dtype(converted.dtype.newbyteorder("="), where)
+    contiguous = np.ascontiguousarray(converted, dtype).reshape(converted.shape)
     return contiguous if contiguous.flags.aligned else contiguous.copy()
 
 
@@ -35,12 +35,12 @@ def is_list(array: Any) -> bool:
     )
 
 
-def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:
+def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: str) -> list[Array]:
     """Return a destination for each source, of its shape and dtype.
 
     `many` is True if the caller gave a list of arrays. `out` is then None or a list.
     """
-    if not many:
+    if not is_sequence:
         out = [out]
     elif out is None:
         out = [None] * len(sources)
@@ -56,16 +56,16 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
     return buffers
 
 
-def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
+def check_apart(part: Array, full: Array, where: str, own: Array | None = None) -> None:
     """Raise ValueError if the memory of two arrays overlaps.
 
     One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
     of `whole`, or of `whole` itself if `own` is None.
     """
-    if not np.may_share_memory(part, whole):
+    if not np.may_share_memory(part, full):
         return
-    place = whole if own is None else own
-    if place.nbytes != part.nbytes or place.ctypes.data != part.ctypes.data:
+    region = full if own is None else own
+    if region.nbytes != part.nbytes or region.ctypes.data != part.ctypes.data:
         allowed = "just the same" if own is None else "this rank's own block"
         raise ValueError(
             f"{where}: out: expected memory apart from the array's, or {allowed}; got overlapping "
@@ -106,16 +106,16 @@ def destination_along(
     """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)
-        given = buffer if out is None else out
-        return buffer, lambda: given
+        result = buffer if out is None else out
+        return buffer, lambda: result
     buffer = np.empty(shape, dtype)
-    turned = np.moveaxis(buffer, 0, axis)
+    moved_view = np.moveaxis(buffer, 0, axis)
     if out is None:
-        return buffer, lambda: np.ascontiguousarray(turned)
-    final = check_out(out, dtype, turned.shape, where)
+        return buffer, lambda: np.ascontiguousarray(moved_view)
+    destination = check_out(out, dtype, moved_view.shape, where)
 
     def put() -> Any:
-        final[...] = turned
+        destination[...] = moved_view
         return out
 
     return buffer, put
@@ -124,11 +124,11 @@ def destination_along(
 def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
     """Return the array for received data: `out`, or a new one of the given shape and dtype."""
     if out is not None and shape is None and dtype is None:
-        seen = operand(out, f"{where}: out")
-        return check_out(out, seen.dtype, seen.shape, where)
+        buffer = operand(out, f"{where}: out")
+        return check_out(out, buffer.dtype, buffer.shape, where)
     if shape is None or dtype is None:
         raise TypeError(
             f"{where}: expected out, or shape and dtype, of the received array; got neither"
         )
-    wanted = as_dtype(dtype, where)
-    return check_out(out, wanted, lengths(shape, where, wanted.itemsize), where)
+    element_type = as_dtype(dtype, where)
+    return check_out(out, element_type, lengths(shape, where, element_type.itemsize), where)

@@ -62,14 +62,14 @@ def check_other_rank(other: int, rank: int, size: int, where: str, name: str) ->
 
 def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
     """Return the numbers of rows as int64; raise ShapeError unless there is one per rank."""
-    numbers = np.asarray(counts)
-    good = numbers.shape == (size,) and numbers.dtype.kind in "iu"
-    if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
+    row_counts = np.asarray(counts)
+    is_valid = row_counts.shape == (size,) and row_counts.dtype.kind in "iu"
+    if not is_valid or (row_counts < 0).any() or (row_counts > MOST_ROWS).any():
         raise ShapeError(
             f"{where}: {name}: expected a number of rows for each of {size} ranks; got "
             f"{counts!r}. Give one per rank."
         )
-    return numbers.astype(np.int64)
+    return row_counts.astype(np.int64)
 
 
 def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
@@ -138,19 +138,19 @@ def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out
                 f"{where}: {name}: expected an array (NumPy's, or with DLPack or the buffer "
                 f"protocol); got {type(out).__name__}"
             ) from None
-    seen = view(out, f"{where}: {name}")
-    flags = seen.flags
-    fits = seen.shape == shape and seen.dtype == dtype
-    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
-        contiguous = "contiguous" if flags.c_contiguous else "strided"
+    array = view(out, f"{where}: {name}")
+    flags = array.flags
+    has_type = array.shape == shape and array.dtype == dtype
+    if not (has_type and flags.c_contiguous and flags.aligned and flags.writeable):
+        layout = "contiguous" if flags.c_contiguous else "strided"
         if not flags.aligned:
-            contiguous = "misaligned"
+            layout = "misaligned"
         raise ShapeError(
             f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
-            f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
+            f"got a {layout}{'' if flags.writeable else ', read-only'} {array.dtype} one of "
+            f'{array.shape}. Make it by np.empty({shape}, "{dtype}").'
         )
-    return seen
+    return array
 
 
 def check_out_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:

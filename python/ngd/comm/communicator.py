@@ -141,18 +141,18 @@ def communicator_of(comm: Any) -> _core.Communicator:
 
 def load_mpi_of(comm: Any) -> None:
     """Load the MPI library of mpi4py; raise an InitError if ngd has loaded another one."""
-    version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
-    if version is None or not hasattr(comm, "py2f"):
+    get_version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
+    if get_version is None or not hasattr(comm, "py2f"):
         raise InitError(
             f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}. Pass "
             "MPI.COMM_WORLD of mpi4py."
         )
-    theirs = version().strip("\0\n ")
-    ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
-    if theirs != ours:
+    mpi4py_version = get_version().strip("\0\n ")
+    ngd_version = load_mpi("openmpi" if mpi4py_version.startswith("Open MPI") else "mpich")
+    if mpi4py_version != ngd_version:
         raise InitError(
-            f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
-            f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
+            f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ngd_version} in "
+            f"ngd and {mpi4py_version} in mpi4py. Install mpi4py for the MPI of ngd."
         )
 
 

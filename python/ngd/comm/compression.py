@@ -98,24 +98,26 @@ class TopK:
         Return ((indices, values), residual): the sent elements in ascending order of index, and the
         sum with zeros at these indices.
         """
-        held, memory = source.flatten(), self._memory()
+        total, memory = source.flatten(), self._memory()
         if memory is not None:
-            held += memory.ravel()
-        count = min(held.size, max(1, math.ceil(self.ratio * held.size)))
-        order = np.argpartition(np.abs(held), held.size - count) if count else np.empty(0, np.intp)
-        places = np.sort(order[held.size - count :])
-        values = held[places]
-        held[places] = 0
-        sent = places.astype(np.uint32 if held.size < 2**32 else np.uint64), values
-        return sent, held.reshape(source.shape)
+            total += memory.ravel()
+        count = min(total.size, max(1, math.ceil(self.ratio * total.size)))
+        order = (
+            np.argpartition(np.abs(total), total.size - count) if count else np.empty(0, np.intp)
+        )
+        indices = np.sort(order[total.size - count :])
+        values = total[indices]
+        total[indices] = 0
+        chosen = indices.astype(np.uint32 if total.size < 2**32 else np.uint64), values
+        return chosen, total.reshape(source.shape)
 
-    def keep(self, left: Array, call: _core.Call) -> None:
+    def keep(self, residual: Array, call: _core.Call) -> None:
         """Set the next residual. It replaces the present one when `call` has started.
 
         `call` sends the chosen elements. If it never starts, nothing was sent, and the present
         residual remains valid.
         """
-        self._next = call, left
+        self._next = call, residual
 
     def _memory(self) -> Array | None:
         if self._next is not None and self._next[0].started:

@@ -24,18 +24,20 @@ def share_cores(world: Group) -> None:
     every host. Otherwise a rank whose mask has all cores gets 1/local_size of them, and a rank with
     a smaller mask gets the whole mask. The ranks of a host divide a cgroup quota evenly.
     """
-    mine = sorted(os.sched_getaffinity(0))
+    affinity = sorted(os.sched_getaffinity(0))
     if world.size == 1:
-        share = float(len(mine))
+        share = float(len(affinity))
     elif world.local_size == world.size:
-        ranks_on = np.zeros(4096, np.int16)
-        ranks_on[mine] = 1
-        ranks_on = world.all_reduce(ranks_on, op="sum", site="ngd.init()")
-        share = float((1 / ranks_on[mine]).sum())
+        ranks_per_core = np.zeros(4096, np.int16)
+        ranks_per_core[affinity] = 1
+        ranks_per_core = world.all_reduce(ranks_per_core, op="sum", site="ngd.init()")
+        share = float((1 / ranks_per_core[affinity]).sum())
     else:
-        share = len(mine) / world.local_size if len(mine) == os.cpu_count() else len(mine)
+        share = (
+            len(affinity) / world.local_size if len(affinity) == os.cpu_count() else len(affinity)
+        )
     quota = _core.available_cores()
-    if quota < len(mine):
+    if quota < len(affinity):
         share = min(share, quota / world.local_size)
     _core.set_thread_share(max(1, int(share + 1e-6)))
     logger.debug("rank %d of %d: %d threads", world.rank, world.size, _core.thread_count())

@@ -37,7 +37,7 @@ GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def living(groups: weakref.WeakSet[Group]) -> list[Group]:
-    """Return a list of the groups in a set that other threads may change meanwhile."""
+    """Return a list of the groups in a set that other threads may change during the call."""
     while True:
         try:
             return list(groups)
@@ -141,10 +141,10 @@ class Group(BoundToProcess):
         if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
         self.check_open("split")
-        made = self.communicator.split(number, whole(key, "split", "key"))
-        if made is None:
+        communicator = self.communicator.split(number, whole(key, "split", "key"))
+        if communicator is None:
             return NonMember(name or f"{self.name}/None")
-        return self._adopt(Group(made, name or f"{self.name}/{color}"))
+        return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
         """Make a group of some ranks of a world over MPI. Only these ranks call it.
@@ -167,8 +167,8 @@ class Group(BoundToProcess):
             The new group. Its errors use the rank numbers of this group.
         """
         self.check_open("new_group")
-        made = self.communicator.group_of(members, number, key, self.timeout)
-        return self._adopt(Group(made, name))
+        communicator = self.communicator.group_of(members, number, key, self.timeout)
+        return self._adopt(Group(communicator, name))
 
     def _adopt(self, child: Group) -> Group:
         """Add a new group to the children, and close it if another thread has closed this group."""
@@ -352,16 +352,16 @@ class Group(BoundToProcess):
         """Exchange blocks of different lengths with each rank; see ngd.all_to_all_v."""
         where, site = "all_to_all_v", site or call_site()
         source = np.atleast_1d(operand(x, where))
-        sent = check_row_counts(send_counts, self.size, where, "send_counts")
-        check_sum_of_rows(sent, len(source), where, "send_counts")
+        sent_rows = check_row_counts(send_counts, self.size, where, "send_counts")
+        check_sum_of_rows(sent_rows, len(source), where, "send_counts")
         if receive_counts is not None:
-            received = check_row_counts(receive_counts, self.size, where, "receive_counts")
-            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            received_rows = check_row_counts(receive_counts, self.size, where, "receive_counts")
+            plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
-            received = self.all_to_all(sent, site=f"{where}() at {site}")
-            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            received_rows = self.all_to_all(sent_rows, site=f"{where}() at {site}")
+            plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
 
     def send(
@@ -391,10 +391,10 @@ class Group(BoundToProcess):
         source = check_other_rank(source, self.rank, self.size, "recv", "source")
         tag = whole(tag, "recv", "tag")
         buffer = receive_buffer(out, shape, dtype, "recv")
-        given = buffer if out is None else out
+        result = buffer if out is None else out
         count = buffer.size
         plan = plan_one(
-            self, "recv", buffer, buffer, lambda: given, site, root=source, tag=tag, count=count
+            self, "recv", buffer, buffer, lambda: result, site, root=source, tag=tag, count=count
         )
         return self._run_plan("recv", plan, async_op)
 

@@ -73,18 +73,18 @@ def read(folder: str) -> World:
     """Return the content of the launcher's file; `World()` if it does not exist yet."""
     try:
         with open(os.path.join(folder, FILE)) as file:
-            found = json.load(file)
+            fields = json.load(file)
     except FileNotFoundError:
         return World()
-    found["members"], found["newcomers"] = tuple(found["members"]), tuple(found["newcomers"])
-    return World(**found)
+    fields["members"], fields["newcomers"] = tuple(fields["members"]), tuple(fields["newcomers"])
+    return World(**fields)
 
 
 def number_of(environ: Environ) -> int | None:
     """Return the member number of this process, or None if the ranks of its job are fixed."""
-    of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
+    is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     number = environ.get("NGD_MEMBER", "")
-    return int(number) if number.isdecimal() and not of_another else None
+    return int(number) if number.isdecimal() and not is_foreign else None
 
 
 def seat(environ: Environ) -> Launch | None:
@@ -108,21 +108,26 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
     Raise InitError if the launcher's pipe is closed, or if there is no answer in time.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
-    before, new = int(environ.get("NGD_WORLD", "0")), environ.get("NGD_RESTART_COUNT") != "0"
+    last_world, is_newcomer = (
+        int(environ.get("NGD_WORLD", "0")),
+        environ.get("NGD_RESTART_COUNT") != "0",
+    )
     if not say_to_launcher(f"{WAITS}{number}", environ):
         raise InitError(
             "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
             "that it still runs, and start the job again."
         )
-    patience = timeout + max(10.0, timeout / 10) if timeout and (before or not new) else None
-    limit = None if patience is None else time.monotonic() + patience
+    limit_seconds = (
+        timeout + max(10.0, timeout / 10) if timeout and (last_world or not is_newcomer) else None
+    )
+    deadline = None if limit_seconds is None else time.monotonic() + limit_seconds
     while True:
         world = read(folder)
-        if world.number > before and number in world.members:
+        if world.number > last_world and number in world.members:
             break
-        if limit is not None and time.monotonic() > limit:
+        if deadline is not None and time.monotonic() > deadline:
             raise InitError(
-                f"ngd.init: expected a new world of `ngd run`; got none in {patience:.0f} s. Set "
+                f"ngd.init: expected a new world of `ngd run`; got none in {limit_seconds:.0f} s. Set "
                 "NGD_TIMEOUT to more seconds if ranks start slowly."
             )
         time.sleep(LOOKS_EACH)
@@ -234,9 +239,9 @@ class Board:
             return self.world
         if self.deadline is None and self.timeout and self.veterans & self.waiting:
             self.deadline = time.monotonic() + self.timeout
-        new = tuple(sorted(self.waiting - self.veterans))
-        if new != self.world.newcomers:
-            self.world = World(number, job, members, new)
+        newcomers = tuple(sorted(self.waiting - self.veterans))
+        if newcomers != self.world.newcomers:
+            self.world = World(number, job, members, newcomers)
             self._publish()
         return None
 

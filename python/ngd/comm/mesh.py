@@ -88,20 +88,21 @@ class Mesh:
 
         All ranks get the same result.
         """
-        mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
+        own_text = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
         site = f"make_mesh() at {call_site()}"
-        lengths = self.group.all_gather(np.array([len(mine)]), site=site)
-        texts = self.group.all_gather_v(mine, counts=lengths, site=site)
-        ends = np.cumsum(lengths)
-        said = [
-            texts[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)
+        num_bytes = self.group.all_gather(np.array([len(own_text)]), site=site)
+        gathered = self.group.all_gather_v(own_text, counts=num_bytes, site=site)
+        ends = np.cumsum(num_bytes)
+        texts = [
+            gathered[end - n : end].tobytes().decode()
+            for n, end in zip(num_bytes, ends, strict=True)
         ]
-        other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
         if other is None:
             return ""
         return (
             f"make_mesh: expected the same shape and names on all ranks; rank 0 gives "
-            f"{said[0]}, rank {other} {said[other]}"
+            f"{texts[0]}, rank {other} {texts[other]}"
         )
 
     def __getitem__(self, name: str) -> Group:

@@ -95,11 +95,11 @@ def plan_blocks(
         gets_result = kind.rooted != "gets" or root == group.rank
     if kind.reduces:
         check_op(op, where)
-    given = operand(array, where)
+    converted = operand(array, where)
     if kind.gives == "block":
-        given = np.atleast_1d(given)
-    along = 0 if axis is None else normal_axis(axis, given.shape, where)
-    source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
+        converted = np.atleast_1d(converted)
+    along = 0 if axis is None else normal_axis(axis, converted.shape, where)
+    source = np.ascontiguousarray(np.moveaxis(converted, along, 0)) if along else converted
     blocks = 1
     if kind.gives == "blocks":
         blocks = group.size
@@ -108,7 +108,7 @@ def plan_blocks(
         buffer, finish = block_destination(group, kind, source, out, along)
     else:
         buffer, finish = np.empty(0, source.dtype), _nothing
-    count, shape = source.size // blocks, given.shape
+    count, shape = source.size // blocks, converted.shape
     return plan_one(
         group,
         where,
@@ -148,13 +148,16 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
 
 
 def plan_all_to_all_v(
-    group: RankGroup, source: Array, sent: Array, received: Array, out: Any, site: str
+    group: RankGroup, source: Array, sent_rows: Array, received_rows: Array, out: Any, site: str
 ) -> Plan:
     """Prepare an all_to_all_v. `sent` and `received` have this rank's number of rows per rank."""
     where = "all_to_all_v"
-    buffer = check_out(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
+    buffer = check_out(out, source.dtype, (int(received_rows.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
-    counts, receive_counts = element_counts(sent, source), element_counts(received, source)
+    counts, receive_counts = (
+        element_counts(sent_rows, source),
+        element_counts(received_rows, source),
+    )
     return plan_rows(group, where, source, buffer, out, site, counts, receive_counts)
 
 
@@ -170,13 +173,13 @@ def plan_rows(
 ) -> Plan:
     """Prepare a collective with blocks of different lengths. The counts are in elements."""
     wire, shape = KINDS[where].wire, source.shape[1:]
-    given = buffer if out is None else out
+    result = buffer if out is None else out
     return plan_one(
         group,
         wire,
         source,
         buffer,
-        lambda: given,
+        lambda: result,
         site,
         counts=counts,
         receive_counts=receive_counts,
@@ -186,18 +189,18 @@ def plan_rows(
 
 def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
     """Prepare the broadcast of an array or of a list of arrays."""
-    where, many = "broadcast", is_list(x)
+    where, is_sequence = "broadcast", is_list(x)
     root = whole(root, where, "root")
-    sources = [operand(a, where) for a in (x if many else [x])]
-    buffers = destinations(out, sources, many, where)
-    given = list(buffers) if out is None else list(out) if many else [out]
-    if not many:
+    sources = [operand(a, where) for a in (x if is_sequence else [x])]
+    buffers = destinations(out, sources, is_sequence, where)
+    results = list(buffers) if out is None else list(out) if is_sequence else [out]
+    if not is_sequence:
         return plan_one(
             group,
             where,
             sources[0],
             buffers[0],
-            lambda: given[0],
+            lambda: results[0],
             site,
             root=root,
             count=sources[0].size,
@@ -207,7 +210,7 @@ def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | No
     call = _core.Call.on_list(
         group.communicator, where, "none", root, sources, buffers, site=site or call_site()
     )
-    return Plan([call], lambda: given)
+    return Plan([call], lambda: results)
 
 
 def plan_scatter(
@@ -228,13 +231,13 @@ def plan_scatter(
         rows = block_rows(source.shape, group.size, where)
         buffer = check_out(out, source.dtype, (rows, *source.shape[1:]), where)
         check_blocks_apart(KINDS[where], source, buffer, group.rank)
-    given = buffer if out is None else out
+    result = buffer if out is None else out
     return plan_one(
         group,
         where,
         source,
         buffer,
-        lambda: given,
+        lambda: result,
         site,
         root=root,
         count=buffer.size,

@@ -29,7 +29,7 @@ from .kinds import ALGORITHMS
 from .summation import sum_in_order
 from .work import Plan, RankGroup
 
-Filled = tuple[list[_core.Call], Callable[[], None]]
+CallsAndFill = tuple[list[_core.Call], Callable[[], None]]
 """The collectives to start, and the function that computes the results after they complete."""
 
 
@@ -59,24 +59,24 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
     """Prepare the all-reduce of an array or of a list of arrays."""
     check_op(options.op, "all_reduce")
     check_algorithm(options.algorithm, compression)
-    many = is_list(array)
-    sources = [operand(a, "all_reduce") for a in (array if many else [array])]
-    buffers = destinations(out, sources, many, "all_reduce")
-    results = list(buffers) if out is None else list(out) if many else [out]
+    is_sequence = is_list(array)
+    sources = [operand(a, "all_reduce") for a in (array if is_sequence else [array])]
+    buffers = destinations(out, sources, is_sequence, "all_reduce")
+    results = list(buffers) if out is None else list(out) if is_sequence else [out]
     if weight is not None and compression is not None:
         raise ValueError(
             "all_reduce: expected weight or compression; got both. Scale the array instead of "
             "weight."
         )
     if weight is not None:
-        calls, fill = weighted(options, sources, buffers, weight)
+        calls, fill = plan_weighted(options, sources, buffers, weight)
     elif compression is None:
-        calls, fill = plain(options, sources, buffers)
+        calls, fill = plan_plain(options, sources, buffers)
     elif isinstance(compression, TopK):
-        residuals = [compression[i] for i in range(len(sources))] if many else [compression]
-        calls, fill = sparse(options, sources, buffers, residuals)
+        residuals = [compression[i] for i in range(len(sources))] if is_sequence else [compression]
+        calls, fill = plan_sparse(options, sources, buffers, residuals)
     elif compression == "bf16":
-        calls, fill = rounded(options, sources, buffers)
+        calls, fill = plan_rounded(options, sources, buffers)
     else:
         raise ValueError(
             f"all_reduce: compression: expected 'bf16', an ngd.TopK or None; got {compression!r}"
@@ -84,12 +84,12 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
     def finish() -> Any:
         fill()
-        return results if many else results[0]
+        return results if is_sequence else results[0]
 
     return Plan(calls, finish)
 
 
-def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
+def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
     """Prepare an all-reduce of the arrays themselves. A list is one call of the communicator."""
     communicator = options.group.communicator
     if len(sources) == 1:
@@ -118,7 +118,9 @@ def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Fille
     return [call], lambda: None
 
 
-def weighted(options: Options, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
+def plan_weighted(
+    options: Options, sources: list[Array], buffers: list[Array], weight: float
+) -> CallsAndFill:
     """Prepare a weighted mean, with the same result as the op in a graph.
 
     The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. If all weights are 0, it is 0. 16-bit
@@ -130,8 +132,8 @@ def weighted(options: Options, sources: list[Array], buffers: list[Array], weigh
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):
-            wrong = ValueError if options.op != "mean" else DTypeError
-            raise wrong(
+            error_class = ValueError if options.op != "mean" else DTypeError
+            raise error_class(
                 f"all_reduce: expected op='mean' and floats with weight; got op={options.op!r} and "
                 f"{source.dtype}. Cast the array, or leave weight out."
             )
@@ -148,21 +150,27 @@ def weighted(options: Options, sources: list[Array], buffers: list[Array], weigh
     weights /= power_of_two(weights.max())
     total = sum_in_order([float(w) for w in weights], operator.add)
     unit = 4 * power_of_two(max(total, 1.0))
-    share, whole = weights[options.group.rank] / unit, total / unit
-    wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
-    sent = [
+    share, total_weight = weights[options.group.rank] / unit, total / unit
+    dtypes = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
+    scaled = [
         np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
-        for s, d in zip(sources, wide, strict=True)
+        for s, d in zip(sources, dtypes, strict=True)
     ]
-    calls, _ = plain(options._replace(op="sum"), sent, sent)
+    calls, _ = plan_plain(options._replace(op="sum"), scaled, scaled)
 
     def fill() -> None:
-        for buffer, sums in zip(buffers, sent, strict=True):
+        for buffer, sums in zip(buffers, scaled, strict=True):
             finite = np.isfinite(sums)
             with np.errstate(over="ignore"):
-                mean = np.asarray(sums / sums.dtype.type(whole)) if whole else np.zeros_like(sums)
-            most = np.finfo(sums.dtype).max  # a mean of finite values exceeds it only by rounding
-            np.clip(mean, -most, most, out=mean, where=finite)
+                mean = (
+                    np.asarray(sums / sums.dtype.type(total_weight))
+                    if total_weight
+                    else np.zeros_like(sums)
+                )
+            maximum = np.finfo(
+                sums.dtype
+            ).max  # a mean of finite values exceeds it only by rounding
+            np.clip(mean, -maximum, maximum, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)
 
     return calls, fill
@@ -173,7 +181,7 @@ def power_of_two(x: float) -> float:
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
-def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
+def plan_rounded(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
     """Prepare an all-reduce of float32 arrays that are sent as bfloat16.
 
     The communicator accumulates in float32 and rounds the result to bfloat16 once.
@@ -184,19 +192,19 @@ def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Fil
                 f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}. "
                 "Cast the array, or leave compression out."
             )
-    sent = [source.astype(bfloat16) for source in sources]
-    calls, _ = plain(options, sent, sent)
+    compressed = [source.astype(bfloat16) for source in sources]
+    calls, _ = plan_plain(options, compressed, compressed)
 
     def fill() -> None:
-        for buffer, result in zip(buffers, sent, strict=True):
+        for buffer, result in zip(buffers, compressed, strict=True):
             buffer[...] = result
 
     return calls, fill
 
 
-def sparse(
+def plan_sparse(
     options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]
-) -> Filled:
+) -> CallsAndFill:
     """Prepare a sparse all-reduce: gather the elements that each TopK chooses, and their indices.
 
     The elements that are not chosen become the residual of the TopK.
@@ -207,24 +215,24 @@ def sparse(
     calls: list[_core.Call] = []
     fills: list[Callable[[], None]] = []
     for source, buffer, residual in zip(sources, buffers, residuals, strict=True):
-        mine, left = residual.choose(source)
-        gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
+        chosen, remaining = residual.choose(source)
+        gathered = [np.empty((group.size, *part.shape), part.dtype) for part in chosen]
         calls += [
             _core.Call.on_array(
                 group.communicator,
                 "all_gather",
                 "none",
                 part,
-                whole,
+                destination,
                 part.size,
                 shape=source.shape,
                 more=1 + TOP_K.index(options.op),
                 site=options.site,
             )
-            for part, whole in zip(mine, gathered, strict=True)
+            for part, destination in zip(chosen, gathered, strict=True)
         ]
-        residual.keep(left, calls[0])
-        fills.append(_summed(options, buffer, gathered[0], gathered[1]))
+        residual.keep(remaining, calls[0])
+        fills.append(_add_elements(options, buffer, gathered[0], gathered[1]))
 
     def fill() -> None:
         for each in fills:
@@ -233,7 +241,9 @@ def sparse(
     return calls, fill
 
 
-def _summed(options: Options, buffer: Array, places: Array, values: Array) -> Callable[[], None]:
+def _add_elements(
+    options: Options, buffer: Array, indices: Array, values: Array
+) -> Callable[[], None]:
     """Return a function that adds the gathered elements of all ranks into `buffer`.
 
     It adds them in the order of ranks, so all ranks get the same bits.
@@ -241,8 +251,8 @@ def _summed(options: Options, buffer: Array, places: Array, values: Array) -> Ca
 
     def fill() -> None:
         total = np.zeros(buffer.size, buffer.dtype)
-        for place, value in zip(places, values, strict=True):
-            total[place] += value  # the indices of one rank are distinct
+        for index, value in zip(indices, values, strict=True):
+            total[index] += value  # the indices of one rank are distinct
         if options.op == "mean":
             total /= options.group.size
         buffer[...] = total.reshape(buffer.shape)

@@ -101,9 +101,11 @@ def comm_stats() -> CommStats:
 def stats_of(group: Group) -> list[CallStats]:
     """Return the cost of the collectives of one group, one entry per call site."""
     rows = []
-    for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
+    for kind, op, site, calls, num_bytes, seconds, waited, last in group.communicator.stats():
         name = kind if op == "none" else f"{kind}({op})"
-        rows.append(CallStats(group.name, name, site, calls, moved, seconds, waited, tuple(last)))
+        rows.append(
+            CallStats(group.name, name, site, calls, num_bytes, seconds, waited, tuple(last))
+        )
     return rows
 
 
@@ -111,7 +113,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """Return the first difference between the ranks' sequences of collectives, as text.
 
     All ranks of the group call this function, and all get the same result. If the sequences are
-    equal, the text says so, and names a rank whose `computation` differs.
+    equal, the text states this, and names a rank whose `computation` differs.
 
     Parameters
     ----------
@@ -125,23 +127,30 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     site : str
         The call site of the comparison.
     """
-    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
+    own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"
     with group.under_way():
-        lengths = group.all_gather(np.array([len(mine)]), site=site)
-        everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
+        num_bytes = group.all_gather(np.array([len(own_text)]), site=site)
+        gathered = group.all_gather_v(own_text, counts=num_bytes, site=site).tobytes()
         computations = group.all_gather(np.uint64(computation), site=site)
-    ends = np.cumsum(lengths)
+    ends = np.cumsum(num_bytes)
     texts = [
-        everything[end - length : end].decode().partition("\n\n")
-        for end, length in zip(ends, lengths, strict=True)
+        gathered[end - length : end].decode().partition("\n\n")
+        for end, length in zip(ends, num_bytes, strict=True)
     ]
     lines = [each[0].splitlines() for each in texts]
     longest = max(map(len, lines))
     for number in range(longest):
         calls = [each[number] if number < len(each) else "nothing more" for each in lines]
-        whats = [call.partition(" at ")[0] for call in calls]
-        other = next((rank for rank, what in enumerate(whats) if what != whats[0]), None)
+        descriptions = [call.partition(" at ")[0] for call in calls]
+        other = next(
+            (
+                rank
+                for rank, description in enumerate(descriptions)
+                if description != descriptions[0]
+            ),
+            None,
+        )
         if other is not None:
             return (
                 f"{group.name}: rank {other} differs from rank 0 in collective {number + 1}:\n"

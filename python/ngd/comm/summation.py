@@ -16,5 +16,5 @@ def sum_in_order(terms: Sequence[Term], add: Callable[[Term, Term], Term]) -> Te
     """
     if len(terms) == 1:
         return terms[0]
-    left = 1 << (len(terms) - 1).bit_length() - 1
-    return add(sum_in_order(terms[:left], add), sum_in_order(terms[left:], add))
+    num_left = 1 << (len(terms) - 1).bit_length() - 1
+    return add(sum_in_order(terms[:num_left], add), sum_in_order(terms[num_left:], add))

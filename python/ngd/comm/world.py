@@ -33,9 +33,9 @@ current: Group | None = None
 """The world that this process joined last; it may be closed. Collectives on arrays read it."""
 _alone: Group | None = None
 """The group of `alone()`, after its first call."""
-_hooked_in: int | None = None
+_hooked_pid: int | None = None
 """The pid of the process that installed the hooks. A forked child has them, but is not a rank."""
-_place: _core.Mark | None = None
+_mark: _core.Mark | None = None
 """The mark by which child processes see that this process already has its rank in the job."""
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
@@ -101,16 +101,16 @@ def init(*, comm: Any = None) -> Group:
     rank 0 of 1
     """
     _core.stay_if_ending()
-    there = current
-    if comm is None and there is not None and not there.closed:
-        return there
+    world = current
+    if comm is None and world is not None and not world.closed:
+        return world
     with _entrance.alone():
         return _join(comm)
 
 
 def _join(comm: Any) -> Group:
     """Join the world, unless another thread has joined it in the meantime."""
-    global current, _place
+    global current, _mark
     if current is not None and not current.closed:
         if comm is None:
             return current
@@ -118,7 +118,7 @@ def _join(comm: Any) -> Group:
             f"ngd.init: comm: expected a process without a world; got {current!r}, which exists "
             "already. Call ngd.shutdown() first."
         )
-    _place = None
+    _mark = None
     config.check_variables()
     timeout = _core.timeout_seconds()
     if comm is not None:
@@ -135,7 +135,7 @@ def _join(comm: Any) -> Group:
             membership.take_place(os.environ, timeout)
             launch = detect()
         communicator = make_communicator(launch, membership.to_meet(timeout) if seat else timeout)
-        _place = mark
+        _mark = mark
     with abort_on_error(communicator):
         install_hooks()
         world = Group(communicator)
@@ -311,11 +311,11 @@ def shutdown() -> None:
     >>> ngd.is_initialized()
     False
     """
-    global current, _place
+    global current, _mark
     if current is not None:
         current.close()
         current = None
-    _place = None
+    _mark = None
 
 
 def leave() -> None:
@@ -324,7 +324,7 @@ def leave() -> None:
     After a failure of a collective, MPI ends the process here. Only daemon threads are left now. If
     one waits in a group, its wait ends, and it never returns to Python.
     """
-    if os.getpid() == _hooked_in:
+    if os.getpid() == _hooked_pid:
         tell_launcher()
     _core.begin_end()
     shutdown()
@@ -341,8 +341,8 @@ def install_hooks() -> None:
     After an uncaught exception, the hook notifies the launcher and the other ranks. At the end of
     the program, `leave` runs.
     """
-    global _hooked_in
-    if _hooked_in is not None:
+    global _hooked_pid
+    if _hooked_pid is not None:
         return
     atexit.unregister(leave)  # registered by a call that was interrupted
     atexit.register(leave)
@@ -351,7 +351,7 @@ def install_hooks() -> None:
     def tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == _hooked_in:
+        if os.getpid() == _hooked_pid:
             tell_launcher()
         text = "".join(traceback.format_exception(kind, error, trace))
         for group in [group for group in living(GROUPS) if not group.closed]:
@@ -359,7 +359,7 @@ def install_hooks() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers
-    _hooked_in = os.getpid()
+    _hooked_pid = os.getpid()
 
 
 @contextmanager
@@ -408,17 +408,17 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
 
 def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
     """Send the text of this rank to all ranks, and return the non-empty texts by world rank."""
-    mine = text.encode(errors="replace")[:MOST_BYTES]
-    number = np.array([rank(), len(mine)], np.int64)
+    own_text = text.encode(errors="replace")[:MOST_BYTES]
+    number = np.array([rank(), len(own_text)], np.int64)
     site = f"raise_together() at {site}"
-    heads = ranks.all_gather(number.reshape(1, 2), site=site)
-    counts = [int(length) for length in heads[:, 1]]
+    headers = ranks.all_gather(number.reshape(1, 2), site=site)
+    counts = [int(length) for length in headers[:, 1]]
     if not any(counts):
         return {}
-    together = ranks.all_gather_v(np.frombuffer(mine, np.uint8), counts=counts, site=site)
-    parts = np.split(together, np.cumsum(counts)[:-1])
+    gathered = ranks.all_gather_v(np.frombuffer(own_text, np.uint8), counts=counts, site=site)
+    parts = np.split(gathered, np.cumsum(counts)[:-1])
     return {
         int(number): part.tobytes().decode(errors="replace")
-        for (number, length), part in zip(heads, parts, strict=True)
+        for (number, length), part in zip(headers, parts, strict=True)
         if length
     }

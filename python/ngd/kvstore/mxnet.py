@@ -6,7 +6,7 @@
 
     trainer = mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1}, kvstore="ngd")
 
-The stores read and write the memory of MXNet's arrays. docs/mxnet.md says what to install.
+The stores read and write the memory of MXNet's arrays. docs/mxnet.md lists the packages to install.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def read_launch(
             "is not below it. Ranks count from 0."
         )
     if isinstance(local_size, str):
-        known = local_size in environ
-        local_size = read_number(environ, local_size, least=1) if known else None
+        is_set = local_size in environ
+        local_size = read_number(environ, local_size, least=1) if is_set else None
     if local_size is None:
         return Launch(launcher, rank, size, rank, size, job_key)
     if local_size > size:
@@ -124,11 +124,11 @@ def read_number(environ: Environ, name: str, least: int, because: str | None = N
             f"ngd.init: expected the variable {name}; got none: {name} is not set{hint}. Start the "
             "ranks with a launcher, or set both."
         )
-    plain = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
-    if not plain or not least <= int(text) <= MOST:
-        shown = text if len(text) < 40 else f"{text[:40]}..."
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
+    if not is_number or not least <= int(text) <= MOST:
+        quoted = text if len(text) < 40 else f"{text[:40]}..."
         raise InitError(
-            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}. "
+            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={quoted!r}. "
             "Set it as the launcher does, or unset it."
         )
     return int(text)

@@ -21,9 +21,9 @@ def detect(environ: Environ | None = None) -> Launch:
     invalid, or if the number of ranks differs from NGD_EXPECT_SIZE.
     """
     environ = os.environ if environ is None else environ
-    found = told_by_launcher(environ)
-    expect_size(found.size, found.launcher, environ)
-    return found
+    launch = told_by_launcher(environ)
+    expect_size(launch.size, launch.launcher, environ)
+    return launch
 
 
 def launched_rank_and_size() -> tuple[int, int]:

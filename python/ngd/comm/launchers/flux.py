@@ -24,7 +24,7 @@ def read(environ: Environ) -> Launch:
     size = read_number(environ, "FLUX_JOB_SIZE", least=1, because=RANK)
     nodes = read_number(environ, "FLUX_JOB_NNODES", least=1, because=RANK)
     local_rank = read_number(environ, "FLUX_TASK_LOCAL_ID", least=0, because=RANK)
-    most = max(1, size - nodes + 1)  # if every other node has one task
+    max_local_size = max(1, size - nodes + 1)  # if every other node has one task
     return read_launch(
         environ,
         "flux",
@@ -32,7 +32,7 @@ def read(environ: Environ) -> Launch:
         RANK,
         "FLUX_JOB_SIZE",
         "FLUX_TASK_LOCAL_ID",
-        min(max(-(-size // nodes), local_rank + 1), most),
+        min(max(-(-size // nodes), local_rank + 1), max_local_size),
     )
 
 

@@ -23,5 +23,5 @@ def name_of_metrics(launch: Launch) -> str:
 
 def name_of_place(launch: Launch) -> str:
     """Return the name of the mark (_core.Mark) of the process that is this rank of its job."""
-    place = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
-    return f"ngd-rank-{hashlib.sha256(place).hexdigest()[:32]}"
+    key = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
+    return f"ngd-rank-{hashlib.sha256(key).hexdigest()[:32]}"

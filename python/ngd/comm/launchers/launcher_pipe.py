@@ -31,12 +31,12 @@ def tell_launcher(environ: Environ | None = None) -> None:
 def say_to_launcher(word: str, environ: Environ) -> bool:
     """Send a word to the `ngd run` that started this process; return True if it was sent."""
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
-    of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
-    if not path or of_another:
+    is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
+    if not path or is_foreign:
         return False
     with contextlib.suppress(OSError):
-        found = os.stat(path)
-        if not stat.S_ISFIFO(found.st_mode) or str(found.st_ino) != inode:
+        status = os.stat(path)
+        if not stat.S_ISFIFO(status.st_mode) or str(status.st_ino) != inode:
             return False
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

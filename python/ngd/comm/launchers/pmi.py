@@ -26,9 +26,12 @@ def read_pmi(environ: Environ) -> Launch:
     `finalize`, Hydra has closed the channel, and a later MPI_Init of the same process aborts (seen
     with MPICH 5.0.2).
     """
-    of_srun = "MPI_LOCALNRANKS" not in environ and all(
-        environ.get(ours) == environ.get(slurms)
-        for ours, slurms in (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    is_srun = "MPI_LOCALNRANKS" not in environ and all(
+        environ.get(pmi_name) == environ.get(slurm_name)
+        for pmi_name, slurm_name in (
+            ("PMI_RANK", "SLURM_PROCID"),
+            ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
+        )
     )
     return read_launch(
         environ,
@@ -36,8 +39,8 @@ def read_pmi(environ: Environ) -> Launch:
         process_job_key(environ, "PMI_RANK"),
         "PMI_RANK",
         "PMI_SIZE",
-        "SLURM_LOCALID" if of_srun else "MPI_LOCALRANKID",
-        tasks_on_this_node(environ) if of_srun else "MPI_LOCALNRANKS",
+        "SLURM_LOCALID" if is_srun else "MPI_LOCALRANKID",
+        tasks_on_this_node(environ) if is_srun else "MPI_LOCALNRANKS",
     )
 
 

@@ -24,8 +24,8 @@ def surroundings(environ: Environ) -> str:
     If a rank of `ngd run` starts a job with another launcher, the hash differs in that job.
     """
     names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
-    found = {name: environ[name] for name in names if name in environ}
-    return hashlib.sha256(repr(found).encode(errors="surrogateescape")).hexdigest()[:16]
+    variables = {name: environ[name] for name in names if name in environ}
+    return hashlib.sha256(repr(variables).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def mpi_of(name: str) -> str | None:
