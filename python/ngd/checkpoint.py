@@ -503,7 +503,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: dict[str, Any]) -> Any:
-    """Return the array for a dict that `encoded` made, and any other dict unchanged."""
+    """Return the array for a dict that `encode` made, and any other dict unchanged."""
     if value.keys() == {"array", "dtype"}:
         return np.array(value["array"], value["dtype"])
     return value

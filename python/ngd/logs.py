@@ -116,10 +116,10 @@ def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
 def begin() -> None:
     """Write the logger "ngd" and uncaught exceptions to standard error as JSON, if NGD_LOG=json."""
     try:
-        wanted = config.log_as_json()
+        is_json = config.log_as_json()
     except InitError:  # ngd.init() and `ngd run` report it
         return
-    if not wanted:
+    if not is_json:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())

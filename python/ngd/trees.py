@@ -135,11 +135,11 @@ class Structure:
         if self.kind is None:
             leaves.append(tree)
             return True
-        found = tree if type(tree) is dict is self.kind else self._at_keys(tree)
-        if found is None or len(found) != len(self.keys):
+        by_key = tree if type(tree) is dict is self.kind else self._at_keys(tree)
+        if by_key is None or len(by_key) != len(self.keys):
             return False
         try:
-            values = [found[key] for key in self.keys]
+            values = [by_key[key] for key in self.keys]
         except KeyError:
             return False
         if self.shallow:
@@ -150,24 +150,24 @@ class Structure:
 
     def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
         """Return the value at each key of a tree, or None if its kind differs."""
-        kind, found = split(tree)
-        alike = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
-        return found if alike else None
+        kind, values = split(tree)
+        is_same_kind = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
+        return values if is_same_kind else None
 
     def _misfit(self, tree: Any, where: str) -> str:
         """Return the message about the first difference of a tree's structure, or an empty text."""
         if self.kind is None:
             return ""
-        found = self._at_keys(tree)
-        if found is None or found.keys() != set(self.keys):
-            found_shown = shown(*split(tree), tree)
-            return f"{where}: expected {self}; got {found_shown}. Use the same structure."
+        values = self._at_keys(tree)
+        if values is None or values.keys() != set(self.keys):
+            actual = describe_container(*split(tree), tree)
+            return f"{where}: expected {self}; got {actual}. Use the same structure."
         parts = zip(self.keys, self.parts, strict=True)
-        faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
-        return next(filter(None, faults), "")
+        messages = (part._misfit(values[key], where + self.step(key)) for key, part in parts)
+        return next(filter(None, messages), "")
 
     def __str__(self) -> str:
-        return shown(self.kind, dict.fromkeys(self.keys), "a leaf")
+        return describe_container(self.kind, dict.fromkeys(self.keys), "a leaf")
 
 
 LEAF = Structure()
@@ -187,13 +187,13 @@ def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
     return None, {}
 
 
-def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
+def describe_container(kind: type | None, values: Mapping[Any, Any], tree: Any) -> str:
     """Return the text of the outermost container of a tree, or of a leaf, for a message."""
     if kind is None:
         return tree if isinstance(tree, str) else repr(tree)
     if kind in (list, tuple):
-        return f"a {kind.__name__} of {len(found)} {'part' if len(found) == 1 else 'parts'}"
-    return f"a {kind.__name__} of {', '.join(map(str, found)) or 'nothing'}"
+        return f"a {kind.__name__} of {len(values)} {'part' if len(values) == 1 else 'parts'}"
+    return f"a {kind.__name__} of {', '.join(map(str, values)) or 'nothing'}"
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
@@ -228,12 +228,12 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
 def _flatten(
     tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None = None
 ) -> Structure:
-    kind, found = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
+    kind, values = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
     if kind is None:
         leaves.append(tree)
         return LEAF
-    parts = [_flatten(part, leaves, is_leaf) for part in found.values()]
-    return Structure(kind, tuple(found), tuple(parts))
+    parts = [_flatten(part, leaves, is_leaf) for part in values.values()]
+    return Structure(kind, tuple(values), tuple(parts))
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -277,9 +277,9 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
     if isinstance(error, Error):
         return
     kind = ValueError if isinstance(error, VALUE_ERRORS) else TypeError
-    arguments = format_arguments(signature, args, kwargs)
+    texts = format_arguments(signature, args, kwargs)
     raise kind(
-        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {arguments}: "
+        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {texts}: "
         f"{str(error).rstrip('.')}."
     ) from error
 

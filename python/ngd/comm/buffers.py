@@ -60,7 +60,7 @@ def check_apart(part: Array, full: Array, where: str, own: Array | None = None) 
     """Raise ValueError if the memory of two arrays overlaps.
 
     One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
-    of `whole`, or of `whole` itself if `own` is None.
+    of `full`, or of `full` itself if `own` is None.
     """
     if not np.may_share_memory(part, full):
         return

@@ -117,17 +117,17 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
             "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
             "that it still runs, and start the job again."
         )
-    limit_seconds = (
+    limit = (
         timeout + max(10.0, timeout / 10) if timeout and (last_world or not is_newcomer) else None
     )
-    deadline = None if limit_seconds is None else time.monotonic() + limit_seconds
+    deadline = None if limit is None else time.monotonic() + limit
     while True:
         world = read(folder)
         if world.number > last_world and number in world.members:
             break
         if deadline is not None and time.monotonic() > deadline:
             raise InitError(
-                f"ngd.init: expected a new world of `ngd run`; got none in {limit_seconds:.0f} s. Set "
+                f"ngd.init: expected a new world of `ngd run`; got none in {limit:.0f} s. Set "
                 "NGD_TIMEOUT to more seconds if ranks start slowly."
             )
         time.sleep(LOOKS_EACH)

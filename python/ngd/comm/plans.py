@@ -150,7 +150,7 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
 def plan_all_to_all_v(
     group: RankGroup, source: Array, sent_rows: Array, received_rows: Array, out: Any, site: str
 ) -> Plan:
-    """Prepare an all_to_all_v. `sent` and `received` have this rank's number of rows per rank."""
+    """Prepare an all_to_all_v. The rows of this rank are counted per other rank."""
     where = "all_to_all_v"
     buffer = check_out(out, source.dtype, (int(received_rows.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)

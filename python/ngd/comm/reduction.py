@@ -4,10 +4,11 @@
 Each variant returns the collectives to start and a function `fill`. `fill` runs when the
 collectives are complete, and computes the results from the received arrays:
 
-- `plain`: the collectives write the results themselves.
-- `weighted`: the ranks exchange their weights, send their arrays times a share, and divide the sum.
-- `rounded`: the ranks send bfloat16 copies.
-- `sparse`: the ranks gather the chosen elements and add them.
+- `plan_plain`: the collectives write the results themselves.
+- `plan_weighted`: the ranks exchange their weights, send their arrays times their share, and divide
+  the sum.
+- `plan_rounded`: the ranks send bfloat16 copies.
+- `plan_sparse`: the ranks gather the chosen elements and add them.
 """
 
 from __future__ import annotations

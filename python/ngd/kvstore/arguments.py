@@ -17,13 +17,13 @@ Key: TypeAlias = int | str
 
 def keys_of(where: str, key: Any) -> list[Key]:
     """Return one key or a list of keys as a list; raise TypeError for keys of different types."""
-    many = list(key) if isinstance(key, (list, tuple)) else [key]
-    for each in many:
+    items = list(key) if isinstance(key, (list, tuple)) else [key]
+    for each in items:
         if isinstance(each, bool) or not isinstance(each, (int, str, np.integer)):
             raise TypeError(
                 f"{where}: expected a key to be an integer or a string; got {type(each).__name__}"
             )
-    keys = [each if isinstance(each, str) else int(each) for each in many]
+    keys = [each if isinstance(each, str) else int(each) for each in items]
     if len({type(each) for each in keys}) > 1:
         raise TypeError(f"{where}: expected keys of one type, integers or strings; got {keys}")
     return keys
@@ -44,33 +44,33 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
                 f"{where}: {what}: expected a list of {len(keys)}, one for each key; got {got}"
             )
         per_key = values
-    found: dict[Key, list[Any]] = {}
-    for name, given in zip(keys, per_key, strict=True):
-        several = list(given) if isinstance(given, (list, tuple)) else [given]
-        if not several:
+    values_of_key: dict[Key, list[Any]] = {}
+    for name, value in zip(keys, per_key, strict=True):
+        arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not arrays:
             raise ValueError(f"{where}: {what}: expected an array for key {name!r}; got none")
-        found.setdefault(name, []).extend(several)
-    return found
+        values_of_key.setdefault(name, []).extend(arrays)
+    return values_of_key
 
 
 def read(where: str, value: Any) -> Array:
     """Return a value of the caller as a contiguous array; raise an error for another dtype."""
-    seen = view(value, where)
-    as_dtype(seen.dtype, where)
-    return np.ascontiguousarray(seen).reshape(seen.shape)
+    array = view(value, where)
+    as_dtype(array.dtype, where)
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def expect_like(where: str, key: Key, given: Array, stored: Array) -> None:
+def expect_like(where: str, key: Key, array: Array, stored: Array) -> None:
     """Raise an error if a value differs from the stored one in shape or dtype."""
-    if given.shape != stored.shape:
+    if array.shape != stored.shape:
         raise ShapeError(
             f"{where}: key {key!r}: expected shape {stored.shape}, as it was initialized with; "
-            f"got {given.shape}"
+            f"got {array.shape}"
         )
-    if given.dtype != stored.dtype:
+    if array.dtype != stored.dtype:
         raise DTypeError(
             f"{where}: key {key!r}: expected {stored.dtype}, as it was initialized with; "
-            f"got {given.dtype}"
+            f"got {array.dtype}"
         )
 
 
@@ -80,20 +80,20 @@ def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
     Its dtype may differ from that of the value.
     """
     if isinstance(out, np.ndarray):
-        seen = out
+        array = out
     elif hasattr(out, "__dlpack__") or hasattr(out, "__buffer__"):
-        seen = view(out, f"{where}: out")
+        array = view(out, f"{where}: out")
     else:
         raise TypeError(
             f"{where}: out: expected an array for key {key!r}; got {type(out).__name__}"
         )
-    if seen.shape != shape or not seen.flags.writeable:
-        writable = "" if seen.flags.writeable else "read-only "
+    if array.shape != shape or not array.flags.writeable:
+        writable = "" if array.flags.writeable else "read-only "
         raise ShapeError(
             f"{where}: out: expected a writable array of shape {shape} for key {key!r}; got a "
-            f"{writable}one of {seen.shape}"
+            f"{writable}one of {array.shape}"
         )
-    return seen
+    return array
 
 
 def total(values: list[Array]) -> Array:
@@ -111,16 +111,16 @@ def total(values: list[Array]) -> Array:
 
 def rows_of(where: str, row_ids: Any, rows: int) -> Array:
     """Return distinct row indices in ascending order; raise an error if one is not in range."""
-    given = view(row_ids, f"{where}: row_ids")
-    numbers = given.astype(np.int64)
-    if given.ndim != 1 or (numbers != given).any():
+    array = view(row_ids, f"{where}: row_ids")
+    indices = array.astype(np.int64)
+    if array.ndim != 1 or (indices != array).any():
         raise ValueError(
-            f"{where}: row_ids: expected whole numbers along one axis; got {given.dtype} of shape "
-            f"{given.shape}"
+            f"{where}: row_ids: expected whole numbers along one axis; got {array.dtype} of shape "
+            f"{array.shape}"
         )
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < rows):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < rows):
         raise IndexError(
-            f"{where}: row_ids: expected numbers in [0, {rows}); got {numbers.min()} to "
-            f"{numbers.max()}"
+            f"{where}: row_ids: expected numbers in [0, {rows}); got {indices.min()} to "
+            f"{indices.max()}"
         )
-    return np.unique(numbers)
+    return np.unique(indices)

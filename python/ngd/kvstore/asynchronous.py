@@ -49,7 +49,7 @@ class AsyncStore(KVStore):
         self.staleness = staleness
         self._members = world_ranks_of(group)
         self._service = Service(make_service_group(group, f"kvstore {type}"), staleness)
-        self._numbers: dict[Key, int] = {}
+        self._key_numbers: dict[Key, int] = {}
         self._bytes = [0] * group.size
         self._updates = False
         self._process = os.getpid()
@@ -104,8 +104,8 @@ class AsyncStore(KVStore):
 
     def _use(self, table: Plain | InGraph) -> None:
         service = self._service
-        for key, like in self._shapes.items():  # all keys, so that all ranks raise
-            table.check(key, like.dtype)
+        for key, template in self._shapes.items():  # all keys, so that all ranks raise
+            table.check(key, template.dtype)
 
         def change() -> None:
             if isinstance(table, InGraph):
@@ -132,7 +132,7 @@ class AsyncStore(KVStore):
         owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += value.nbytes
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
-        number = self._numbers[key] = len(self._numbers)
+        number = self._key_numbers[key] = len(self._key_numbers)
         service, home = self._service, Home(key, owner, value.shape, value.dtype)
 
         def add() -> None:
@@ -144,7 +144,7 @@ class AsyncStore(KVStore):
         self._wait("init", service.call(add))
 
     def _push(
-        self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
+        self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
         """Send the requests for all keys, then wait for the answers."""
         if not self._updates:
@@ -152,14 +152,14 @@ class AsyncStore(KVStore):
                 f"{where}: expected a dist_async store with an optimizer or updater; got none. "
                 "Call set_optimizer or set_updater first."
             )
-        wanted = outs or {}
-        asked = {
-            k: self._request(Kind.PUSH, k, total(values), k in wanted)
-            for k, values in given.items()
+        destinations = outs or {}
+        futures = {
+            k: self._request(Kind.PUSH, k, total(values), k in destinations)
+            for k, values in arrays.items()
         }
-        for k, future in asked.items():
+        for k, future in futures.items():
             value = self._answer(where, k, future)
-            for each in wanted.get(k, []):
+            for each in destinations.get(k, []):
                 np.copyto(each, value, casting="unsafe")
 
     def _value(self, key: Key) -> Array:
@@ -170,19 +170,21 @@ class AsyncStore(KVStore):
         shape = (len(rows), *self._shapes[key].shape[1:])
         if not len(rows):
             return np.empty(shape, self._shapes[key].dtype)
-        asked = self._request(Kind.ROWS, key, rows, True)
-        return self._answer(where, key, asked).reshape(shape)
+        future = self._request(Kind.ROWS, key, rows, True)
+        return self._answer(where, key, future).reshape(shape)
 
-    def _request(self, kind: Kind, key: Key, payload: Array | None, want: bool) -> Future[Any]:
-        return self._service.request(kind, self._numbers[key], payload, want)
+    def _request(
+        self, kind: Kind, key: Key, payload: Array | None, wants_value: bool
+    ) -> Future[Any]:
+        return self._service.request(kind, self._key_numbers[key], payload, wants_value)
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
         """Wait for an answer and return its value, or an empty array if it has none."""
-        owner = self._members[self._service.homes[self._numbers[key]].owner]
+        owner = self._members[self._service.homes[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
             slow = [self._members[int(rank)] for rank in payload]
-            raise late(
+            raise late_error(
                 f"{where}: key {key!r}: expected at most {self.staleness} pushes more on rank "
                 f"{self._members[self.rank]} than on rank {', '.join(map(str, slow))}; got more, "
                 f"and no push of it for {self._service.group.timeout} s (NGD_TIMEOUT). Find out "
@@ -190,9 +192,9 @@ class AsyncStore(KVStore):
                 slow,
             )
         if payload is None:
-            like = self._shapes[key]
+            template = self._shapes[key]
             return np.empty(
-                0 if like.size or where == "row_sparse_pull" else like.shape, like.dtype
+                0 if template.size or where == "row_sparse_pull" else template.shape, template.dtype
             )
         value: Array = payload
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
@@ -214,12 +216,12 @@ class AsyncStore(KVStore):
             if isinstance(error, CollectiveTimeoutError):
                 raise
             ranks = [] if owner is None else [owner]
-            who = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
-            message = f"{what}: expected an answer of {who}; got none in {limit} s"
-            raise late(message, ranks) from None
+            ranks_text = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
+            message = f"{what}: expected an answer of {ranks_text}; got none in {limit} s"
+            raise late_error(message, ranks) from None
 
 
-def late(message: str, ranks: list[int]) -> CollectiveTimeoutError:
+def late_error(message: str, ranks: list[int]) -> CollectiveTimeoutError:
     """Return a CollectiveTimeoutError for ranks that did not answer in time."""
     error = CollectiveTimeoutError(f"kvstore: {message}")
     error.ranks = tuple(ranks)

@@ -39,25 +39,25 @@ class TwoBits:
         self.threshold = np.float32(parameters.get("threshold", 0.5))
         if not self.threshold > 0:
             raise ValueError(f"{where}: threshold: expected a number > 0; got {self.threshold}")
-        self._left: dict[Hashable, Array] = {}
+        self._residuals: dict[Hashable, Array] = {}
 
-    def encode(self, whose: Hashable, gradient: Array) -> Array:
+    def encode(self, gradient_key: Hashable, gradient: Array) -> Array:
         """Return the codes of a float32 array, four per byte, and update its residual.
 
-        `whose` identifies the gradient: a key, or a key and a device.
+        `gradient_key` identifies the gradient: a key, or a key and the number of a device.
         """
         if gradient.dtype != np.float32:
             raise DTypeError(
                 f"push: compression to two bits: expected float32; got {gradient.dtype}"
             )
-        left = self._left.get(whose)
-        left = gradient.ravel().copy() if left is None else left + gradient.ravel()
-        up, down = left >= self.threshold, left <= -self.threshold
-        left[up] -= self.threshold
-        left[down] += self.threshold
-        self._left[whose] = left
-        codes = np.zeros(-(-left.size // 4) * 4, np.uint8)
-        codes[: left.size] = up + 2 * down
+        residual = self._residuals.get(gradient_key)
+        residual = gradient.ravel().copy() if residual is None else residual + gradient.ravel()
+        up, down = residual >= self.threshold, residual <= -self.threshold
+        residual[up] -= self.threshold
+        residual[down] += self.threshold
+        self._residuals[gradient_key] = residual
+        codes = np.zeros(-(-residual.size // 4) * 4, np.uint8)
+        codes[: residual.size] = up + 2 * down
         fours = codes.reshape(-1, 4)
         packed: Array = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
         return packed
@@ -66,7 +66,7 @@ class TwoBits:
         """Return the float32 sum of several encoded arrays of a shape; each row is one array."""
         size = int(np.prod(shape))
         count = np.zeros(packed.shape[1] * 4, np.int32)
-        for place in range(4):
-            codes = packed >> 2 * place & 3
-            count[place::4] = (codes == 1).sum(0, np.int32) - (codes == 2).sum(0, np.int32)
+        for position in range(4):
+            codes = packed >> 2 * position & 3
+            count[position::4] = (codes == 1).sum(0, np.int32) - (codes == 2).sum(0, np.int32)
         return (count[:size] * self.threshold).astype(np.float32).reshape(shape)

@@ -28,7 +28,7 @@ from mxnet.kvstore import KVStoreBase  # isort: skip  # after the import of `mx`
 NDArray: Any = mx.nd.NDArray
 
 
-class Shared:
+class WritableMemory:
     """An object with DLPack methods, by which NumPy gets the writable memory of an MXNet array.
 
     MXNet completes all operations on the array first.
@@ -54,16 +54,16 @@ def writable(array: Any) -> Array:
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
     if array.size == 0:
         return np.empty(array.shape, array.dtype)
-    seen = np.from_dlpack(Shared(array))
-    memory = (ctypes.c_byte * seen.nbytes).from_address(seen.ctypes.data)
-    memory.keeps = seen  # type: ignore[attr-defined]
-    return np.ndarray(seen.shape, seen.dtype, memoryview(memory))
+    view = np.from_dlpack(WritableMemory(array))
+    memory = (ctypes.c_byte * view.nbytes).from_address(view.ctypes.data)
+    memory.keeps = view  # type: ignore[attr-defined]
+    return np.ndarray(view.shape, view.dtype, memoryview(memory))
 
 
-def given(values: Any) -> Any:
+def as_numpy(values: Any) -> Any:
     """Return dense MXNet arrays, in nested lists, as NumPy arrays with the same memory."""
     if isinstance(values, (list, tuple)):
-        return [given(each) for each in values]
+        return [as_numpy(each) for each in values]
     if not isinstance(values, NDArray):
         return values
     if values.stype != "default":
@@ -74,10 +74,10 @@ def given(values: Any) -> Any:
     return writable(values)
 
 
-def dense(values: Any) -> Any:
+def as_dense(values: Any) -> Any:
     """Return nested lists of MXNet arrays with dense copies of the sparse arrays."""
     if isinstance(values, (list, tuple)):
-        return [dense(each) for each in values]
+        return [as_dense(each) for each in values]
     sparse = isinstance(values, NDArray) and values.stype != "default"
     return values.tostype("default") if sparse else values
 
@@ -106,36 +106,36 @@ class Store(KVStoreBase):
 
     def init(self, key: Any, value: Any) -> None:
         """Create keys with the values of rank 0; see KVStore.init."""
-        self.store.init(key, given(dense(value)))
+        self.store.init(key, as_numpy(as_dense(value)))
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add up gradients over the ranks and update the values; see KVStore.push."""
-        self.store.push(key, given(dense(value)))
+        self.store.push(key, as_numpy(as_dense(value)))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
         """Copy values into `out`; see KVStore.pull."""
-        self.store.pull(key, given(out))
+        self.store.pull(key, as_numpy(out))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push, then copy the new values into `out`; see KVStore.pushpull."""
-        values = given(value)
-        self.store.pushpull(key, values, values if out is None else given(out))
+        values = as_numpy(value)
+        self.store.pushpull(key, values, values if out is None else as_numpy(out))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Create keys, and copy the values of rank 0 into `out`; see KVStore.broadcast."""
-        self.store.broadcast(key, given(value), given(out))
+        self.store.broadcast(key, as_numpy(value), as_numpy(out))
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
         """Copy rows of values into `out`, dense or row_sparse; see KVStore.row_sparse_pull."""
-        filled = dense(out)
-        self.store.row_sparse_pull(key, given(filled), row_ids=given(row_ids))
-        for wanted, full in pairs(out, filled):
-            if full is not wanted:
-                full.tostype(wanted.stype).copyto(wanted)
+        filled = as_dense(out)
+        self.store.row_sparse_pull(key, as_numpy(filled), row_ids=as_numpy(row_ids))
+        for destination, full in pairs(out, filled):
+            if full is not destination:
+                full.tostype(destination.stype).copyto(destination)
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Update values with an optimizer; see KVStore.set_optimizer."""

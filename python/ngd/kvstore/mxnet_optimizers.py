@@ -14,7 +14,7 @@ from .arguments import Key
 INSTALL = "pip install 'mxnet==1.9.1' 'numpy<2'"
 
 
-def imported() -> Any:
+def import_mxnet() -> Any:
     """Import MXNet and return the module.
 
     MXNet uses `numpy.bool`, which NumPy 1.24 removed. So `numpy.bool` is defined again.
@@ -36,7 +36,7 @@ def imported() -> Any:
     return mxnet
 
 
-mx = imported()
+mx = import_mxnet()
 
 
 def updater_of(optimizer: Any) -> Updater:
@@ -52,8 +52,8 @@ class Updater:
 
     def __call__(self, key: Key, gradient: Array, value: Array) -> None:
         """Update `value` in place."""
-        weight = lent(value)
-        self.updater(key, lent(gradient), weight)
+        weight = as_mxnet(value)
+        self.updater(key, as_mxnet(gradient), weight)
         weight.wait_to_read()
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
@@ -66,7 +66,7 @@ class Updater:
         self.updater.set_states(states)
 
 
-def lent(array: Array) -> Any:
+def as_mxnet(array: Array) -> Any:
     """Return an MXNet array with the memory of a NumPy array.
 
     MXNet marks the NumPy array that it gets as read-only. So it gets a view, or a reshaped scalar.

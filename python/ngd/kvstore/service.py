@@ -90,19 +90,19 @@ class Peer:
         self.header = np.zeros(HEADER, np.int64)
         self.payload: Array | None = None
         self.work: Work | None = None
-        self.heard = 0.0
+        self.last_message_time = 0.0
         """The time of its last message."""
         self.ended = False
         """True if it has sent END."""
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingPush:
     """A push that was applied and not answered, because its rank may be too far ahead."""
 
-    who: int
+    from_rank: int
     number: int
-    want: bool
+    wants_value: bool
     answer: Answer
     since: float
 
@@ -128,20 +128,20 @@ class Service:
         """All keys of the store, by number."""
         self._clocks: dict[int, list[int]] = {}
         """For each key that this rank owns: the number of pushes of each rank."""
-        self._gone: set[int] = set()
+        self._ended_ranks: set[int] = set()
         """The ranks that have sent BYE."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
-        self._asked: set[Future[Any]] = set()
+        self._futures: set[Future[Any]] = set()
         self._sends: deque[Work] = deque()
         self._works: deque[tuple[Work, Future[Any]]] = deque()
         self._tickets: dict[int, Future[Any]] = {}
-        self._tickets_given = 0
-        self._waiting: list[Waiting] = []
+        self._num_tickets = 0
+        self._pending_pushes: list[PendingPush] = []
         self._closing: Future[Any] | None = None
-        self._said_end = False
-        self._active, self._told = False, time.monotonic()
+        self._has_sent_end = False
+        self._active, self._last_here_time = False, time.monotonic()
         self._over: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=group.name, daemon=True)
         self._thread.start()
@@ -163,24 +163,28 @@ class Service:
         future: Future[Any] = Future()
         return self._ask(lambda: self._works.append((start(self.group), future)), future)
 
-    def request(self, kind: Kind, number: int, payload: Array | None, want: bool) -> Future[Any]:
+    def request(
+        self, kind: Kind, number: int, payload: Array | None, wants_value: bool
+    ) -> Future[Any]:
         """Send a request to the owner of a key. The Future gets kind and payload of the answer.
 
-        The payload is not copied, so it must not change before the answer. `want` asks for the
-        value in the answer to a push.
+        The payload is not copied, so it must not change before the answer. `wants_value` asks for
+        the value in the answer to a push.
         """
         future: Future[Any] = Future()
         owner, me = self.homes[number].owner, self.group.rank
 
-        def here() -> None:
-            self._serve(me, kind, number, payload, want, lambda *said: future.set_result(said))
+        def serve_locally() -> None:
+            self._serve(
+                me, kind, number, payload, wants_value, lambda *result: future.set_result(result)
+            )
 
-        def away() -> None:
-            self._tickets_given += 1
-            self._tickets[self._tickets_given] = future
-            self._send(owner, kind, number, payload, self._tickets_given, want)
+        def send_request() -> None:
+            self._num_tickets += 1
+            self._tickets[self._num_tickets] = future
+            self._send(owner, kind, number, payload, self._num_tickets, wants_value)
 
-        return self._ask(here if owner == me else away, future)
+        return self._ask(serve_locally if owner == me else send_request, future)
 
     def close(self) -> Future[Any]:
         """Send BYE, and serve the other ranks until all have sent BYE. Then the thread ends."""
@@ -188,9 +192,9 @@ class Service:
 
         def command() -> None:
             self._closing = future
-            self._gone.add(self.group.rank)
+            self._ended_ranks.add(self.group.rank)
             for peer in self._peers:
-                peer.heard = time.monotonic()
+                peer.last_message_time = time.monotonic()
                 self._send(peer.rank, Kind.BYE)
 
         return self._ask(command, future)
@@ -201,8 +205,8 @@ class Service:
         return self._over is not None
 
     def _ask(self, command: Callable[[], None], future: Future[Any]) -> Future[Any]:
-        self._asked.add(future)
-        future.add_done_callback(self._asked.discard)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         self._active = True
         self._commands.append(command)
         self._wake.set()
@@ -211,7 +215,7 @@ class Service:
         return future
 
     def _fail_asked(self, why: BaseException) -> None:
-        for future in list(self._asked):
+        for future in list(self._futures):
             with contextlib.suppress(InvalidStateError):  # it has a result or an error already
                 future.set_exception(why)
 
@@ -227,7 +231,7 @@ class Service:
                 self.group.abort("".join(traceback.format_exception(error)))
         self._over = why
         self.group.close()
-        if self._closing is not None and isinstance(why, GroupClosedError) and self._said_end:
+        if self._closing is not None and isinstance(why, GroupClosedError) and self._has_sent_end:
             self._closing.set_result(None)
         self._fail_asked(why)
 
@@ -244,77 +248,91 @@ class Service:
             nap = min(1.5 * nap, LONGEST_NAP)
 
     def _take_commands(self) -> bool:
-        moved = bool(self._commands)
+        has_work = bool(self._commands)
         while self._commands:
             self._commands.popleft()()
-        return moved
+        return has_work
 
     def _receive(self) -> bool:
         """Handle the messages that have arrived; return True if there were any."""
-        moved = False
+        has_work = False
         for peer in self._peers:
             if peer.work is None or not peer.work.done():
                 continue
             peer.work.wait()
-            peer.heard, moved = time.monotonic(), True
+            peer.last_message_time, has_work = time.monotonic(), True
             kind, number, length = (int(n) for n in peer.header[:3])
             if length and peer.payload is None:
-                numbers = kind in (Kind.ROWS, Kind.LATE)
-                dtype = np.dtype(np.int64) if numbers else self.homes[number].dtype
+                has_indices = kind in (Kind.ROWS, Kind.LATE)
+                dtype = np.dtype(np.int64) if has_indices else self.homes[number].dtype
                 peer.payload = np.empty(length, dtype)
                 peer.work = self._receiving(peer, peer.payload)
                 continue
             payload, peer.payload = peer.payload, None
-            ticket, want = int(peer.header[3]), bool(peer.header[4])
+            ticket, wants_value = int(peer.header[3]), bool(peer.header[4])
             peer.ended = kind == Kind.END
             peer.work = None if peer.ended else self._receiving(peer, peer.header)
-            self._handle(peer.rank, Kind(kind), number, payload, ticket, want)
-        return moved
+            self._handle(peer.rank, Kind(kind), number, payload, ticket, wants_value)
+        return has_work
 
     def _receiving(self, peer: Peer, buffer: Array) -> Work:
         work: Work = self.group.recv(peer.rank, out=buffer, async_op=True, site="kvstore")
         return work
 
     def _handle(
-        self, who: int, kind: Kind, number: int, payload: Array | None, ticket: int, want: bool
+        self,
+        rank: int,
+        kind: Kind,
+        number: int,
+        payload: Array | None,
+        ticket: int,
+        wants_value: bool,
     ) -> None:
         if kind in (Kind.PUSH, Kind.PULL, Kind.ROWS):
             if payload is None and kind != Kind.PULL:  # a payload without elements is not sent
                 payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.homes[number].dtype)
 
-            def answer(said: Kind, value: Array | None) -> None:
-                self._send(who, said, number, value, ticket)
+            def answer(answer_kind: Kind, value: Array | None) -> None:
+                self._send(rank, answer_kind, number, value, ticket)
 
-            self._serve(who, kind, number, payload, want, answer)
+            self._serve(rank, kind, number, payload, wants_value, answer)
         elif kind in (Kind.ANSWER, Kind.LATE):
             self._tickets.pop(ticket).set_result((kind, payload))
         elif kind == Kind.BYE:
-            self._gone.add(who)
+            self._ended_ranks.add(rank)
 
     def _serve(
-        self, who: int, kind: Kind, number: int, payload: Array | None, want: bool, answer: Answer
+        self,
+        rank: int,
+        kind: Kind,
+        number: int,
+        payload: Array | None,
+        wants_value: bool,
+        answer: Answer,
     ) -> None:
-        """Handle a request of rank `who` about a key that this rank owns."""
+        """Handle a request of a rank about a key that this rank owns."""
         if kind == Kind.PUSH:
             assert payload is not None
             self._apply(self.homes[number], payload)
             clock = self._clocks.setdefault(number, [0] * self.group.size)
-            clock[who] += 1
-            self._waiting.append(Waiting(who, number, want, answer, time.monotonic()))
+            clock[rank] += 1
+            self._pending_pushes.append(
+                PendingPush(rank, number, wants_value, answer, time.monotonic())
+            )
             self._release()
             return
         value = self._value(number)
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
     def _apply(self, home: Home, gradient: Array) -> None:
-        given, table = gradient.reshape(home.shape), self.table
+        array, table = gradient.reshape(home.shape), self.table
         if isinstance(table, Plain):
-            table.push(home.key, given)
+            table.push(home.key, array)
             return None
         end = time.monotonic() + self.group.timeout if self.group.timeout else None
         while True:
             try:
-                return table.push({home.key: given}, None, summed=True)
+                return table.push({home.key: array}, None, summed=True)
             except BusyError:  # the program assigns the learning rate or reads the state now
                 if end is not None and time.monotonic() > end:
                     raise
@@ -327,18 +345,22 @@ class Service:
 
     def _release(self) -> None:
         """Answer the pushes whose ranks are not too far ahead, or have waited for NGD_TIMEOUT."""
-        for each in list(self._waiting):
+        for each in list(self._pending_pushes):
             clock = self._clocks[each.number]
-            active = [r for r in range(self.group.size) if r not in self._gone or r == each.who]
-            least = clock[each.who] - (self.staleness or 0)
+            active = [
+                r
+                for r in range(self.group.size)
+                if r not in self._ended_ranks or r == each.from_rank
+            ]
+            least = clock[each.from_rank] - (self.staleness or 0)
             slow = [] if self.staleness is None else [r for r in active if clock[r] < least]
             if not slow:
-                each.answer(Kind.ANSWER, self._value(each.number) if each.want else None)
+                each.answer(Kind.ANSWER, self._value(each.number) if each.wants_value else None)
             elif self._past(each.since):
                 each.answer(Kind.LATE, np.array(slow, np.int64))
             else:
                 continue
-            self._waiting.remove(each)
+            self._pending_pushes.remove(each)
 
     def _past(self, since: float) -> bool:
         return bool(self.group.timeout) and time.monotonic() - since > self.group.timeout
@@ -350,10 +372,10 @@ class Service:
         number: int = 0,
         payload: Array | None = None,
         ticket: int = 0,
-        want: bool = False,
+        wants_value: bool = False,
     ) -> None:
         flat = np.empty(0) if payload is None else np.ascontiguousarray(payload).reshape(-1)
-        header = np.array([kind, number, flat.size, ticket, want], np.int64)
+        header = np.array([kind, number, flat.size, ticket, wants_value], np.int64)
         for part in [header, flat][: 2 if flat.size else 1]:
             self._sends.append(self.group.send(part, to, async_op=True, site="kvstore"))
 
@@ -362,19 +384,19 @@ class Service:
 
         Return True if there were any.
         """
-        moved = False
+        has_work = False
         for _ in range(len(self._sends)):
             work = self._sends.popleft()
             if work.done():
                 work.wait()
-                moved = True
+                has_work = True
             else:
                 self._sends.append(work)
         while self._works and self._works[0][0].done():
             work, future = self._works.popleft()
             future.set_result(work.wait())
-            moved = True
-        return moved
+            has_work = True
+        return has_work
 
     def _keep_time(self) -> None:
         """Send HERE to ranks that have closed, and raise an error if a rank stays silent.
@@ -383,17 +405,17 @@ class Service:
         closed the store, and another rank sends nothing for NGD_TIMEOUT, the error names it.
         """
         limit = self.group.timeout
-        if not limit or not self._gone:
+        if not limit or not self._ended_ranks:
             return
         now = time.monotonic()
-        if self._active and now - self._told > limit / 4:
+        if self._active and now - self._last_here_time > limit / 4:
             for peer in self._peers:
-                if peer.rank in self._gone and not peer.ended and not self._said_end:
+                if peer.rank in self._ended_ranks and not peer.ended and not self._has_sent_end:
                     self._send(peer.rank, Kind.HERE)
-            self._active, self._told = False, now
+            self._active, self._last_here_time = False, now
         if self._closing is None:
             return
-        silent = [p.rank for p in self._peers if not p.ended and self._past(p.heard)]
+        silent = [p.rank for p in self._peers if not p.ended and self._past(p.last_message_time)]
         if silent:
             error = CollectiveTimeoutError(
                 f"kvstore: close: rank {', '.join(map(str, silent))} has not closed the store, nor "
@@ -404,10 +426,10 @@ class Service:
 
     def _at_end(self) -> bool:
         """Send END if all ranks have sent BYE. Return True if all messages are complete."""
-        if self._closing is None or len(self._gone) < self.group.size:
+        if self._closing is None or len(self._ended_ranks) < self.group.size:
             return False
-        if not self._said_end:
-            self._said_end = True
+        if not self._has_sent_end:
+            self._has_sent_end = True
             for peer in self._peers:
                 self._send(peer.rank, Kind.END)
         return not self._sends and all(peer.ended for peer in self._peers)

@@ -14,8 +14,8 @@ from ..comm.world import init, make_local_group, world_over_mpi
 
 def world_ranks_of(group: Group) -> list[int]:
     """Return the world rank of each rank of a group. All ranks of the group call this function."""
-    mine = np.array([init().rank])
-    return [int(rank) for rank in group.all_gather(mine, site="ngd.kvstore.create()")]
+    own_rank = np.array([init().rank])
+    return [int(rank) for rank in group.all_gather(own_rank, site="ngd.kvstore.create()")]
 
 
 def make_service_group(group: Group, name: str) -> Group:

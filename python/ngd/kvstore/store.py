@@ -89,10 +89,10 @@ class KVStore:
         KeyError
             The key exists already, or the other keys of the store have another type.
         """
-        given = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
-        for k in given:
+        arrays = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
+        for k in arrays:
             self._expect_new("init", k)
-        for k, array in zip(given, self._of_first(list(given.values())), strict=True):
+        for k, array in zip(arrays, self._of_first(list(arrays.values())), strict=True):
             self._add(k, array)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -116,7 +116,7 @@ class KVStore:
         KeyError
             The key was not created by `init`.
         """
-        self._push("push", self._given("push", key, value), None)
+        self._push("push", self._read_arrays("push", key, value), None)
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -151,8 +151,8 @@ class KVStore:
             Not used.
         """
         where = "pushpull"
-        given = self._given(where, key, value)
-        self._push(where, given, self._targets(where, key, value if out is None else out))
+        arrays = self._read_arrays(where, key, value)
+        self._push(where, arrays, self._targets(where, key, value if out is None else out))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Create keys with the values of rank 0, and copy these into `out`.
@@ -191,22 +191,22 @@ class KVStore:
             An index is outside of the value.
         """
         where = "row_sparse_pull"
-        wanted = self._targets(where, key, out)
+        destinations = self._targets(where, key, out)
         ids = by_key(where, "row_ids", key, row_ids)
-        for k, outs in wanted.items():
-            numbers = ids[k] * len(outs) if len(ids[k]) == 1 else ids[k]
-            if len(numbers) != len(outs):
+        for k, outs in destinations.items():
+            index_arrays = ids[k] * len(outs) if len(ids[k]) == 1 else ids[k]
+            if len(index_arrays) != len(outs):
                 raise ValueError(
                     f"{where}: row_ids: expected one for each of {len(outs)} arrays of key {k!r}; "
-                    f"got {len(numbers)}"
+                    f"got {len(index_arrays)}"
                 )
             shape = self._shapes[k].shape
             if not shape:
                 raise ShapeError(
                     f"{where}: key {k!r}: expected a value that has rows; got a scalar"
                 )
-            for each, of_each in zip(outs, numbers, strict=True):
-                rows = rows_of(where, of_each, shape[0])
+            for each, indices in zip(outs, index_arrays, strict=True):
+                rows = rows_of(where, indices, shape[0])
                 values = self._rows(k, rows)
                 each[...] = 0
                 each[rows] = values
@@ -337,16 +337,16 @@ class KVStore:
         self._table.add(key, value)
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
 
-    def _given(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
+    def _read_arrays(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
         """Return the arrays of a push, checked, with the keys in ascending order."""
-        found = by_key(where, "value", key, value)
-        given: dict[Key, list[Array]] = {}
-        for k in sorted(found, key=lambda k: (isinstance(k, str), k)):
-            like = self._expect_known(where, k)
-            given[k] = [read(where, each) for each in found[k]]
-            for array in given[k]:
-                expect_like(where, k, array, like)
-        return given
+        values_of_key = by_key(where, "value", key, value)
+        arrays: dict[Key, list[Array]] = {}
+        for k in sorted(values_of_key, key=lambda k: (isinstance(k, str), k)):
+            template = self._expect_known(where, k)
+            arrays[k] = [read(where, each) for each in values_of_key[k]]
+            for array in arrays[k]:
+                expect_like(where, k, array, template)
+        return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
         """Return the arrays of `out`, checked, by key."""
@@ -365,44 +365,46 @@ class KVStore:
         return first
 
     def _push(
-        self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
+        self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
         """Add up gradients over the ranks, update the values, and copy them into `outs`."""
-        if not given:
+        if not arrays:
             return
         table = self._table
         if isinstance(table, InGraph):
             summed = self._compression is not None
-            sums = self._compressed(given) if summed else {k: total(v) for k, v in given.items()}
+            sums = (
+                self._sum_compressed(arrays) if summed else {k: total(v) for k, v in arrays.items()}
+            )
             direct = direct_outs(sums, outs)
             table.push(sums, direct, summed)
-            done = {} if direct is None else direct
+            updated = {} if direct is None else direct
         else:
-            for k, gradient in self._sums(table, given).items():
+            for k, gradient in self._sums(table, arrays).items():
                 table.push(k, gradient)
-            done = {}
-        for k, wanted in (outs or {}).items():
-            value = done[k] if k in done else self._value(k)
-            for each in wanted:
+            updated = {}
+        for k, destinations in (outs or {}).items():
+            value = updated[k] if k in updated else self._value(k)
+            for each in destinations:
                 if each is not value:
                     np.copyto(each, value, casting="unsafe")
 
-    def _sums(self, table: Plain, given: dict[Key, list[Array]]) -> dict[Key, Array]:
+    def _sums(self, table: Plain, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
         """Return the sum of each key over its arrays and over the ranks."""
         if self._compression is not None:
-            return self._compressed(given)
-        local = {k: total(v) for k, v in given.items()}
+            return self._sum_compressed(arrays)
+        local = {k: total(v) for k, v in arrays.items()}
         if self.group is None:
             return local
-        rooms = [table.room(k) for k in local]
-        self.group.all_reduce(list(local.values()), op="sum", out=rooms)
-        return dict(zip(local, rooms, strict=True))
+        buffers = [table.room(k) for k in local]
+        self.group.all_reduce(list(local.values()), op="sum", out=buffers)
+        return dict(zip(local, buffers, strict=True))
 
-    def _compressed(self, given: dict[Key, list[Array]]) -> dict[Key, Array]:
+    def _sum_compressed(self, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
         """Return the sum of the compressed arrays of each key, over the ranks."""
         two_bits, sums = self._compression, {}
         assert two_bits is not None
-        for k, values in given.items():
+        for k, values in arrays.items():
             if self.group is None:
                 packed = np.stack([two_bits.encode((k, i), v) for i, v in enumerate(values)])
             else:
@@ -414,8 +416,8 @@ class KVStore:
         return self._table.value(key)
 
     def _rows(self, key: Key, rows: Array) -> Array:
-        found: Array = self._table.value(key)[rows]
-        return found
+        values: Array = self._table.value(key)[rows]
+        return values
 
 
 def direct_outs(

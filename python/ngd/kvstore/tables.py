@@ -34,7 +34,7 @@ class Plain:
     def __init__(self, updater: Updater | None = None) -> None:
         self.updater = updater
         self._values: dict[Key, Array] = {}
-        self._rooms: dict[Key, Array] = {}
+        self._buffers: dict[Key, Array] = {}
 
     def names(self) -> list[Key]:
         """Return all keys, in the order in which they were added."""
@@ -58,9 +58,9 @@ class Plain:
         """
         if self.updater is None:
             return self._values[key]
-        if key not in self._rooms:
-            self._rooms[key] = np.empty_like(self._values[key])
-        return self._rooms[key]
+        if key not in self._buffers:
+            self._buffers[key] = np.empty_like(self._values[key])
+        return self._buffers[key]
 
     def push(self, key: Key, gradient: Array) -> None:
         """Update a value with the sum of the pushed arrays."""
@@ -72,20 +72,20 @@ class Plain:
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
         """Write the result of the updater's `get_states` to a file; updaters of MXNet have it."""
-        states = self._of_updater("save_optimizer_states", "get_states")(dump_optimizer)
+        states = self._updater_method("save_optimizer_states", "get_states")(dump_optimizer)
         checkpoint.replace(path, [states])
 
     def load(self, path: Path) -> None:
         """Read the state of the updater from a file of `save`."""
-        self._of_updater("load_optimizer_states", "set_states")(path.read_bytes())
+        self._updater_method("load_optimizer_states", "set_states")(path.read_bytes())
 
-    def _of_updater(self, where: str, method: str) -> Any:
-        found = getattr(self.updater, method, None)
-        if found is None:
+    def _updater_method(self, where: str, method: str) -> Any:
+        function = getattr(self.updater, method, None)
+        if function is None:
             raise ValueError(
                 f"{where}: expected a store with an optimizer; got none. Call set_optimizer first."
             )
-        return found
+        return function
 
 
 class InGraph:
@@ -122,9 +122,11 @@ class InGraph:
     def add(self, key: Key, value: Array) -> None:
         """Add a key: a variable, and an optimizer with its state."""
         self.check(key, value.dtype)
-        made = self._variables[key] = variable(str(key), value)
-        apart = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
-        apart.apply({made: placeholder("gradient", made.shape, made.dtype)})  # makes its state
+        added = self._variables[key] = variable(str(key), value)
+        optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
+        optimizer.apply(
+            {added: placeholder("gradient", added.shape, added.dtype)}
+        )  # makes its state
 
     def value(self, key: Key) -> Array:
         """Return a copy of the value."""
@@ -145,8 +147,10 @@ class InGraph:
         which = keys, with_values, summed
         if which not in self._steps:
             variables = [self._variables[key] for key in keys]
-            given = [placeholder(f"gradient of {v.name}", v.shape, v.dtype) for v in variables]
-            sums = given if summed else [ops.all_reduce(g, op="sum") for g in given]
+            placeholders = [
+                placeholder(f"gradient of {v.name}", v.shape, v.dtype) for v in variables
+            ]
+            sums = placeholders if summed else [ops.all_reduce(g, op="sum") for g in placeholders]
             gradients = dict(zip(variables, sums, strict=True))
             if self.optimizer.clip_norm is not None:
                 gradients, _ = clip_by_global_norm(gradients, self.optimizer.clip_norm)
@@ -154,7 +158,7 @@ class InGraph:
             for key, v in zip(keys, variables, strict=True):
                 updates |= self._optimizers[key].apply({v: gradients[v]})
             outputs = [updates[v] for v in variables] if with_values else []
-            self._steps[which] = compile_step(given, outputs, updates, group=self.group)
+            self._steps[which] = compile_step(placeholders, outputs, updates, group=self.group)
         return self._steps[which]
 
     def _state(self) -> dict[str, Variable]:

@@ -21,17 +21,17 @@ def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
     variable is updated.
     """
     readers = updating_reads(plan)
-    found: dict[int, tuple[str, ...]] = {}
+    names: dict[int, tuple[str, ...]] = {}
     for number, step in enumerate(plan.steps):
         if step.action not in ("start", "wait"):
             continue
         type, result = step.outputs[0]
-        places = [result.place] if result.lane == "variable" and type.bytes else []
+        positions = [result.place] if result.lane == "variable" and type.bytes else []
         for reader, operand, written in readers[id(result.whole or result)]:
             if reader > number and type.bytes and operand.meets(result):
-                places += written
-        found[number] = names_of(plan, places)
-    return found
+                positions += written
+        names[number] = names_of(plan, positions)
+    return names
 
 
 def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list[int]]]]:
@@ -39,22 +39,22 @@ def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list
 
     A read is (instruction, storage, positions of the written variables).
     """
-    found: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
+    reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
         written = [storage.place for _, storage in step.outputs if storage.lane == "variable"]
         for _, storage in step.inputs if written else ():
-            found[id(storage.whole or storage)].append((number, storage, written))
-    return found
+            reads[id(storage.whole or storage)].append((number, storage, written))
+    return reads
 
 
-def names_of(plan: Plan, places: list[int]) -> tuple[str, ...]:
+def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
     """Return the names of variables by position, without optimizer state if there are others."""
-    written = [plan.variables[place] for place in dict.fromkeys(places)]
+    written = [plan.variables[position] for position in dict.fromkeys(positions)]
     parameters = [node for node in written if getattr(node, "owner", None) is None]
     return tuple(str(node.attrs["name"]) for node in parameters or written)
 
 
 def shown_names(names: tuple[str, ...]) -> str:
     """Return a text with the first names and the number of the others."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    num_others = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {num_others} more" if num_others > 0 else "")

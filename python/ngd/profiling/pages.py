@@ -31,8 +31,8 @@ small { color: #666 }
 def text(summary: str, rows: Sequence[Row]) -> str:
     """Return a text with the summary and a table of the longest rows."""
     rows = sorted(rows, key=lambda row: -row.seconds)
-    shown = rows[:SHOWN]
-    table = [HEAD, *[cells(row) for row in shown]]
+    visible = rows[:SHOWN]
+    table = [HEAD, *[cells(row) for row in visible]]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(
@@ -41,9 +41,9 @@ def text(summary: str, rows: Sequence[Row]) -> str:
         ).rstrip()
         for line in table
     ]
-    rest = [row for row in rows[SHOWN:] if row.depth == 0]
-    if rest:
-        share = 100 * sum(row.share for row in rest)
+    hidden = [row for row in rows[SHOWN:] if row.depth == 0]
+    if hidden:
+        share = 100 * sum(row.share for row in hidden)
         lines.append(f"and {len(rows) - SHOWN} more, {share:.1f} % of the time; .rows has all")
     return "\n".join([summary, *lines])
 
@@ -80,10 +80,10 @@ def detail(row: Row) -> str:
         return ", ".join(filter(None, facts))
     if len(row.made_of) > 1:
         counted = Counter(op for op, _ in row.made_of)
-        made = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())
+        ops = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())
         lines = dict.fromkeys(short(site) for _, site in row.made_of if site != row.site)
-        also = f"; also {', '.join(lines)}" if lines else ""
-        return f"{made}{also}"
+        other_lines = f"; also {', '.join(lines)}" if lines else ""
+        return f"{ops}{other_lines}"
     return row.types + ("" if row.layout == "row-major" else f", {row.layout}")
 
 
@@ -120,8 +120,8 @@ def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int
 
 def html_row(row: Row) -> str:
     """Return a row of the HTML table: the cells, and a bar whose length is the share."""
-    given = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
-    columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(given))
+    escaped = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
+    columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(escaped))
     sites = escape("\n".join(f"{op} {site}" for op, site in row.made_of) or row.site)
     bar = f'<span class="bar" style="width:{300 * min(row.share, 1.0):.0f}px"></span>'
     return f'<tr title="{sites}">{columns}<td>{bar}</td></tr>'

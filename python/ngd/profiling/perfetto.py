@@ -111,39 +111,39 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
             yield recording
     except BaseException:
         if entered:
-            write_beside_an_error(path)
+            write_after_error(path)
         raise
     world = living_world()
     if world is None:
-        write_alone(path)
+        write_own_events(path)
     else:
         try:
             with world.under_way():
-                parts = gathered(world)
+                parts = gather_events(world)
         except BaseException:
-            write_beside_an_error(path)
+            write_after_error(path)
             raise
         if world.rank == 0:
             save(path, parts)
 
 
-def gathered(world: Group) -> list[bytes]:
+def gather_events(world: Group) -> list[bytes]:
     """Return the JSON texts of the events of all ranks on rank 0, and nothing on other ranks."""
     events = _core.recorded_events()
     offset = offset_to_root(world)
     begin = int(world.all_reduce(np.int64(first(events) + offset), op="min"))
-    mine = part(world.rank, events, offset, begin)
-    lengths = world.all_gather(np.array([len(mine)]))
+    own_part = part(world.rank, events, offset, begin)
+    num_bytes = world.all_gather(np.array([len(own_part)]))
     if world.rank > 0:
-        world.send(np.frombuffer(mine, np.uint8), 0)
+        world.send(np.frombuffer(own_part, np.uint8), 0)
         return []
-    parts = [mine]
+    parts = [own_part]
     for rank in range(1, world.size):
-        parts.append(world.recv(rank, shape=(int(lengths[rank]),), dtype=np.uint8).tobytes())
+        parts.append(world.recv(rank, shape=(int(num_bytes[rank]),), dtype=np.uint8).tobytes())
     return parts
 
 
-def write_alone(path: Path) -> None:
+def write_own_events(path: Path) -> None:
     """Write the events of this rank to a separate file, in the clock of this rank."""
     try:
         me = detect()
@@ -156,13 +156,13 @@ def write_alone(path: Path) -> None:
     save(path, [part(rank, events, 0, first(events))])
 
 
-def write_beside_an_error(path: Path) -> None:
+def write_after_error(path: Path) -> None:
     """Write the events of this rank while another exception is raised.
 
     If the file cannot be written, issue a warning, so that the other exception is not replaced.
     """
     try:
-        write_alone(path)
+        write_own_events(path)
     except OSError as error:
         warnings.warn(f"ngd.timeline: the file was not written: {error}", stacklevel=5)
 
@@ -176,15 +176,15 @@ def first(events: Iterable[Event]) -> int:
 def save(path: Path, parts: Iterable[bytes]) -> None:
     """Write the file and replace an old one atomically. A pipe or device is written in place."""
     path = path.resolve()
-    whole = path if path.exists() and not path.is_file() else None
+    special_file = path if path.exists() and not path.is_file() else None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with (whole or temporary).open("wb") as file:
+        with (special_file or temporary).open("wb") as file:
             file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
             for number, each in enumerate(parts):
                 file.write(b",\n" * (number > 0) + each)
             file.write(b"\n]}\n")
-        if whole is None:
+        if special_file is None:
             temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -204,14 +204,14 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
     ]
-    shown = Shown(rank, _core.recorded_labels())
+    converter = EventConverter(rank, _core.recorded_labels())
     shift = offset - begin
-    lines = [*head, *[each for event in events for each in shown.objects(event, shift)]]
-    lines += [of_a_bridge(rank, call, shift) for call in noted()]
+    lines = [*head, *[each for event in events for each in converter.objects(event, shift)]]
+    lines += [bridge_slice(rank, call, shift) for call in noted()]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
 
 
-def of_a_bridge(rank: int, call: Noted, shift: int) -> dict[str, Any]:
+def bridge_slice(rank: int, call: Noted, shift: int) -> dict[str, Any]:
     """Return the JSON object of a collective that a bridge has recorded: a slice in its own row."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
@@ -219,7 +219,7 @@ def of_a_bridge(rank: int, call: Noted, shift: int) -> dict[str, Any]:
     return {**at, "name": name, **length, "args": {"site": site}}
 
 
-class Shown:
+class EventConverter:
     """The conversion of the events of a rank to JSON objects of the file.
 
     Parameters
@@ -236,7 +236,7 @@ class Shown:
         self.details = details_of(labels)
         self.started: dict[tuple[int, int], int] = {}
         """The begin of the last run of each start, by program and instruction."""
-        self.flights = 0
+        self.num_collectives = 0
 
     def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
         """Yield the slice of an event, and after a wait the time span of its collective.
@@ -258,8 +258,13 @@ class Shown:
         if action == "start":
             self.started[program, number] = begin
         elif action == "wait" and (program, start) in self.started:
-            self.flights += 1
-            same = {"name": op, "cat": "collective", "id": f"{self.rank}.{self.flights}", **at}
+            self.num_collectives += 1
+            same = {
+                "name": op,
+                "cat": "collective",
+                "id": f"{self.rank}.{self.num_collectives}",
+                **at,
+            }
             started = self.started.pop((program, start))
             yield {"ph": "b", **same, "ts": (started + shift) / 1e3, "args": details}
             yield {"ph": "e", **same, "ts": (end + shift) / 1e3}
@@ -271,30 +276,31 @@ def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]
     The events do not refer to a plan, so the plan of a program is found by equal labels. If plans
     with the same labels differ in a collective, for example in its shape, it gets no details.
     """
-    found: dict[tuple[Label, ...], list[dict[str, str]]] = {}
-    waiting = list(plans())
-    while waiting:
-        plan = waiting.pop()
-        waiting += [body for step in plan.steps for body in step.bodies]
+    details_of_labels: dict[tuple[Label, ...], list[dict[str, str]]] = {}
+    remaining = list(plans())
+    while remaining:
+        plan = remaining.pop()
+        remaining += [body for step in plan.steps for body in step.bodies]
         key = tuple((each.action, each.op, each.site, each.start) for each in plan.steps)
         details = collectives_of(plan)
-        pairs = zip(found.get(key, details), details, strict=True)
-        found[key] = [one if one == other else {} for one, other in pairs]
+        pairs = zip(details_of_labels.get(key, details), details, strict=True)
+        details_of_labels[key] = [one if one == other else {} for one, other in pairs]
     nothing: dict[str, str] = {}
     return {
-        program: found.get(tuple(each), [nothing] * len(each)) for program, each in labels.items()
+        program: details_of_labels.get(tuple(each), [nothing] * len(each))
+        for program, each in labels.items()
     }
 
 
 def collectives_of(plan: Plan) -> list[dict[str, str]]:
     """Return the type and the variables of each instruction that is part of a collective."""
     variables = variables_of(plan)
-    found: list[dict[str, str]] = [{} for _ in plan.steps]
+    details: list[dict[str, str]] = [{} for _ in plan.steps]
     for number, names in variables.items():
-        found[number]["type"] = plan.steps[number].outputs[0][0].short
+        details[number]["type"] = plan.steps[number].outputs[0][0].short
         if names:
-            found[number]["variables"] = shown_names(names)
-    return found
+            details[number]["variables"] = shown_names(names)
+    return details
 
 
 def clock_name() -> str:
@@ -320,26 +326,26 @@ def offset_to_root(world: Group) -> int:
     clocks = world.all_gather(np.frombuffer(digest, np.uint64))
     for rank in np.flatnonzero(clocks != clocks[0]).tolist():
         if world.rank == 0:
-            answer(world, rank)
+            answer_pings(world, rank)
         elif world.rank == rank:
-            return ask(world)
+            return measure_offset(world)
     return 0
 
 
-def answer(world: Group, rank: int) -> None:
+def answer_pings(world: Group, rank: int) -> None:
     """Send this rank's time to another rank, once per round trip."""
     for _ in range(PINGS):
         world.recv(rank, shape=(1,), dtype=np.int64)
         world.send(np.array([_core.clock_ns()]), rank)
 
 
-def ask(world: Group) -> int:
+def measure_offset(world: Group) -> int:
     """Return the offset of the clock of rank 0, from the shortest round trip to rank 0."""
     trips = []
     for _ in range(PINGS):
         begin = _core.clock_ns()
         world.send(np.array([begin]), 0)
-        there = int(world.recv(0, shape=(1,), dtype=np.int64)[0])
+        root_time = int(world.recv(0, shape=(1,), dtype=np.int64)[0])
         end = _core.clock_ns()
-        trips.append((end - begin, there - (begin + end) // 2))
+        trips.append((end - begin, root_time - (begin + end) // 2))
     return min(trips)[1]

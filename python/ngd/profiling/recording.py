@@ -36,17 +36,17 @@ class Latecomers:
     """The number of times that each rank arrived last at a collective, during a recording."""
 
     def __init__(self) -> None:
-        self.before = counted()
+        self.before = count_last_arrivals()
         self.after: Counter[tuple[Call, int]] | None = None
 
     def end(self) -> None:
         """Read the counts at the end of the recording."""
-        self.after = counted()
+        self.after = count_last_arrivals()
 
     def of(self, call: Call) -> dict[int, int]:
         """Return the count of each rank for a collective, without ranks whose count is 0."""
-        seen = (self.after or counted()) - self.before
-        return {rank: n for (each, rank), n in sorted(seen.items()) if each == call}
+        counts = (self.after or count_last_arrivals()) - self.before
+        return {rank: n for (each, rank), n in sorted(counts.items()) if each == call}
 
 
 Noted: TypeAlias = tuple[str, str, int, int]
@@ -183,10 +183,10 @@ def last_to_come(call: Call) -> dict[int, int]:
     return {} if _latecomers is None else _latecomers.of(call)
 
 
-def counted() -> Counter[tuple[Call, int]]:
+def count_last_arrivals() -> Counter[tuple[Call, int]]:
     """Return how often each rank has arrived last at each collective, since the start."""
-    found: Counter[tuple[Call, int]] = Counter()
+    counts: Counter[tuple[Call, int]] = Counter()
     for row in comm_stats():
         for rank, times in enumerate(row.last):
-            found[(row.op, row.site), rank] += times
-    return found
+            counts[(row.op, row.site), rank] += times
+    return counts

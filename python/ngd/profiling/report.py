@@ -83,19 +83,21 @@ class Report:
 
         The largest share comes first.
         """
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for row in self.rows:
             if row.depth == 0:
-                found[row.title] = found.get(row.title, 0.0) + row.share
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                totals[row.title] = totals.get(row.title, 0.0) + row.share
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts and lists, in seconds, bytes and FLOP."""
-        rows = [named(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
-        own = named(self) | {"peaks": named(self.peaks), "cost": self.cost}
-        own |= {"overlap": self.overlap}
-        made: dict[str, Any] = plain(own | {"rows": rows, "shares": self.shares()})
-        return made
+        rows = [fields_of(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
+        report_fields = fields_of(self) | {"peaks": fields_of(self.peaks), "cost": self.cost}
+        report_fields |= {"overlap": self.overlap}
+        result: dict[str, Any] = as_json_value(
+            report_fields | {"rows": rows, "shares": self.shares()}
+        )
+        return result
 
     def to_json(self) -> str:
         """Return the report as a text in JSON, with the content of `to_dict`."""
@@ -109,7 +111,7 @@ class Report:
         return pages.text(summary(self), self.rows)
 
 
-def named(record: Any) -> dict[str, Any]:
+def fields_of(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as a dict, without conversion of their values."""
     return {each.name: getattr(record, each.name) for each in fields(record)}
 
@@ -146,31 +148,31 @@ def report_of(
     has_first_run = first is None or record is None or record[0][0] <= first[0][0]
     if first is not None and record is not None and not has_first_run:
         record = subtract_record(record, first)
-    whole = record[0] if record is not None else NEVER
+    program_times = record[0] if record is not None else NEVER
     peaks = Peaks(0.0)
-    if whole[0] and measure:
+    if program_times[0] and measure:
         dtypes = {dtype_of(step) for step in steps_of(plan) if step.cost.flops} - {None}
-        known = {dtype.name: measure(dtype) for dtype in sorted(dtypes, key=str) if dtype}
-        peaks = Peaks(measure(None), known)
-    rows = tuple(rows_of(plan, record, whole[1], peaks, ""))
+        flops = {dtype.name: measure(dtype) for dtype in sorted(dtypes, key=str) if dtype}
+        peaks = Peaks(measure(None), flops)
+    rows = tuple(rows_of(plan, record, program_times[1], peaks, ""))
     first_seconds = first[0][1] / 1e9 if first is not None else 0.0
     return Report(
-        *(rows, whole[0], whole[1] / 1e9, peaks, site, device, dict(memory)),
+        *(rows, program_times[0], program_times[1] / 1e9, peaks, site, device, dict(memory)),
         first_run_seconds=first_seconds,
         has_first_run=has_first_run,
     )
 
 
-def plain(value: Any) -> Any:
+def as_json_value(value: Any) -> Any:
     """Return a value in a form that JSON supports."""
     if isinstance(value, Type):
         return {"dtype": value.dtype.name, "shape": value.shape}
     if isinstance(value, Cost):
         return asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): as_json_value(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(each) for each in value]
+        return [as_json_value(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

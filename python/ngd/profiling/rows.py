@@ -138,8 +138,8 @@ class Row:
     @property
     def types(self) -> str:
         """The types of operands and results, as in printed graphs."""
-        both = (", ".join(t.short for t in types) for types in (self.operands, self.results))
-        return " -> ".join(both).strip()
+        texts = (", ".join(t.short for t in types) for types in (self.operands, self.results))
+        return " -> ".join(texts).strip()
 
     @property
     def title(self) -> str:
@@ -190,19 +190,19 @@ def rows_of(
         name = f"{prefix}{number}"
         row = row_of(plan, step, name, times, whole_ns, peaks)
         yield replace(row, variables=variables.get(number, ()))
-        for place, body in enumerate(step.bodies):
-            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{place}.")
+        for index, body in enumerate(step.bodies):
+            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{index}.")
 
 
 def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, peaks: Peaks) -> Row:
     """Return the row of one instruction."""
     calls, ns, least, flight = times
     dtype, cost = dtype_of(step), step.cost
-    op, begun = step.op, plan.steps[step.start] if step.action == "wait" else step
-    if step.action in ("start", "wait") and "reduce_op" in begun.attrs:
-        op = f"{op}({begun.attrs['reduce_op']})"
+    op, start = step.op, plan.steps[step.start] if step.action == "wait" else step
+    if step.action in ("start", "wait") and "reduce_op" in start.attrs:
+        op = f"{op}({start.attrs['reduce_op']})"
     bound = peaks.least_seconds(cost, dtype.name if dtype else "") if calls else 0.0
-    lent = 2 if step.bodies else 0  # the last two outputs are working memory, not results
+    num_buffers = 2 if step.bodies else 0  # the last two outputs are working memory, not results
     return Row(
         number,
         step.action,
@@ -210,7 +210,7 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
         step.site,
         step.made_of,
         tuple(type for type, _ in step.inputs),
-        tuple(type for type, _ in step.outputs[: len(step.outputs) - lent]),
+        tuple(type for type, _ in step.outputs[: len(step.outputs) - num_buffers]),
         step.attrs,
         step.layout,
         cost,
