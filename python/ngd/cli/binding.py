@@ -39,8 +39,6 @@ def cores_of_ranks(
         The CPUs of the affinity mask.
     quota : int
         The number of CPUs that the cgroup quota allows. With "core", ranks use no more CPUs.
-    system : path
-        The folder with the description of CPUs and NUMA nodes.
 
     Returns
     -------

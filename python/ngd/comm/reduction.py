@@ -5,8 +5,10 @@ Each variant returns the collectives to start and a function `fill`. `fill` runs
 collectives are complete, and computes the results from the received arrays:
 
 - `plan_plain`: the collectives write the results themselves.
-- `plan_weighted`: the ranks exchange their weights, send their arrays times their share, and divide
-  the sum.
+- `plan_weighted`: the ranks exchange their weights w_r, send their arrays times their share, and
+  divide the sum. The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. To avoid overflow if the
+  mean is finite, all weights are first divided by a power of two, so that their sum is in
+  [1/4, 1/2).
 - `plan_rounded`: the ranks send bfloat16 copies.
 - `plan_sparse`: the ranks gather the chosen elements and add them.
 """
@@ -122,14 +124,9 @@ def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> 
 def plan_weighted(
     options: Options, sources: list[Array], buffers: list[Array], weight: float
 ) -> CallsAndFill:
-    """Prepare a weighted mean, with the same result as the op in a graph.
+    """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
 
-    The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. If all weights are 0, it is 0. 16-bit
-    floats are multiplied and added in float32.
-
-    An all-gather of the weights comes first. Then all weights are divided by a power of two, so
-    that their sum is in [1/4, 1/2). With these scaled weights, the sum of the products does not
-    overflow if the mean is finite.
+    16-bit floats are multiplied and added in float32. An all-gather of the weights runs here.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):

@@ -115,17 +115,9 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     All ranks of the group call this function, and all get the same result. If the sequences are
     equal, the text states this, and names a rank whose `computation` differs.
 
-    Parameters
-    ----------
-    group : Group
-        The ranks to compare.
-    text : str
-        One collective per line, in order. Each line ends with " at FILE:LINE". An empty line and
-        the name of the step follow.
-    computation : int
-        A hash of the computation of the step.
-    site : str
-        The call site of the comparison.
+    `text` has one collective per line, in order. Each line ends with " at FILE:LINE". An empty line
+    and the name of the step follow. `computation` is a hash of the computation of the step, and
+    `site` is the call site of the comparison.
     """
     own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

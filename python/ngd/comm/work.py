@@ -49,6 +49,8 @@ class Work(BoundToProcess):
     Inside a host, no thread makes progress in the background. A pending collective makes progress
     in every call to its group that waits, and in done().
 
+    The result has the shape that the function of the collective documents.
+
     Examples
     --------
     >>> work = ngd.all_reduce(np.ones(3), op="sum", async_op=True)

@@ -25,7 +25,7 @@ ASYNCHRONOUS: Final = ("dist_async", "dist_device_async")
 
 def create(
     name: str = "local", *, group: Group | None = None, staleness: int | None = None
-) -> KVStore:
+) -> KVStore:  # long because each argument is described
     """Create a store of values by key.
 
     Parameters

@@ -46,7 +46,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 @contextmanager
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
-) -> Iterator[Recording]:
+) -> Iterator[Recording]:  # long because each argument is described
     """Record when each instruction of the steps in a block runs, and write a file for Perfetto.
 
     The file shows a rank as a process, and an instruction or a whole step as a slice. Pending
