@@ -98,7 +98,7 @@ class NodeSite(str):
 
 
 REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
-"""If set, a list to which each Graph.rewrite appends a dict from old nodes to new nodes."""
+"""A list to which each Graph.rewrite appends a dict from old nodes to new nodes, or None."""
 
 
 def node_id(site: str) -> int | None:

@@ -96,15 +96,15 @@ SYNONYMS: Final = {
     "lr_mult": ("lr_factor",),
     "lr_scale": ("lr_factor",),
 }
-"""For a parameter of other libraries, the names that a parameter of ngd may have."""
+"""The names that a parameter of ngd may have, for each parameter name of other libraries."""
 
 ELSEWHERE: Final = {
     ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
 }
-"""For a call and a keyword that it does not accept, the advice to use another call."""
+"""The advice to use another call, for a call and a keyword that it does not accept."""
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
-"""For a call, the other call that users of other libraries may have meant."""
+"""The sentence about another call that the user may have meant, for each call."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -122,7 +122,7 @@ CHOICES: Final = {
     "reduce": REDUCTIONS,
     "reduce_scatter": REDUCTIONS,
 }
-"""For a collective, the values of its required keyword `op`."""
+"""The values of the required keyword `op`, for each collective that has it."""
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
@@ -245,7 +245,7 @@ def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
 MOST_LETTERS: Final = 60
 
 VALUE_ERRORS: Final = (ValueError, ArithmeticError, IndexError)
-"""Errors of Python and NumPy that a wrong value of the right type causes."""
+"""The errors of Python and NumPy that a wrong value of the right type causes."""
 
 
 def comes_from_user(error: BaseException) -> bool:

@@ -76,7 +76,7 @@ class Finding:
 
     topic: str
     level: str
-    """"ok", "warning" (it works, but less well than it could) or "trouble" (it does not work)."""
+    """The level: "ok", "warning" (it works, but not well) or "trouble" (it does not work)."""
     text: str
     fix: str = ""
 

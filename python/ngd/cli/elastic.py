@@ -73,7 +73,7 @@ class ElasticJob(Job):
             self._settle(rank, code)
 
     def _settle(self, rank: int, code: int) -> None:
-        """After the end of a member, end the job or form the next world if it is complete."""
+        """End the job, or form the next world if it is complete, after the end of a member."""
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
             self.restarts.forbid()

@@ -51,7 +51,7 @@ from .streams import OutputStream, print_message, streams_of
 
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_SECONDS: Final = 1.0
-"""Within this time, ranks notice that a rank is lost, and end by themselves."""
+"""The time in which ranks notice that a rank is lost, and end by themselves, in seconds."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class RankProcess:
 
     process: subprocess.Popen[bytes]
     streams: list[OutputStream] = field(default_factory=list)
-    """Standard output and standard error."""
+    """The standard output and the standard error of the rank."""
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the group of the rank."""

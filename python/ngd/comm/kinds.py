@@ -46,7 +46,7 @@ class Kind(NamedTuple):
     between_two: bool = False
     """True for send and recv, which are not in the common sequence of the group's collectives."""
     told: str = ""
-    """For blocks of different lengths: the communicator's name of the call, with the lengths."""
+    """The communicator's name of a collective with blocks of different lengths, else empty."""
 
     @property
     def wire(self) -> str:

@@ -146,9 +146,9 @@ def plan_weighted(
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
     weights = options.group.all_gather(np.float64(weight), site=f"all_reduce() at {options.site}")
     weights /= power_of_two(weights.max())
-    total = sum_in_order([float(w) for w in weights], operator.add)
-    unit = 4 * power_of_two(max(total, 1.0))
-    share, total_weight = weights[options.group.rank] / unit, total / unit
+    raw_total = sum_in_order([float(w) for w in weights], operator.add)
+    unit = 4 * power_of_two(max(raw_total, 1.0))
+    share, total = weights[options.group.rank] / unit, raw_total / unit
     dtypes = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
     scaled = [
         np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
@@ -160,14 +160,9 @@ def plan_weighted(
         for buffer, sums in zip(buffers, scaled, strict=True):
             finite = np.isfinite(sums)
             with np.errstate(over="ignore"):
-                mean = (
-                    np.asarray(sums / sums.dtype.type(total_weight))
-                    if total_weight
-                    else np.zeros_like(sums)
-                )
-            maximum = np.finfo(
-                sums.dtype
-            ).max  # a mean of finite values exceeds it only by rounding
+                mean = np.asarray(sums / sums.dtype.type(total)) if total else np.zeros_like(sums)
+            # The mean of finite values exceeds the maximum only by rounding.
+            maximum = np.finfo(sums.dtype).max
             np.clip(mean, -maximum, maximum, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)
 

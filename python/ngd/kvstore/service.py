@@ -127,7 +127,7 @@ class Service:
         self.homes: list[Home] = []
         """All keys of the store, by number."""
         self._clocks: dict[int, list[int]] = {}
-        """For each key that this rank owns: the number of pushes of each rank."""
+        """The number of pushes of each rank, for each key that this rank owns."""
         self._ended_ranks: set[int] = set()
         """The ranks that have sent BYE."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]

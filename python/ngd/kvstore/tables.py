@@ -124,9 +124,8 @@ class InGraph:
         self.check(key, value.dtype)
         added = self._variables[key] = variable(str(key), value)
         optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
-        optimizer.apply(
-            {added: placeholder("gradient", added.shape, added.dtype)}
-        )  # makes its state
+        # This creates the state of the optimizer.
+        optimizer.apply({added: placeholder("gradient", added.shape, added.dtype)})
 
     def value(self, key: Key) -> Array:
         """Return a copy of the value."""

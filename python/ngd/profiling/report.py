@@ -59,7 +59,7 @@ class Report:
     """The time of all runs, in seconds."""
     peaks: Peaks
     site: str
-    """`file:line` of the code that compiled the step."""
+    """The `file:line` of the code that compiled the step."""
     device: str
     memory: Mapping[str, int]
     """The sizes of memory in bytes, as Executable.memory() returns them."""

@@ -106,7 +106,7 @@ class Row:
     """The action: "run", "start" or "wait" of a collective, "scan", or "cond"."""
     op: str
     site: str
-    """`file:line` of the user's code."""
+    """The `file:line` of the user's code."""
     made_of: tuple[tuple[str, str], ...]
     """The ops that the instruction computes together, with their call sites."""
     operands: tuple[Type, ...]
@@ -129,11 +129,11 @@ class Row:
     It may exceed 1, because caches are faster than memory.
     """
     flight: float = 0.0
-    """For a wait: the time from the start of the collective to the end of the wait, in seconds."""
+    """The time from the start of a collective to the end of its wait, in seconds, for a wait."""
     last: Mapping[int, int] = field(default_factory=dict)
-    """For a wait: how often each rank arrived last, at all collectives of this op and line."""
+    """The counts of last arrivals of each rank, at all collectives of this op and line."""
     variables: tuple[str, ...] = ()
-    """For a start or wait: the variables that are updated from the result."""
+    """The names of the variables that are updated from the result, for a start or wait."""
 
     @property
     def types(self) -> str:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ...errors import InitError
 
 Environ: TypeAlias = Mapping[str, str]
-"""Environment variables by name."""
+"""The environment variables of a process, by name."""
 
 MOST: Final = 2**31 - 1
 """The largest number of ranks, hosts or tasks that a launcher may set."""
