@@ -169,9 +169,9 @@ cdef class Buffer:
     def lie_in(self, CommonMemory common, size_t offset) -> None:
         """Move to common memory, or to private memory if `common` is None.
 
-        In common memory, the value is the one that is there. A move to private memory copies the
-        value. No step may use the buffer during the call. The kernels of the device must address
-        the memory of the host.
+        A move to common memory copies nothing: the value is then the present content of that
+        memory. A move to private memory copies the value. No step may use the buffer during the
+        call. The kernels of the device must address the memory of the host.
         """
         global _moves
         cdef Memory memory = Memory()
