@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train neural networks on many CPU processes: a compiler in which the collective is an op."""
+"""A library that trains neural networks on many CPU processes.
+
+Its compiler treats a collective as an op of the graph.
+"""
 
 from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
@@ -156,7 +159,7 @@ _unknown_name = _attribute_errors(__name__, __all__, "api/ngd")
 
 
 def __getattr__(name: str) -> Any:
-    """The training library's parts are imported when they are first used."""
+    """Import a module of the training library at its first use, or raise AttributeError."""
     if name in ("checkpoint", "data", "nn", "optim", "train"):
         return _import(f"{__name__}.{name}")
     return _unknown_name(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m ngd` is the `ngd` command."""
+"""The program of `python -m ngd`, which is the `ngd` command."""
 
 from .cli import main
 

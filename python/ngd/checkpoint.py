@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: variables as safetensors, and an index in JSON, replaced as one.
+"""Checkpoints: variables in a safetensors file, and an index in JSON, which are replaced together.
 
     ngd.checkpoint.save(folder, [parameters, optimizer.state], position={"epoch": 3, "batch": 17},
                         generators={"order": random})
     position = ngd.checkpoint.load(folder, [parameters, optimizer.state], generators=...)
 
-The folder has the file `checkpoint.json`, the index, which names the file of the tensors. `save`
-writes the tensors to a new file under a temporary name, synchronizes it with the disk and renames
-it. Then it replaces the index in the same way, and deletes files that the index does not name. So
-the index names a complete file at any moment, even if the process is killed.
+The *index* of a folder is the file `checkpoint.json`. It has the name of the file with the tensors.
+`save` replaces a checkpoint in these steps:
 
-Give the optimizer's state itself, `optimizer.state`, before or after the first step. It keeps the
-values of variables that do not exist yet (ngd.LiveState), and they are saved again.
+1. It writes the tensors to a new file under a temporary name, flushes it to the disk, and renames
+   it.
+2. It replaces the index in the same way.
+3. It deletes the files that the index does not name.
 
-`private=` is for variables of which each rank has its own value, such as the running statistics of
-batch normalization. The file has the value of each rank as "NAME@RANK". Under NAME it has the value
-for other numbers of ranks and other readers: the mean of floats, and rank 0's value otherwise.
+So the index names a complete file at any moment, even if the process is killed.
+
+Pass the optimizer's state itself, `optimizer.state`, before or after the first step. An optimizer
+creates most of its variables in its first step. If a checkpoint is loaded earlier, the values of
+these variables are *pending* in the state (ngd.LiveState), and `save` writes them again.
+
+`private=` is for variables whose values differ between ranks, such as the running statistics of
+batch normalization. The file has the value of each rank under the name "NAME@RANK". Under NAME it
+has a value for jobs with another number of ranks and for other readers: the mean over the ranks for
+floats, and the value of rank 0 for other dtypes.
 """
 
 from __future__ import annotations
@@ -38,6 +45,7 @@ from .graph.live_state import LiveState
 from .graph.variable import Variable
 
 INDEX: Final = "checkpoint.json"
+"""The name of the index."""
 TENSORS: Final = "checkpoint-{}.safetensors"
 DTYPES: Final[dict[str, Any]] = {
     "F64": np.dtype(np.float64),
@@ -68,28 +76,30 @@ def save(
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
 ) -> None:  # long because each argument is described
-    """Save variables, generators and a position as the folder's checkpoint.
+    """Save variables, generators and a position as the checkpoint of a folder.
 
-    If all ranks hold the same values, one of them saves, and all may load. Two processes must not
-    save into one folder at the same time. With `private`, or if ranks have shards of variables
-    (`shard="world"` of ngd.compile), the call is collective and rank 0 writes.
+    If all ranks have the same values, one rank saves, and all ranks may load. Two processes must
+    not save into one folder at the same time. With `private`, or if ranks have shards of variables
+    (`shard="world"` of ngd.compile), all ranks call this function and rank 0 writes the file.
 
     Parameters
     ----------
     folder : str or path
-        The folder, which is made if it does not exist. An older checkpoint in it is replaced.
+        The folder. It is created if it does not exist, and a checkpoint in it is replaced.
     variables : structure of Variable
-        The variables, of any shape; their names, which must differ, are the keys. The pending
-        values of a live state, such as `optimizer.state`, are saved too.
+        The variables, of any shape, in dicts, lists, tuples or dataclasses. Their names are the
+        keys in the file, and must differ. The pending values of a live state, such as
+        `optimizer.state`, are saved too.
     private : structure of Variable, optional
-        Variables of which each rank has its own value. They may be among `variables` too. A program
-        that saves on all ranks gives `private`, even `private={}`, so that one rank writes.
+        The variables whose values differ between ranks. They may also be in `variables`. If all
+        ranks call this function, pass `private` even if it is empty (`private={}`), so that only
+        one rank writes.
     position : JSON value, optional
         The position of the training in its data.
     generators : mapping from str to numpy.random.Generator, optional
-        Random generators by name, whose states are saved.
+        Random generators by name. Their states are saved.
     group : Group, optional
-        The ranks of `private`. The default is the world.
+        The ranks that have values of `private`. The default is the world.
 
     Examples
     --------
@@ -97,29 +107,33 @@ def save(
     >>> ngd.checkpoint.load(folder, [model.variables(), optimizer.state])
     {'epoch': 3}
     """
-    place = Path(folder)
-    held, states = collected("save", variables=variables, private=private)
-    values = with_pending("save", held, states)
-    apart = [v for v in held.values() if v.kept_by is not None]
-    ranks, first = 1, not apart or apart[0].kept_by.rank == 0
+    path = Path(folder)
+    by_name, states = collected("save", variables=variables, private=private)
+    values = with_pending("save", by_name, states)
+    sharded = [v for v in by_name.values() if v.kept_by is not None]
+    ranks, is_writer = 1, not sharded or sharded[0].kept_by.rank == 0
     if private is not None:
         world = init() if group is None else group
-        ranks, first = world.size, world.rank == 0
-        values |= gathered(private, world) if ranks > 1 else {}
-    if not first:
-        for v in apart:
-            v.numpy()  # which has a part of it here
+        ranks, is_writer = world.size, world.rank == 0
+        values |= gather_private(private, world) if ranks > 1 else {}
+    if not is_writer:
+        for v in sharded:
+            v.numpy()  # takes part in the collective that gathers the shards
         return
-    place.mkdir(parents=True, exist_ok=True)
-    number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
+    path.mkdir(parents=True, exist_ok=True)
+    number = int(read_index(path)["number"]) + 1 if (path / INDEX).exists() else 1
     name = TENSORS.format(number)
-    drawn = {key: g.bit_generator.state for key, g in (generators or {}).items()}
+    generator_states = {key: g.bit_generator.state for key, g in (generators or {}).items()}
     index = {"number": number, "tensors": name, "ranks": ranks}
-    index |= {"position": position, "generators": drawn, "states": index_of(held, states)}
-    text = json.dumps(index, default=encoded, indent=1)  # fails before anything is written
-    replace(place / name, safetensors(values))
-    replace(place / INDEX, [text.encode()])
-    for other in place.glob(TENSORS.format("*") + "*"):
+    index |= {
+        "position": position,
+        "generators": generator_states,
+        "states": index_of_states(by_name, states),
+    }
+    text = json.dumps(index, default=encode, indent=1)  # fails before anything is written
+    replace(path / name, safetensors(values))
+    replace(path / INDEX, [text.encode()])
+    for other in path.glob(TENSORS.format("*") + "*"):
         if other.name != name:
             other.unlink()
 
@@ -139,16 +153,16 @@ def load(
     folder : str or path
         The folder of the checkpoint.
     variables : structure of Variable
-        The variables to assign to. Each one is in the file with the same name, shape and dtype.
-        Other values of the file are not read.
+        The variables to assign to. Each one must be in the file with the same name, shape and
+        dtype. Other values of the file are not read.
     private : structure of Variable, optional
-        Variables with a value per rank. If the number of ranks is the same as at the save, each
-        rank gets its own value. Otherwise all get the mean of floats, and rank 0's other
-        values.
+        The variables whose values differ between ranks. If the number of ranks is the same as at
+        the save, each rank gets its own value. Otherwise all ranks get the mean for floats, and the
+        value of rank 0 for other dtypes.
     generators : mapping from str to numpy.random.Generator, optional
-        Random generators by name, whose states are set.
+        Random generators by name. Their states are set.
     group : Group, optional
-        The ranks of `private`. The default is the world.
+        The ranks that get values of `private`. The default is the world.
 
     Returns
     -------
@@ -158,20 +172,19 @@ def load(
     Raises
     ------
     ValueError
-        A variable or generator is not in the file, or has another shape or dtype. Nothing has
-        changed. The same error is raised if a step has run and the file has values for which the
-        live state has no variable.
+        A variable or generator is not in the file, or has another shape or dtype; or a step has run
+        and the file has values for which the live state has no variable. Nothing has changed.
     FileNotFoundError
         There is no checkpoint.
 
     Notes
     -----
-    If only one rank can read the folder, that rank loads, and ngd.broadcast_variables gives its
-    values to the other ranks.
+    If only one rank can read the folder, load the checkpoint on that rank, and then call
+    ngd.broadcast_variables to send its values to the other ranks.
 
-    A live state, such as `optimizer.state`, gets all values that were saved of it. Values of
-    variables that do not exist yet are pending until the variables are made. The first step of the
-    state checks that each value has a variable, and each variable a value.
+    A live state, such as `optimizer.state`, gets all of its saved values. The values of variables
+    that do not exist yet are pending until the variables are created. The first step of the state
+    checks that each value has a variable, and that each variable has a value.
 
     Examples
     --------
@@ -180,57 +193,57 @@ def load(
     >>> position["epoch"]
     3
     """
-    place = Path(folder)
-    index = read_index(place)
-    source = f"checkpoint {place}"
+    path = Path(folder)
+    index = read_index(path)
+    source = f"checkpoint {path}"
     by_name, states = collected("load", variables=variables, private=private)
-    found = read_safetensors(place / index["tensors"])
-    saved = index.get("states", {})
+    arrays = read_safetensors(path / index["tensors"])
+    saved_states = index.get("states", {})
     if private is not None and index.get("ranks", 1) > 1:
-        found |= own_values(found, index, private, init() if group is None else group)
+        arrays |= own_private_values(arrays, index, private, init() if group is None else group)
     for name, v in by_name.items():
-        array = found.get(name)
+        array = arrays.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
-            has = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            actual = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
             raise ValueError(
-                f"checkpoint.load: expected {v.type} for variable {v.name!r}; got {has} in "
-                f"{place}. "
+                f"checkpoint.load: expected {v.type} for variable {v.name!r}; got {actual} in "
+                f"{path}. "
                 "Build the model as it was when it was saved, or leave the variable out."
             )
     for name in (generators or {}).keys() - index["generators"].keys():
         raise ValueError(
-            f"checkpoint.load: expected names of saved generators; got {name!r}, which {place} "
+            f"checkpoint.load: expected names of saved generators; got {name!r}, which {path} "
             "does "
             "not contain. Leave it out."
         )
-    expect_states(by_name, states, saved)
-    rest = {
-        state.name: {n: found[n] for n in names_in(saved, state.name) if n not in by_name}
+    expect_states(by_name, states, saved_states)
+    pending = {
+        state.name: {n: arrays[n] for n in names_in(saved_states, state.name) if n not in by_name}
         for state in states
     }
     for state in states:
-        state.expect_not_run(rest[state.name], source)
+        state.expect_not_run(pending[state.name], source)
     for name, v in by_name.items():
-        v.assign(found[name])
+        v.assign(arrays[name])
     for state in states:
-        is_complete = saved.get(state.name, {}).get("is_complete", True)
-        state.restore(rest[state.name], source, is_complete=is_complete)
+        is_complete = saved_states.get(state.name, {}).get("is_complete", True)
+        state.restore(pending[state.name], source, is_complete=is_complete)
     for name, generator in (generators or {}).items():
         generator.bit_generator.state = index["generators"][name]
     return index["position"]
 
 
-def own_values(
-    found: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
+def own_private_values(
+    arrays: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
-    """Return this rank's private values; none if another number of ranks saved them."""
+    """Return the private values of this rank; nothing if another number of ranks saved them."""
     if ranks.size != index["ranks"]:
         return {}
-    held, states = collected("load", private=private)
-    saved = index.get("states", {})
-    names = [*held, *(name for state in states for name in names_in(saved, state.name))]
-    own = {name: found.get(of_rank(name, ranks.rank)) for name in names}
-    return {name: array for name, array in own.items() if array is not None}
+    by_name, states = collected("load", private=private)
+    saved_states = index.get("states", {})
+    names = [*by_name, *(name for state in states for name in names_in(saved_states, state.name))]
+    own_arrays = {name: arrays.get(key_of_rank(name, ranks.rank)) for name in names}
+    return {name: array for name, array in own_arrays.items() if array is not None}
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
@@ -250,8 +263,12 @@ def exists(folder: str | os.PathLike[str]) -> bool:
 
 
 def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
-    """Return the variables of structures by name, and their live states; None has none."""
-    found: dict[str, Variable] = {}
+    """Return the variables of structures by name, and the live states in them.
+
+    `where` is the public function, and the keywords are its arguments, for messages. An argument
+    may be None.
+    """
+    by_name: dict[str, Variable] = {}
     states: dict[int, LiveState] = {}
     for argument, tree in arguments.items():
         leaves, structure = trees.flatten([] if tree is None else tree, is_state)
@@ -267,7 +284,7 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
                     "model.variables()."
                 )
             for v in variables:
-                if found.setdefault(v.name, v) is not v:
+                if by_name.setdefault(v.name, v) is not v:
                     raise ValueError(
                         f"checkpoint.{where}: expected variables with different names; got two "
                         f"called {v.name!r}. Give each model a name before its first call, "
@@ -280,19 +297,19 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
                 f"checkpoint.{where}: expected states with different names; got two called "
                 f"{name!r}. Give each optimizer and nn.Random a name."
             )
-    return found, [*states.values()]
+    return by_name, [*states.values()]
 
 
 def is_state(tree: Any) -> bool:
-    """Return whether a part of a structure is a live state, which is not taken apart."""
+    """Return True for a live state, which is a leaf although it is a mapping."""
     return isinstance(tree, LiveState)
 
 
 def with_pending(
-    where: str, held: Mapping[str, Variable], states: Iterable[LiveState]
+    where: str, by_name: Mapping[str, Variable], states: Iterable[LiveState]
 ) -> dict[str, Any]:
-    """Return variables by name, and the pending values of live states."""
-    values: dict[str, Any] = dict(held)
+    """Return a dict with the variables and with the pending values of live states, by name."""
+    values: dict[str, Any] = dict(by_name)
     for state in states:
         for name, value in state.own_pending.items():
             if name in values:
@@ -304,72 +321,81 @@ def with_pending(
     return values
 
 
-def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
+def index_of_states(by_name: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
     """Return the part of the index about live states: the names of their values.
 
-    `is_complete` is false before the first step of a training, which makes the other variables.
+    `is_complete` is False if the first step, which creates the other variables, has not run.
     """
-    owners = {id(v.owner): v.owner for v in held.values() if v.owner is not None}
+    owners = {id(v.owner): v.owner for v in by_name.values() if v.owner is not None}
     owners |= {id(state): state for state in states}
-    given = {id(state) for state in states}
-    found: dict[str, Any] = {}
+    state_ids = {id(state) for state in states}
+    index: dict[str, Any] = {}
     for key, state in owners.items():
-        names = [name for name, v in held.items() if v.owner is state]
-        names += state.own_pending if key in given else []
-        found[state.name] = {"names": names, "is_complete": state.is_complete}
-    return found
+        names = [name for name, v in by_name.items() if v.owner is state]
+        names += state.own_pending if key in state_ids else []
+        index[state.name] = {"names": names, "is_complete": state.is_complete}
+    return index
 
 
-def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
+def names_in(saved_states: Mapping[str, Any], state: str) -> list[str]:
     """Return the names of the values that the index lists for a state."""
-    names: list[str] = saved.get(state, {}).get("names", [])
+    names: list[str] = saved_states.get(state, {}).get("names", [])
     return names
 
 
 def expect_states(
-    by_name: Mapping[str, Variable], states: Iterable[LiveState], saved: Mapping[str, Any]
+    by_name: Mapping[str, Variable], states: Iterable[LiveState], saved_states: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError for a copy of a state's variables if the file has more of the state."""
-    given = {id(state) for state in states}
-    copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in given}
+    """Raise ValueError if the caller gave a copy of a state, and the file has more of its values.
+
+    A copy, such as a dict of the variables, cannot keep pending values.
+    """
+    state_ids = {id(state) for state in states}
+    copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in state_ids}
     for state in filter(None, copied.values()):
-        all_given = all(name in by_name for name in state.own_variables)
-        left = [name for name in names_in(saved, state.name) if name not in by_name]
-        if all_given and left:
+        has_all = all(name in by_name for name in state.own_variables)
+        missing = [name for name in names_in(saved_states, state.name) if name not in by_name]
+        if has_all and missing:
             raise ValueError(
                 f"checkpoint.load: expected the state {state.name!r} itself; got a copy of its "
-                f"variables, which exist only in part: the file holds {left[0]!r} too. Give "
+                f"variables, which exist only in part: the file holds {missing[0]!r} too. Give "
                 "optimizer.state, not a dict or a list made of it."
             )
 
 
-def of_rank(name: str, rank: int) -> str:
-    """Return the key of one rank's value of a private variable."""
+def key_of_rank(name: str, rank: int) -> str:
+    """Return the key in the file for one rank's value of a private variable."""
     return f"{name}@{rank}"
 
 
-def gathered(private: Any, ranks: Group) -> dict[str, Any]:
-    """Return the entries of the file for private values: on rank 0 of the group, else none."""
+def gather_private(private: Any, ranks: Group) -> dict[str, Any]:
+    """Gather the private values, and return the entries of the file on rank 0 of the group.
+
+    On other ranks the result is empty.
+    """
     values: dict[str, Any] = {}
     for name, v in with_pending("save", *collected("save", private=private)).items():
         own = gather((v.numpy() if isinstance(v, Variable) else v)[None], group=ranks)
         if own is not None:
-            values |= of_ranks(name, own)
+            values |= entries_of_ranks(name, own)
     return values
 
 
-def of_ranks(name: str, values: Any) -> dict[str, Any]:
-    """Return the entries of a private variable. The first axis of the values is the ranks'."""
-    whole = values[0]
-    if whole.dtype in FLOATS:
-        whole = np.mean(values.astype(np.float64), 0).astype(whole.dtype)
-    return {name: whole, **{of_rank(name, rank): value for rank, value in enumerate(values)}}
+def entries_of_ranks(name: str, values: Any) -> dict[str, Any]:
+    """Return the entries of the file for a private variable.
+
+    `values` has the value of rank r at index r of its first axis.
+    """
+    combined = values[0]
+    if combined.dtype in FLOATS:
+        combined = np.mean(values.astype(np.float64), 0).astype(combined.dtype)
+    return {name: combined, **{key_of_rank(name, rank): value for rank, value in enumerate(values)}}
 
 
 def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
-    """Yield the parts of a safetensors file: the header's length, the header, and each value.
+    """Yield the parts of a safetensors file: the length of the header, the header, and each value.
 
-    Values are variables and arrays.
+    The values are variables or arrays, by name.
     """
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {}
@@ -391,7 +417,7 @@ def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the arrays of a safetensors file by name, as views of the mapped file.
+    """Return the arrays of a safetensors file by name.
 
     Parameters
     ----------
@@ -401,7 +427,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     Returns
     -------
     dict from str to numpy.ndarray
-        Arrays of any shape, which Module.load_state_dict accepts.
+        The arrays. They are views of the mapped file, so their bytes are read when they are used.
+        Module.load_state_dict accepts them.
 
     Raises
     ------
@@ -436,7 +463,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file of `size` bytes, and the length of its text."""
+    """Return the header of a safetensors file of `size` bytes, and the header's length in bytes."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
@@ -449,21 +476,21 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     return header, length
 
 
-def read_index(place: Path) -> dict[str, Any]:
-    """Return the index of a folder."""
+def read_index(folder: Path) -> dict[str, Any]:
+    """Return the index of a folder; raise FileNotFoundError if it has none."""
     try:
-        text = (place / INDEX).read_text()
+        text = (folder / INDEX).read_text()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
+            f"checkpoint.load: expected a checkpoint in {str(folder)!r}; got a folder without "
             f"{INDEX}, or none. Check the path, or call checkpoint.exists(folder) first."
         ) from None
-    index: dict[str, Any] = json.loads(text, object_hook=decoded)
+    index: dict[str, Any] = json.loads(text, object_hook=decode)
     return index
 
 
-def encoded(value: Any) -> Any:
-    """An array, or a number of NumPy's, as JSON has it: in some generators' states."""
+def encode(value: Any) -> Any:
+    """Return an array or a NumPy scalar in a form that JSON supports, for states of generators."""
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.name}
     if isinstance(value, np.generic):
@@ -475,22 +502,25 @@ def encoded(value: Any) -> Any:
     )
 
 
-def decoded(value: dict[str, Any]) -> Any:
-    """The inverse of `encoded`."""
+def decode(value: dict[str, Any]) -> Any:
+    """Return the array for a dict that `encode` made, and any other dict unchanged."""
     if value.keys() == {"array", "dtype"}:
         return np.array(value["array"], value["dtype"])
     return value
 
 
 def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Make a file, or put it in the place of another, whole or not at all."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
+    """Write a file, or replace it, atomically.
+
+    The parts are written to a temporary file, which is flushed to the disk and renamed.
+    """
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("wb") as file:
         for part in parts:
             file.write(part)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of tensors: a dtype and a shape. Dtypes are NumPy's, and ml_dtypes' bfloat16."""
+"""Dtypes, and the type of a tensor: a dtype and a shape.
+
+The dtypes are those of NumPy, and bfloat16 of ml_dtypes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ SHORT_NAMES: Final[dict[np.dtype[Any], str]] = {
     float32: "f32",
     float64: "f64",
 }
-"""Every dtype that ngd knows, with the name that graphs and programs print."""
+"""All dtypes of ngd, each with its name in printed graphs and programs."""
 
 SIGNED: Final = (int8, int16, int32, int64)
 UNSIGNED: Final = (uint8, uint16, uint32, uint64)
@@ -58,7 +61,15 @@ ALL: Final = (bool_, *NUMBERS)
 
 
 class Type:
-    """A dtype and a static shape. There is one of each: equal types are one object."""
+    """A dtype and a static shape. Equal types are the same object.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The dtype of the elements.
+    shape : tuple of ints
+        The size of each axis.
+    """
 
     __slots__ = ("bytes", "count", "dtype", "shape")
 
@@ -67,19 +78,19 @@ class Type:
     count: int
     """The number of elements."""
     bytes: int
-    """The size of a dense tensor of this type."""
+    """The size of a dense tensor of this type, in bytes."""
 
     def __new__(cls, dtype: DType, shape: Shape) -> Type:
-        """Look it up, or make it."""
-        found = _types.get((dtype, shape))
-        if found is None:
-            found, set_once = object.__new__(cls), object.__setattr__
-            set_once(found, "dtype", np.dtype(dtype))
-            set_once(found, "shape", tuple(map(int, shape)))
-            set_once(found, "count", math.prod(found.shape))
-            set_once(found, "bytes", found.count * found.dtype.itemsize)
-            found = _types.setdefault((found.dtype, found.shape), found)
-        return found
+        """Return the type from the table, or create it."""
+        instance = _types.get((dtype, shape))
+        if instance is None:
+            instance, set_once = object.__new__(cls), object.__setattr__
+            set_once(instance, "dtype", np.dtype(dtype))
+            set_once(instance, "shape", tuple(map(int, shape)))
+            set_once(instance, "count", math.prod(instance.shape))
+            set_once(instance, "bytes", instance.count * instance.dtype.itemsize)
+            instance = _types.setdefault((instance.dtype, instance.shape), instance)
+        return instance
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(
@@ -97,32 +108,37 @@ class Type:
 
     @property
     def short(self) -> str:
-        """The type as listings of graphs and programs print it, such as f32[2,3]."""
+        """The short form in printed graphs and programs, such as f32[2,3]."""
         return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
 
 
 _types: Final[dict[tuple[DType, Shape], Type]] = {}
+"""All types that exist, by dtype and shape."""
 
 
 FAMILIES: Final = (("numbers", NUMBERS), ("integers", INTEGERS), ("floats", FLOATS))
+"""The groups of dtypes that error messages name by one word, larger groups first."""
 
 
 def describe_dtypes(allowed: Sequence[DType]) -> str:
-    """Return dtypes as messages name them: whole families by a word, such as "integers"."""
+    """Return the text of dtypes for a message. A complete group is one word, such as "integers"."""
     if set(allowed) == set(ALL):
         return "any dtype"
-    rest, words = list(allowed), list[str]()
+    remaining, group_names = list(allowed), list[str]()
     for family, members in FAMILIES:
-        if set(members) <= set(rest):
-            rest = [dtype for dtype in rest if dtype not in members]
-            words.append(family)
-    names = ["bools" if dtype == bool_ and words else dtype.name for dtype in rest]
-    *first, last = names + words
+        if set(members) <= set(remaining):
+            remaining = [dtype for dtype in remaining if dtype not in members]
+            group_names.append(family)
+    names = ["bools" if dtype == bool_ and group_names else dtype.name for dtype in remaining]
+    *first, last = names + group_names
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:
-    """Return `value` as one of the dtypes above; `where` is the public call, for the message."""
+    """Return `value` as a dtype of ngd, or raise DTypeError.
+
+    `where` is the public call, for the message.
+    """
     dtype: np.dtype[Any] | None
     try:
         dtype = bfloat16 if value == "bfloat16" else np.dtype(value)
@@ -143,7 +159,11 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
 
 
 def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
-    """An argument that counts ranks, axes, lengths and the like, as the engine takes it."""
+    """Return an integer argument as an int; raise ValueError if it does not fit into `bits` bits.
+
+    Raise TypeError if it is not an integer. `where` and `name` are the public call and the
+    argument, for the message. The C++ core takes most integers with 32 bits.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -159,9 +179,12 @@ def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
 
 
 def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
-    """A shape, or one length, of an array that can be: its bytes can be counted."""
-    many = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
-    extents = tuple(whole(n, where, "shape", 64) for n in (shape if many else (shape,)))
+    """Return a shape argument as a tuple; a single length is a shape with one axis.
+
+    Raise ShapeError for a negative length, or if the array would have 2**63 bytes or more.
+    """
+    is_sequence = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
+    extents = tuple(whole(n, where, "shape", 64) for n in (shape if is_sequence else (shape,)))
     if any(n < 0 for n in extents):
         raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
     if math.prod(extents) * itemsize >= 2**63:
@@ -172,17 +195,18 @@ def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether gradients flow through a tensor of this dtype."""
+    """Return True if tensors of this dtype can have gradients."""
     return dtype in FLOATS
 
 
 def promote(*operands: Any) -> np.dtype[Any]:
-    """The dtype of an operation on dtypes and Python scalars, by NumPy 2's rules.
+    """Return the dtype of the result of an operation, by the rules of NumPy 2.
 
-    Python scalars are weak: they take the dtype of the others where their kind allows. Where NumPy
-    knows no common type (float16 with bfloat16) the answer is float32.
+    `operands` are dtypes and Python scalars. Python scalars are weak: they take the dtype of the
+    other operands if their kind allows it. If NumPy has no common dtype, as for float16 with
+    bfloat16, the result is float32.
     """
-    if bfloat16 in operands:  # NumPy does not know it for a float that takes in Python's scalars
+    if bfloat16 in operands:  # NumPy does not treat bfloat16 as a float with Python scalars
         operands = tuple(o for o in operands if not isinstance(o, (bool, int, float)))
     try:
         dtype = np.result_type(*operands)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception and warning classes of ngd; TypeError and ValueError are Python's.
+"""The exception and warning classes of ngd.
 
-docs/errors.md explains each class. docs/failure-model.md lists each fault and its tests.
+For wrong arguments, ngd also raises Python's TypeError and ValueError. docs/errors.md explains each
+class. docs/failure-model.md lists each fault and its tests.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from contextvars import ContextVar
 from typing import Final
 
 LAYER: Final[ContextVar[str]] = ContextVar("layer", default="")
-"""The layer whose graph is being built, for call sites."""
+"""The name of the layer that is being called, for call sites; empty outside of layers."""
 
 
 class Error(Exception):
-    """The base of all errors of ngd.
+    """The base class of all errors of ngd.
 
     Attributes
     ----------
     ranks : tuple of ints
-        The ranks of the world that caused the error, in ascending order. They are lost, late or
-        failed, or they are the two that disagree. For GroupClosedError they are those of the
+        The ranks of the world that caused the error, in ascending order: lost, late or failed
+        ranks, or the two ranks that disagree. For GroupClosedError, they are the ranks of the
         failure that closed the group. Empty for other errors.
     layer : str
-        The innermost layer (`in_layer`) that was being built, such as "enc.2: Linear(17, 8,
+        The innermost layer (`in_layer`) that was being called, such as "enc.2: Linear(17, 8,
         bias=True)". The message ends with it. Empty outside of layers.
     """
 
@@ -34,132 +35,138 @@ class Error(Exception):
 
     @property
     def rank(self) -> int | None:
-        """The rank that caused the error, or None for no rank or several."""
+        """The rank that caused the error, or None if no rank or several ranks caused it."""
         return self.ranks[0] if len(self.ranks) == 1 else None
 
 
 class ShapeError(Error, ValueError):
-    """Shapes that do not fit each other, or that the op does not accept."""
+    """The error for shapes that do not fit each other, or that an op does not accept."""
 
 
 class DTypeError(Error, TypeError):
-    """A dtype that an op does not accept."""
+    """The error for a dtype that an op does not accept."""
 
 
 class GradientError(Error, ValueError):
-    """A gradient that does not exist. The message names the op or the variable."""
+    """The error for a gradient that does not exist. The message names the op or the variable."""
 
 
 class CompileError(Error, ValueError):
-    """A graph that cannot be compiled. The message names the node and its file and line."""
+    """The error for a graph that cannot be compiled. The message has the node's file and line."""
 
 
 class PoisonedVariableError(Error, RuntimeError):
-    """A variable whose update failed half-way. Assign to it before the next read."""
+    """The error for a read of a variable whose update failed half-way. Assign a value first."""
 
 
 class VariableMismatchError(Error, ValueError):
-    """Ranks, `ranks`, have other values of a variable than the other ranks after a first step."""
+    """The error for a variable whose values differ between ranks after the first step.
+
+    `ranks` are the ranks whose value differs from that of the other ranks.
+    """
 
 
 class BusyError(Error, RuntimeError):
-    """A use of a step, a variable or a group while another thread uses it."""
+    """The error for a use of a step, a variable or a group while another thread uses it."""
 
 
 class NotFiniteError(Error, FloatingPointError):
-    """A NaN or an infinity that should not occur. The message names the op that made it."""
+    """The error for a NaN or an infinity that should not occur. The message names the op."""
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
-    """An index outside of its axis, given to a step or computed by it.
+    """The error for an index outside of its axis, in an argument of a step or computed by it.
 
     The message names the public call, the index and its position in the array of indices.
     """
 
 
 class NotMemberError(Error, ValueError):
-    """A collective on a group without this rank. Nothing was sent."""
+    """The error for a collective on a group without this rank. Nothing was sent."""
 
 
 class InitError(Error, RuntimeError):
-    """A group of ranks that cannot be made. The message has the facts and the fix."""
+    """The error for a group that cannot be created. The message has the facts and the fix."""
 
 
 class CollectiveError(Error, RuntimeError):
-    """The base of failures between ranks. The group is closed afterwards."""
+    """The base class of failures between ranks. The group is closed afterwards."""
 
 
 class CollectiveMismatchError(CollectiveError):
-    """Two ranks, `ranks`, that call different collectives. The message has both calls."""
+    """The error for ranks that call different collectives. The message has the two calls.
+
+    `ranks` are the two ranks.
+    """
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """Ranks, `ranks`, that did not arrive within NGD_TIMEOUT seconds."""
+    """The error for ranks, `ranks`, that did not arrive within NGD_TIMEOUT seconds."""
 
 
 class RankLostError(CollectiveError):
-    """A rank, `rank`, that died or left while other ranks waited for it."""
+    """The error for a rank, `rank`, whose process ended while other ranks waited for it."""
 
 
 class RemoteRankError(CollectiveError):
-    """A rank, `rank`, that raised an exception. The message has its traceback."""
+    """The error for an exception on another rank, `rank`. The message has its traceback."""
 
 
 class GroupClosedError(CollectiveError):
-    """A collective on a group that an earlier failure, or ngd.shutdown(), has closed."""
+    """The error for a collective on a group that a failure or ngd.shutdown() has closed."""
 
 
 class WorkerError(Error, RuntimeError):
-    """Data-loading workers that died or did not answer. The message names them."""
+    """The error for data-loading workers that ended or did not answer. The message names them."""
 
 
 class VaryingVariableWarning(UserWarning):
-    """A variable whose next value may differ between ranks. The message names it."""
+    """The warning for a variable whose next value may differ between ranks. It names it."""
 
 
 class UpdatesWarning(UserWarning):
-    """A step without the updates of its random numbers or running statistics."""
+    """The warning for a step without the updates of its random numbers or running statistics."""
 
 
 class EqualModelsWarning(UserWarning):
-    """Two models of a training step that begin with the same random values."""
+    """The warning for two models of a training step that start with the same random values."""
 
 
 class PrecisionWarning(UserWarning):
-    """A step with a 16-bit precision that the CPU has no kernels for. It stays float32."""
+    """The warning for a 16-bit precision without kernels on this CPU. The step uses float32."""
 
 
 class PromotionWarning(UserWarning):
-    """A step that computes in float64 because another operand met float32."""
+    """The warning for a step that computes in float64 because float32 met another dtype."""
 
 
 class FallbackWarning(UserWarning):
-    """A PyTorch model, or a graph of it, that runs in eager PyTorch. The message says why."""
+    """The warning for a PyTorch model or graph that runs in eager PyTorch. It gives the reason."""
 
 
 class RetraceWarning(UserWarning):
-    """A function that is traced again and again. The message names the argument that changes."""
+    """The warning for a function that is traced many times. It names the argument that changes."""
 
 
 class EnvironmentVariableWarning(UserWarning):
-    """An NGD_ variable that ngd does not have. The message gives the similar one that it has."""
+    """The warning for an unknown NGD_ variable. The message gives the similar known one."""
 
 
 class UnevenBatchWarning(UserWarning):
-    """The ranks or batches of a data.Loader have different sizes, and the weight was not read."""
+    """The warning for different sizes of a data.Loader's batches if the weight is not read."""
 
 
 @contextmanager
 def in_layer(name: str) -> Iterator[None]:
-    """Name a layer in the call sites and errors of the nodes that are built in this block.
+    """Add the name of a layer to the call sites and errors of nodes that are built in this block.
 
-    Each call of an nn module is such a block, named by path and class. Of nested blocks, the
-    innermost is named.
+    Each call of an nn module is such a block. Its name is the path and the class of the module. In
+    nested blocks, the name of the innermost block is used.
 
     Parameters
     ----------
     name : str
-        The name, such as "enc.2: Linear(17, 8, bias=True)".
+        The name of the layer, such as "enc.2: Linear(17, 8, bias=True)".
 
     Examples
     --------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m ngd.launch` is `ngd run`."""
+"""The program of `python -m ngd.launch`, which is `ngd run`."""
 
 from .cli.run import main
 

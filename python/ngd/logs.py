@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as JSON, one object per line with rank and job: NGD_LOG=json.
+"""Logs as JSON for NGD_LOG=json: one object per line, with rank and job.
 
-A program's own lines become JSON too::
+A program can write its own log lines in the same form::
 
     handler = logging.StreamHandler()
     handler.setFormatter(ngd.logs.JsonFormatter())
@@ -29,31 +29,31 @@ logger = logging.getLogger("ngd")
 
 
 def place() -> dict[str, Any]:
-    """Return rank, size, job and host of this process, from the launcher's environment."""
+    """Return the fields rank, size, job and host of this process, from the launcher's variables."""
     try:
         launch = told_by_launcher(os.environ)
-    except InitError:  # which ngd.init() will raise
+    except InitError:  # ngd.init() will raise it
         return place_of(None, None, None)
     return place_of(launch.rank, launch.size, label_of(launch.job_key))
 
 
 def place_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:
-    """Return the fields of a rank on this host."""
+    """Return the fields rank, size, job and host of a rank on this host."""
     return {"rank": rank, "size": size, "job": job, "host": socket.gethostname()}
 
 
 class JsonFormatter(logging.Formatter):
     """A formatter of Python's logging that writes each record as one line of JSON.
 
-    The fields are time (ISO 8601, UTC), level, logger, message, rank, size, job and host, and
-    exception (the traceback) if there is one. The job is a short hash of the job's key, which
-    metrics call ngd_job.
+    The fields are time (ISO 8601, UTC), level, logger, message, rank, size, job and host. If the
+    record has an exception, the field exception has the traceback. The job is a short hash of the
+    job key. Metrics have the same value in the label ngd_job.
 
     Parameters
     ----------
     place : mapping, optional
-        The fields rank, size, job and host. The default is from the launcher's environment, with
-        None if that is invalid.
+        The fields rank, size, job and host. By default they are read from the launcher's
+        environment variables. If these are invalid, rank, size and job are None.
 
     Examples
     --------
@@ -67,7 +67,13 @@ class JsonFormatter(logging.Formatter):
         self.place = place
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, without its end."""
+        """Return a record as one line of JSON, without the line end.
+
+        Parameters
+        ----------
+        record : logging.LogRecord
+            The record.
+        """
         if self.place is None:
             self.place = place()
         seconds = datetime.fromtimestamp(record.created, UTC)
@@ -86,13 +92,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def line_of(message: str, level: int, name: str, place: Mapping[str, Any]) -> str:
-    """Return a message that is not a record of logging, as a line of JSON."""
+    """Return a message as a line of JSON, for messages that do not come from logging."""
     record = logging.LogRecord(name, level, "", 0, message, None, None)
     return JsonFormatter(place).format(record)
 
 
 def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
-    """Return a line that a rank has printed as JSON; text becomes a message."""
+    """Return a printed line of a rank as JSON. A line that is not JSON becomes the message."""
     text = line.strip()
     if not text:
         return b""
@@ -110,10 +116,10 @@ def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
 def begin() -> None:
     """Write the logger "ngd" and uncaught exceptions to standard error as JSON, if NGD_LOG=json."""
     try:
-        wanted = config.log_as_json()
-    except InitError:  # ngd.init() and `ngd run` say so
+        is_json = config.log_as_json()
+    except InitError:  # ngd.init() and `ngd run` report it
         return
-    if not wanted:
+    if not is_json:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
@@ -127,5 +133,5 @@ def begin() -> None:
 def log_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Log an exception that was not caught."""
+    """Log an uncaught exception at level CRITICAL, as sys.excepthook."""
     logger.critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error, trace))

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested structures: dicts, lists, tuples and dataclasses of arrays.
 
-`flatten` returns the leaves of a structure in a fixed order, and a `Structure` that rebuilds it
-from other leaves. A path names a leaf as Python would reach it, such as `['encoder'][0].weight`.
-
-A mapping, list, tuple or dataclass instance is a structure. Everything else is a leaf, including
-None. A mapping of any kind is rebuilt as a dict.
+A *structure* is a mapping, list, tuple or dataclass instance. Everything else is a *leaf*,
+including None. `flatten` returns the leaves of a structure in a fixed order, and a `Structure` that
+rebuilds it from other leaves. A mapping of any kind is rebuilt as a dict. The *path* of a leaf is
+the Python expression that reads it, such as `['encoder'][0].weight`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,16 @@ from ._util.signature_errors import check_public_names
 
 @dataclass(frozen=True)
 class Structure:
-    """The nesting of leaves. `kind` is the type of the outermost container, and None for a leaf.
+    """The nesting of the leaves of a structure. `flatten` creates it.
+
+    Attributes
+    ----------
+    kind : type or None
+        The type of the outermost container, or None for a leaf.
+    keys : tuple
+        The keys, indices or field names of the container.
+    parts : tuple of Structure
+        The structure of the value at each key.
 
     Examples
     --------
@@ -46,12 +54,12 @@ class Structure:
         return 1 if self.kind is None else sum(part.count for part in self.parts)
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """Return this structure with other leaves, in the order of `flatten`.
+        """Return an object of this structure with other leaves.
 
         Parameters
         ----------
         leaves : iterable
-            As many leaves as `count`.
+            The leaves, in the order of `flatten`. There are `count` of them.
         """
         if self.shallow and self.kind is dict:
             return dict(zip(self.keys, leaves, strict=True))
@@ -70,27 +78,44 @@ class Structure:
         return self.kind(**dict(zip(self.keys, parts, strict=True)))
 
     def paths(self, root: str = "") -> list[str]:
-        """Return the path of each leaf, after the text `root`."""
+        """Return the path of each leaf, in the order of `flatten`.
+
+        Parameters
+        ----------
+        root : str
+            The text before each path, such as the name of an argument.
+
+        Examples
+        --------
+        >>> _, structure = ngd.trees.flatten({"a": 1, "b": [2, 3]})
+        >>> structure.paths("x")
+        ["x['a']", "x['b'][0]", "x['b'][1]"]
+        """
         if self.kind is None:
             return [root]
         steps = zip(self.keys, self.parts, strict=True)
         return [path for key, part in steps for path in part.paths(root + self.step(key))]
 
     def step(self, key: Any) -> str:
-        """Return the part of a path for one key."""
+        """Return the part of a path for one key, such as "[0]" or ".weight"."""
         return f"[{key!r}]" if self.kind in (dict, list, tuple) else f".{key}"
 
     def match(self, tree: Any, where: str) -> list[Any]:
-        """Return the leaves of a tree of this structure, in its order.
+        """Return the leaves of a tree that has this structure.
 
-        Mappings may be in any order, and a list may stand for a tuple.
+        The keys of mappings may be in any order, and a list is accepted for a tuple.
 
         Parameters
         ----------
         tree : any structure
             The tree.
         where : str
-            The beginning of the message.
+            The beginning of the error message.
+
+        Returns
+        -------
+        list
+            The leaves, in the order of this structure.
 
         Raises
         ------
@@ -103,15 +128,18 @@ class Structure:
         return leaves
 
     def _take(self, tree: Any, leaves: list[Any]) -> bool:
-        """Append the leaves of a tree; return whether it fits. Every call of a step runs this."""
+        """Append the leaves of a tree to `leaves`; return False if its structure differs.
+
+        Every call of a step with nested arguments runs this method.
+        """
         if self.kind is None:
             leaves.append(tree)
             return True
-        found = tree if type(tree) is dict is self.kind else self._at_keys(tree)
-        if found is None or len(found) != len(self.keys):
+        by_key = tree if type(tree) is dict is self.kind else self._at_keys(tree)
+        if by_key is None or len(by_key) != len(self.keys):
             return False
         try:
-            values = [found[key] for key in self.keys]
+            values = [by_key[key] for key in self.keys]
         except KeyError:
             return False
         if self.shallow:
@@ -121,32 +149,32 @@ class Structure:
         return all(part._take(value, leaves) for part, value in pairs)
 
     def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
-        """Return the value at each key of a tree of this kind; None for another kind."""
-        kind, found = split(tree)
-        alike = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
-        return found if alike else None
+        """Return the value at each key of a tree, or None if its kind differs."""
+        kind, values = split(tree)
+        is_same_kind = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
+        return values if is_same_kind else None
 
     def _misfit(self, tree: Any, where: str) -> str:
-        """Return where a tree has another structure, or ""."""
+        """Return the message about the first difference of a tree's structure, or an empty text."""
         if self.kind is None:
             return ""
-        found = self._at_keys(tree)
-        if found is None or found.keys() != set(self.keys):
-            found_shown = shown(*split(tree), tree)
-            return f"{where}: expected {self}; got {found_shown}. Use the same structure."
+        values = self._at_keys(tree)
+        if values is None or values.keys() != set(self.keys):
+            actual = describe_container(*split(tree), tree)
+            return f"{where}: expected {self}; got {actual}. Use the same structure."
         parts = zip(self.keys, self.parts, strict=True)
-        faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
-        return next(filter(None, faults), "")
+        messages = (part._misfit(values[key], where + self.step(key)) for key, part in parts)
+        return next(filter(None, messages), "")
 
     def __str__(self) -> str:
-        return shown(self.kind, dict.fromkeys(self.keys), "a leaf")
+        return describe_container(self.kind, dict.fromkeys(self.keys), "a leaf")
 
 
 LEAF = Structure()
 
 
 def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
-    """Return the kind of a tree, and the value at each of its keys; kind None is a leaf."""
+    """Return the kind of a tree and the value at each of its keys. The kind of a leaf is None."""
     if isinstance(tree, Mapping):
         return dict, dict(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -159,13 +187,13 @@ def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
     return None, {}
 
 
-def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
-    """Return the outermost part of a tree, for a message."""
+def describe_container(kind: type | None, values: Mapping[Any, Any], tree: Any) -> str:
+    """Return the text of the outermost container of a tree, or of a leaf, for a message."""
     if kind is None:
         return tree if isinstance(tree, str) else repr(tree)
     if kind in (list, tuple):
-        return f"a {kind.__name__} of {len(found)} {'part' if len(found) == 1 else 'parts'}"
-    return f"a {kind.__name__} of {', '.join(map(str, found)) or 'nothing'}"
+        return f"a {kind.__name__} of {len(values)} {'part' if len(values) == 1 else 'parts'}"
+    return f"a {kind.__name__} of {', '.join(map(str, values)) or 'nothing'}"
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
@@ -176,14 +204,14 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
     tree : any structure
         Dicts, lists, tuples and dataclasses, nested in any way.
     is_leaf : function, optional
-        A part for which it returns True is a leaf.
+        A function of a part of the tree. If it returns True, the part is a leaf.
 
     Returns
     -------
     leaves : list
         The leaves.
     structure : Structure
-        The nesting.
+        The structure of the tree.
 
     Examples
     --------
@@ -200,12 +228,12 @@ def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[li
 def _flatten(
     tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None = None
 ) -> Structure:
-    kind, found = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
+    kind, values = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
     if kind is None:
         leaves.append(tree)
         return LEAF
-    parts = [_flatten(part, leaves, is_leaf) for part in found.values()]
-    return Structure(kind, tuple(found), tuple(parts))
+    parts = [_flatten(part, leaves, is_leaf) for part in values.values()]
+    return Structure(kind, tuple(values), tuple(parts))
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -230,16 +258,16 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf, and to the leaves of other trees in the same position.
+    """Apply a function to each leaf of a tree, and the leaves of other trees at the same positions.
 
     Parameters
     ----------
     function : function
-        Takes one leaf per tree and returns a leaf.
+        A function of one leaf per tree. It returns a leaf of the result.
     tree : any structure
         The tree that gives the structure of the result.
     *others : any structure
-        Trees of the same structure.
+        Other trees of the same structure.
 
     Returns
     -------
@@ -249,7 +277,7 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     Raises
     ------
     TypeError
-        Another tree has another structure.
+        One of the other trees has another structure.
 
     Examples
     --------

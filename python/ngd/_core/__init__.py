@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part. tests/project/test_house_rules.py lists the modules that may import it."""
+"""The Cython module over the C++ core.
+
+tests/project/test_house_rules.py lists the modules that may import it.
+"""
 
 import os
 
 from .._util.links import page_url
 
-# Threads at the end of a parallel region spin, by libgomp's default, for milliseconds, on cores
-# that others may want. A training step of 784-600-10 on two threads took 525 us with this count
-# and 528 with the default where the cores were idle; 2.5 ms and 3 to 10 where they were not.
-# libgomp reads it once, when it is loaded; a choice of the user's stands.
+# By default, threads of libgomp spin for milliseconds at the end of a parallel region, on cores
+# that other processes may need. A training step of 784-600-10 on two threads took 525 us with this
+# count and 528 us with the default on idle cores. On busy cores it took 2.5 ms, and 3 to 10 ms with
+# the default. libgomp reads the variable once, when it is loaded. A value of the user is not
+# changed.
 _short_spin = not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
 if _short_spin:
     os.environ["GOMP_SPINCOUNT"] = "1000"

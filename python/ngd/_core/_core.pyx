@@ -2,7 +2,7 @@
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=True, embedsignature=True
 # cython: auto_pickle=False, autotestdict=False
-"""Python classes for the C++ core, without names of ops, logic of shapes or defaults."""
+"""Python classes over the C++ core. They contain no op names, shape rules or defaults."""
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -43,7 +43,7 @@ import_array()
 ngd_set_error_module(_errors)
 
 cdef extern from "Python.h":
-    # As Python declares it: the exception stays set for ngd_raise_python_error.
+    # Declared without "except", as in Python: the exception stays set for ngd_raise_python_error.
     int PyErr_CheckSignals() noexcept
     long PyLong_AsLongAndOverflow(object number, int* overflow) except? -1
     unsigned long PyThread_get_thread_ident() noexcept nogil
@@ -105,8 +105,9 @@ cdef object _float(name, value):
     return number
 
 
-# Only the main thread handles signals. No other thread may take the GIL in here: when the program
-# ends, Python ends a thread that asks for the GIL by unwinding its stack.
+# The interrupt callback of the core. It returns True if a signal handler has raised an exception.
+# Only the main thread handles signals. Other threads must not take the GIL here, because when the
+# program ends, Python ends a thread that asks for the GIL by unwinding its stack.
 cdef cbool _signal_pending() noexcept nogil:
     if PyThread_get_thread_ident() != _main_thread:
         return False
@@ -123,21 +124,21 @@ os.register_at_fork(after_in_child=_find_main_thread)
 
 
 def begin_end() -> None:
-    """Note that the program ends: from now on `stay_if_ending` does not return."""
+    """Record that the program ends. From now on, `stay_if_ending` does not return."""
     ngd_begin_end(_main_thread)
 
 
 def stay_if_ending() -> None:
-    """Do not return if the program ends and this is a daemon thread.
+    """Sleep forever if the program ends and this is not the main thread.
 
-    Python would end the thread when it takes the GIL again. The thread sleeps instead, as in Python
-    3.14 and later. So it prints no error that only says that the program has ended.
+    Python would end such a daemon thread when it takes the GIL again. Sleeping is the behaviour of
+    Python 3.14 and later. The thread then prints no error whose only cause is the program's end.
     """
     ngd_stay_if_ending()
 
 
 def build_info() -> dict:
-    """Return version, mode, oneDNN version, SIMD level and MPIs ("openmpi mpich")."""
+    """Return the version, build mode, oneDNN version, SIMD level and MPIs ("openmpi mpich")."""
     return {
         "version": ngd_version().decode(),
         "mode": ngd_mode().decode(),
@@ -148,28 +149,28 @@ def build_info() -> dict:
 
 
 def load_mpi(str name) -> None:
-    """Load an MPI into this process; "" is the first one of the build that is found."""
+    """Load an MPI library into this process; "" is the first one of the build that is found."""
     cpp_load_mpi(_bytes(name))
 
 
 def mpi_version() -> str:
-    """Return the version text of the loaded MPI, or an empty text."""
+    """Return the version text of the loaded MPI library, or an empty text."""
     return cpp_mpi_version().decode(errors="replace").strip("\0\n ")
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI if ngd initialised it; after a failure this ends the process."""
+    """Finalize MPI if ngd has initialised it. After a failure, this ends the process."""
     with nogil:
         cpp_finalize_mpi()
 
 
 def keep_for_mpi(memory) -> None:
-    """Keep an object forever if a collective has failed and MPI still uses its memory."""
+    """Keep an object alive forever if MPI still uses memory of a collective that failed."""
     _keep_for_mpi(memory)
 
 
 def set_host_invoke(invoke) -> None:
-    """Set the function that calls the Python functions of ngd.call_host."""
+    """Set the function that runs the Python functions of ngd.call_host."""
     ngd_set_host_invoke(invoke)
 
 
@@ -179,22 +180,22 @@ def thread_count() -> int:
 
 
 def timeout_seconds() -> float:
-    """Return NGD_TIMEOUT, the limit of waits for a rank in seconds; 0 means none."""
+    """Return NGD_TIMEOUT, the longest wait for a rank in seconds; 0 means no limit."""
     return cpp_timeout_seconds()
 
 
 def available_cores() -> int:
-    """Return the number of cores in the affinity mask and the cgroup quota."""
+    """Return the number of cores that the affinity mask and the cgroup quotas allow."""
     return cpp_available_cores()
 
 
 def xla_handler() -> int:
-    """Return the address of the handler for XLA (src/cpp/bridges/xla.hpp)."""
+    """Return the address of the handler of XLA's custom calls (src/cpp/bridges/xla.hpp)."""
     return cpp_xla_handler()
 
 
 def set_thread_share(int threads) -> None:
-    """Set the number of threads of this process, which shares its cores with other ranks."""
+    """Set this process's share of the cores, which is the default number of its threads."""
     cpp_set_thread_share(threads)
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: collectives, from their description to their end.
+# Part of _core.pyx: collectives, from their description to their completion.
 #
-# The handler of a signal may raise an exception between any two bytecodes of Python. Here it does
-# so only where the engine waits and asks for signals. So each pair of steps that must not be
-# separated is one call into this file: submit and note that it was submitted, or submit and wait.
-# The submitted call keeps the memory that the engine uses, because an exception ends the frames of
-# Python.
+# A signal handler may raise an exception between any two bytecodes of Python. This file has no
+# bytecodes, so an exception is raised only in a wait of the core, which checks for signals. Actions
+# that no exception may separate are therefore one call into this file: to submit a collective and
+# record that, or to submit it and wait. The Call refers to the arrays that the core uses, because
+# an exception deletes the frames of Python that refer to them.
 
-# The dtype of ngd + 1 for each type number of NumPy; 0 if ngd has no such dtype.
+# For each type number of NumPy: 1 + the dtype of ngd, or 0 if ngd does not have it.
 cdef enum:
     TYPE_NUMBERS = 24  # NumPy's own types
 cdef unsigned char[TYPE_NUMBERS] _dtypes
@@ -31,13 +31,13 @@ _fill_dtypes()
 
 
 cdef void _keep_for_mpi(object memory) noexcept:
-    """Keep an object forever if MPI still uses memory of a collective that failed."""
+    """Keep an object alive forever if MPI still uses memory of a collective that failed."""
     if cpp_mpi_holds_memory():
         Py_INCREF(memory)
 
 
 cdef inline int _dtype_of(ndarray array) noexcept:
-    """Return the dtype of ngd + 1, or 0 if ngd does not have it."""
+    """Return 1 + the dtype of ngd, or 0 if ngd does not have it."""
     cdef int number = PyArray_TYPE(array)
     if 0 <= number < TYPE_NUMBERS:
         return _dtypes[number]
@@ -47,7 +47,7 @@ cdef inline int _dtype_of(ndarray array) noexcept:
 cdef inline void _set_array(
     CallState& state, int dtype, ndarray source, ndarray destination
 ) noexcept:
-    """Set the dtype, which is that of `_dtype_of`, and the addresses."""
+    """Set the dtype and the addresses. `dtype` is a result of `_dtype_of`."""
     state.collective.dtype = <DType> (dtype - 1)
     state.collective.source = PyArray_DATA(source)
     state.collective.destination = PyArray_DATA(destination)
@@ -65,7 +65,7 @@ cdef int _add_array(CallState& state, ndarray source, ndarray destination) excep
 
 
 cdef class Sequence:
-    """The sequence of a step's collectives; ranks compare it at the first one."""
+    """The sequence of the collectives of a step. The ranks compare it at the first collective."""
 
     cdef string text
     cdef ProgramIdentity identity
@@ -88,16 +88,16 @@ cdef class Sequence:
 @cython.final
 @cython.no_gc_clear
 cdef class Call:
-    """A collective on an array, on a list of arrays or on memory.
+    """A collective on an array, on a list of arrays, or on memory by address.
 
-    It keeps its arrays until the collective is over. collective.hpp defines count, root, counts and
-    receive_counts for each kind.
+    It refers to its arrays until the collective is complete. collective.hpp defines count, root,
+    counts and receive_counts for each kind.
     """
 
     cdef Communicator communicator
     cdef object kept
     cdef unique_ptr[CallState] state
-    cdef Call keeper  # an empty call, made before the collective starts: see __dealloc__
+    cdef Call keeper  # an empty call, created before the collective starts; see __dealloc__
     cdef Call next  # in a communicator's list of dropped calls
     cdef cbool over
     cdef readonly bint started
@@ -108,9 +108,9 @@ cdef class Call:
         uint64_t count, int root=0, *, str algorithm="auto", str site="", Sequence sequence=None,
         counts=None, receive_counts=None, int tag=0, shape=(), uint64_t more=0,
     ) -> Call:
-        """Describe a collective on contiguous arrays of one of ngd's dtypes.
+        """Return a call on contiguous arrays of one of ngd's dtypes. It does not start.
 
-        The ranks compare `shape`, except extents of 1, and `more`: layout.hpp.
+        The ranks compare `shape`, without axes of length 1, and `more` (comm/layout.hpp).
         """
         cdef vector[int64_t] extents = _int64s(shape)
         cdef Call result = Call.of(communicator, (source, destination, sequence))
@@ -131,7 +131,7 @@ cdef class Call:
         Communicator communicator not None, str kind, str op, int root, list sources,
         list destinations, *, str algorithm="auto", str site="",
     ) -> Call:
-        """Describe an all_reduce or a broadcast of each of many arrays; see comm/grouped.hpp."""
+        """Return a call that reduces or broadcasts each array of a list; see comm/grouped.hpp."""
         cdef Call result = Call.of(communicator, (sources, destinations))
         result.set_names(kind, op, algorithm, root, site)
         result.state.get().is_list = True
@@ -145,7 +145,7 @@ cdef class Call:
         size_t source, size_t destination, *, str site="", counts=None, receive_counts=None,
         int tag=0,
     ) -> Call:
-        """Describe a collective on memory by address, which the caller keeps until it is over."""
+        """Return a call on memory by address. The caller keeps the memory until it is complete."""
         cdef Call result = Call.of(communicator, None)
         cdef Collective* collective = &result.state.get().collective
         result.set_names(kind, op, "auto", root, site)
@@ -160,7 +160,7 @@ cdef class Call:
 
     @staticmethod
     cdef Call of(Communicator communicator, kept):
-        """Return a call that describes nothing yet."""
+        """Return a call without a description, which refers to `kept`."""
         cdef Call result = Call.__new__(Call)
         result.communicator, result.kept = communicator, kept
         result.state = make_call_state()
@@ -204,12 +204,12 @@ cdef class Call:
         return 0
 
     def start(self) -> None:
-        """Submit the collective. A BusyError means that it was not submitted."""
+        """Submit the collective. If a BusyError is raised, it was not submitted."""
         self.communicator.release_dropped()
         self.submit(False)
 
     def wait(self, double timeout) -> None:
-        """Return when it is over; `timeout` is a deadline after which the group is closed."""
+        """Wait until the collective is complete. After `timeout` seconds the group is closed."""
         if self.over:
             return
         with nogil:
@@ -217,17 +217,21 @@ cdef class Call:
         self.end()
 
     def finish(self, double timeout) -> None:
-        """Wait right after the start: never a BusyError."""
+        """Wait directly after the start. If another thread uses the group, wait for it too."""
         with nogil:
             self.state.get().finish(dereference(self.communicator.communicator), timeout)
         self.end()
 
     def wait_for(self, double seconds) -> bool:
-        """Wait for at most some seconds, and return whether it is over."""
+        """Wait for at most some seconds, and return True if the collective is complete."""
         return self.over or self.ends_within(self.communicator, seconds) != 0
 
     cdef int submit(self, cbool follows) except -1:
-        """Submit. follows: a collective of the same call was submitted before."""
+        """Submit the collective.
+
+        `follows` means that a collective of the same public call was submitted before. Then a
+        BusyError would come too late, so the call waits while another thread uses the group.
+        """
         cdef AbortOnError scope = self.communicator.scope
         cdef double timeout = self.communicator.timeout
         follows = follows or (scope is not None and scope.has_submitted)
@@ -242,7 +246,7 @@ cdef class Call:
         return 0
 
     cdef int ends_within(self, Communicator communicator, double seconds) except -1:
-        """Do the same as wait_for, with the communicator, which a dropped call does not have."""
+        """Do the same as wait_for. A dropped call has no communicator, so it is an argument."""
         cdef cbool is_over
         with nogil:
             is_over = self.state.get().wait_for(
@@ -258,8 +262,8 @@ cdef class Call:
         self.keeper = None
 
     def __dealloc__(self):
-        # The engine may still use the arrays. The keeper takes them, and the communicator keeps it,
-        # without a reference back and without asking for memory.
+        # The core may still use the arrays. They move to the keeper, which is appended to the
+        # communicator's list of dropped calls. It has no reference back, and nothing is allocated.
         cdef Call keeper = self.keeper
         if not self.started or self.over or self.communicator is None:
             return
@@ -271,7 +275,7 @@ cdef class Call:
 
 
 def start_calls(list calls) -> None:
-    """Submit the collectives of one call, which are of one group."""
+    """Submit the collectives of one public call. All of them are on the same group."""
     cdef Call each
     cdef cbool follows = False
     if calls:
@@ -282,7 +286,7 @@ def start_calls(list calls) -> None:
 
 
 def run_calls(list calls, double timeout) -> None:
-    """Submit the collectives of one call, and wait for them."""
+    """Submit the collectives of one public call, and wait until they are complete."""
     cdef Call each
     start_calls(calls)
     for each in calls:
@@ -290,16 +294,16 @@ def run_calls(list calls, double timeout) -> None:
 
 
 cdef class AbortOnError:
-    """A context for a call that makes several collectives: an exception inside closes the groups.
+    """A context for a call that runs several collectives. An exception inside closes the groups.
 
-    The rank that raises has left the groups' common sequence, so each function of `aborts` is
-    called with the reason. `is_promised`: an exception before the first collective closes the
-    groups too, unless it is a BusyError.
+    After an exception, this rank has not run the same collectives as the other ranks. So the groups
+    are aborted, and each function of `aborts` is called with the reason. Before the first
+    collective, an exception closes the groups only if `is_promised`, and if it is not a BusyError.
     """
 
     cdef list communicators, aborts
     cdef cbool is_promised
-    cdef cbool has_submitted  # a collective
+    cdef cbool has_submitted  # True after the first collective of the block
 
     def __init__(self, list communicators, list aborts, cbool is_promised):
         self.communicators, self.aborts = communicators, aborts
@@ -324,5 +328,5 @@ cdef class AbortOnError:
         why = str(error) or kind.__name__
         for communicator in self.communicators:
             communicator.abort(why)
-        for abort in self.aborts:  # of the groups that were split from them, too
+        for abort in self.aborts:  # these also abort the groups that were split from them
             abort(why)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: call sites, as texts that are never freed: the engine counts calls by address.
+# Part of _core.pyx: call sites. _util/callsite.py defines the line that a call site shows.
+#
+# A call site is a text that is never freed, because the core counts calls by the text's address. A
+# table of known callers avoids the search and the creation of the text in later calls.
 
 cdef extern from *:
     """
@@ -12,14 +15,15 @@ cdef extern from *:
     PyObject* ngd_frame_code(PyFrameObject* frame)  # a new reference
     int PyFrame_GetLineNumber(PyFrameObject* frame)
 
-cdef enum Owner:  # of the code of a frame
+cdef enum Owner:  # the owner of the code of a frame
     OF_NGD
     OF_LIBRARY
     OF_USER
 
-# An instruction that called ngd. Callers with the same slot of the table replace each other.
+# A bytecode instruction that called ngd. Callers with the same slot in the table replace each
+# other.
 cdef struct Caller:
-    PyObject* code  # owned
+    PyObject* code  # an owned reference
     int instruction
     Owner owner
     const char* site
@@ -38,7 +42,7 @@ cdef const char* _interned(const string& site):
 
 
 cdef const char* _caller_site() except? NULL:
-    """Return the line that called the running Python function; NULL if ngd or C called it."""
+    """Return the call site of the running Python function; NULL if ngd or C code called it."""
     cdef object frame
     cdef Owner owner
     cdef const char* site
@@ -60,7 +64,7 @@ cdef const char* _caller_site() except? NULL:
 
 
 cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NULL:
-    """Return the line of a frame and its owner (callsite.py); NULL for a frame of ngd."""
+    """Return the line of a frame, and set its owner. Return NULL for a frame of ngd."""
     cdef PyObject* code = ngd_frame_code(frame)
     cdef int instruction = (<object> frame).f_lasti
     cdef size_t slot = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C++ part of a Call (call.pxi): the descriptor of a collective, the numbers that it points to,
-// and the handle of the submitted work. The descriptor points into this object, which therefore is
-// neither copied nor moved. The constructor allocates nothing, for calls on the stack
+// The C++ part of a Call (call.pxi): the descriptor of a collective, the arrays of numbers that it
+// points to, and the handle of the submitted collective. The descriptor points into this object, so
+// the object is neither copied nor moved. The constructor allocates nothing, for calls on the stack
 // (quick_call.pxi).
 #pragma once
 
@@ -28,18 +28,19 @@ struct CallState {
   CallState(const CallState&) = delete;
   CallState& operator=(const CallState&) = delete;
 
-  // Sets the shape of the array, which the ranks compare. They compare `more`, too: comm/layout.hpp.
+  // Sets the shape of the array and `more`, which the ranks compare (comm/layout.hpp).
   void set_shape(const std::int64_t* shape, int axes, std::uint64_t more) {
     layout = layout_of(shape, axes, more);
     collective.layout = layout.hash != 0 ? &layout : nullptr;
   }
-  // Adds an array to those of a collective on a list.
+  // Adds an array to a collective on a list.
   void add_array(ngd::comm::Tensor array, const std::int64_t* shape, int axes) {
     array.layout = layout_of(shape, axes, 0).hash;
     arrays.push_back(array);
   }
 
-  // follows: a collective of the same call was submitted before, so Busy would be too late.
+  // Submits the collective. `follows` means that a collective of the same public call was submitted
+  // before. Then Busy would come too late, so the call waits while another thread uses the group.
   void submit(Communicator& group, bool follows, double timeout_seconds) {
     if (is_list)
       grouped = std::make_unique<ngd::comm::Grouped>(group, collective, arrays);
@@ -50,7 +51,8 @@ struct CallState {
   void wait(Communicator& group, double timeout_seconds) {
     grouped ? grouped->wait(timeout_seconds) : group.wait(work, timeout_seconds);
   }
-  // The same right after submit(): never Busy.
+  // Waits directly after submit(). It does not throw Busy, but waits while another thread uses the
+  // group.
   void finish(Communicator& group, double timeout_seconds) {
     if (grouped)
       grouped->wait_retrying(timeout_seconds);
@@ -66,7 +68,7 @@ struct CallState {
     finish(group, timeout_seconds);
   }
 
-  ngd::comm::Collective collective;  // for a list: without the arrays
+  ngd::comm::Collective collective;  // for a list, it does not describe the arrays
   bool is_list = false;
   std::vector<std::uint64_t> counts, receive_counts;
   ngd::comm::Work work;
@@ -81,7 +83,7 @@ struct CallState {
 
   static constexpr int kMaxAxes = 64;  // as in NumPy
 
-  std::uint64_t extents[kMaxAxes];  // of layout; not filled otherwise
+  std::uint64_t extents[kMaxAxes];  // memory for the extents of `layout`
   ngd::comm::Layout layout;
   std::vector<ngd::comm::Tensor> arrays;
   std::unique_ptr<ngd::comm::Grouped> grouped;

@@ -2,7 +2,10 @@
 # Part of _core.pyx: groups of ranks.
 
 cdef class Mark:
-    """While this object exists, a line of /proc/PID/maps ends with its name."""
+    """A mark by which other processes find this one.
+
+    While this object exists, a line of /proc/PID/maps ends with its name.
+    """
 
     cdef unique_ptr[CppMark] mark
 
@@ -13,12 +16,12 @@ cdef class Mark:
 @cython.final
 @cython.no_gc_clear
 cdef class Communicator:
-    """A group of ranks. All ranks make the same calls in the same order."""
+    """A group of ranks. All ranks run the same collectives in the same order."""
 
     cdef unique_ptr[CppCommunicator] communicator
-    cdef Communicator parent  # which this one must not outlive
-    cdef Call dropped  # the first of the calls that were dropped before they were over
-    cdef AbortOnError scope  # of the call that makes several collectives now
+    cdef Communicator parent  # this communicator must not outlive it
+    cdef Call dropped  # the first of the calls that were deleted before they were complete
+    cdef AbortOnError scope  # the context of the public call that runs several collectives now
     cdef double timeout
 
     def __cinit__(self):
@@ -26,8 +29,8 @@ cdef class Communicator:
 
     def __dealloc__(self):
         if self.communicator and self.communicator.get().in_child():
-            self.communicator.release()  # only the parent may destroy it: docs/adr/0046
-        with nogil:  # to leave takes some time over MPI
+            self.communicator.release()  # a forked child must not destroy it: docs/adr/0046
+        with nogil:  # over MPI, the destructor takes some time
             self.communicator.reset()
         self.free_dropped()
 
@@ -40,7 +43,10 @@ cdef class Communicator:
 
     @staticmethod
     def make_shm(str job_key, int rank, int size, double timeout) -> Communicator:
-        """Return a group of the ranks of one host."""
+        """Return a group of ranks of one host, over shared memory.
+
+        The ranks have the same `job_key`. Their rendezvous takes at most `timeout` seconds.
+        """
         cdef Communicator result = Communicator.__new__(Communicator)
         cdef string key = _bytes(job_key)
         with nogil:
@@ -61,7 +67,7 @@ cdef class Communicator:
 
     @staticmethod
     def make_hierarchical(int fortran_handle, double timeout) -> Communicator:
-        """Return the same over shared memory inside a host, and over MPI between hosts."""
+        """Return the same group, with shared memory inside a host and MPI between hosts."""
         cdef Communicator result = Communicator.__new__(Communicator)
         with nogil:
             result.communicator = make_hierarchical_communicator(
@@ -97,30 +103,30 @@ cdef class Communicator:
 
     @property
     def has_common_memory(self) -> bool:
-        """True if the ranks can have memory in common."""
+        """True if the ranks can share memory."""
         return self.communicator.get().common_memory() != NULL
 
     @property
     def is_over(self) -> bool:
         """True if a group of several ranks is closed or has failed."""
         cdef cbool over
-        with nogil:  # a thread that is in the group may hold its lock for a moment
+        with nogil:  # another thread may hold the lock of the group for a moment
             over = self.communicator.get().is_over()
         return over
 
     def register_for_xla(self) -> int:
-        """Register the group for programs of XLA and return its number. It must outlive them."""
+        """Register the group for XLA's custom calls, which it must outlive; return its number."""
         return cpp_register_group(dereference(self.communicator.get()))
 
     def make_common(self, size_t nbytes) -> int:
-        """Make memory for all ranks of the group, and return its number for open_common."""
+        """Allocate memory that all ranks of the group can open, and return its number."""
         cdef uint64_t number
         with nogil:  # a system call per MiB
             number = common_memory_of(dereference(self.communicator)).make_common(nbytes)
         return number
 
     def open_common(self, int maker, uint64_t number, size_t nbytes) -> CommonMemory:
-        """Open memory that a rank of the group has made. All ranks do so, including that rank."""
+        """Open memory that rank `maker` has allocated. All ranks do so, including that rank."""
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
         result.maker, result.number, result.nbytes = maker, number, nbytes
         with nogil:
@@ -137,17 +143,18 @@ cdef class Communicator:
             )
 
     def quick(self, str kind, array, out, op, root=0) -> object:
-        """Run a collective from an array to `out`, or to a new array, and return that.
+        """Run a collective on the fast path, and return `out` or a new array with the result.
 
-        Return None, and start nothing, unless all arguments are plain: contiguous NumPy arrays or
-        lists of them, blocks along the first axis, and an op by name. The call site must be known,
-        too: that of the caller of the Python function that runs. After None the caller prepares the
-        collective itself (comm/plans.py).
+        Return None, and start nothing, if the call is not plain. A call is plain if its arguments
+        are contiguous NumPy arrays or lists of them, with blocks along the first axis, and an op by
+        name. The function that called this method must have been called from Python code outside of
+        ngd, whose line is the call site. After None, the caller prepares the collective itself
+        (comm/plans.py).
         """
         return _run_quick(self, kind, array, out, op, root)
 
     def quick_barrier(self) -> bool:
-        """Return True after a barrier; return False, and start nothing, without a call site."""
+        """Run a barrier and return True. Return False, and start nothing, without a call site."""
         cdef Collective collective
         collective.site = _caller_site()
         if collective.site == NULL:
@@ -157,7 +164,7 @@ cdef class Communicator:
         return True
 
     def split(self, int color, int key) -> Communicator | None:
-        """Return the group of the ranks of my color, by key; None for a negative color."""
+        """Return the group of the ranks with this color, ordered by key; None if it is negative."""
         cdef Communicator result = Communicator.__new__(Communicator)
         cdef cbool follows = self.scope is not None and self.scope.has_submitted
         with nogil:
@@ -183,7 +190,10 @@ cdef class Communicator:
         return number
 
     def group_of(self, members, int number, str key, double timeout) -> Communicator:
-        """Return a group of a world over MPI that only its members make; see communicator.hpp."""
+        """Return a group of some ranks of a world over MPI; see make_group_of in communicator.hpp.
+
+        Only these ranks call this method.
+        """
         cdef Communicator result = Communicator.__new__(Communicator)
         cdef vector[int] ranks = _ints(members)
         cdef string text = _bytes(key)
@@ -196,7 +206,10 @@ cdef class Communicator:
         return result
 
     def stats(self) -> list:
-        """Return (kind, op, site, calls, bytes, s, s waited, last) of each call site."""
+        """Return (kind, op, site, calls, bytes, seconds, seconds waited, last) per call site.
+
+        `last` has, for each rank, the number of calls in which it arrived last.
+        """
         cdef vector[CallStats] entries
         cdef size_t i
         with nogil:
@@ -211,7 +224,7 @@ cdef class Communicator:
         ]
 
     cdef int release_dropped(self) except -1:
-        """Let go of the dropped calls that are over."""
+        """Release the dropped calls that are complete."""
         cdef Call each, rest = self.dropped
         if rest is None:
             return 0
@@ -222,7 +235,7 @@ cdef class Communicator:
                 each.ends_within(self, 0.0)
                 each = each.next
         except (_errors.BusyError, _errors.GroupClosedError):
-            pass  # another thread is in the group, or the caller's collective raises the same
+            pass  # another thread uses the group, or the caller's collective raises the same error
         finally:
             while rest is not None:
                 each, rest = rest, rest.next
@@ -232,13 +245,13 @@ cdef class Communicator:
         return 0
 
     cdef void free_dropped(self) noexcept:
-        """Forget the dropped calls, one by one: a long list would end by recursion."""
+        """Release all dropped calls, one by one: the recursion of a long list could overflow."""
         _keep_for_mpi(self.dropped)
         while self.dropped is not None:
             self.dropped = self.dropped.next
 
     def abort(self, str traceback) -> None:
-        """Notify the other ranks that this rank has failed, and close."""
+        """Notify the other ranks that this rank has failed, and close the group."""
         cdef string text = _bytes(traceback)
         with nogil:
             self.communicator.get().abort(text)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: devices, and memory on them.
+# Part of _core.pyx: devices, and the memory of variables.
 
 cdef class Device:
-    """A device of this build, with its table of kernels."""
+    """A device of this build, and its table of kernels."""
 
     cdef CppDevice* device
     cdef KernelTable table
@@ -18,14 +18,19 @@ cdef class Device:
         return _text(self.device.name())
 
     def kernel_table(self) -> list:
-        """Return (op, implementation) of every row of the table, in order."""
+        """Return (op, implementation) for each row of the kernel table, in order."""
         return [
             (_text(self.table[i].op), _text(self.table[i].implementation))
             for i in range(self.table.size())
         ]
 
     def query_kernel(self, str op, list inputs, list outputs, dict attrs) -> tuple:
-        """Return (implementation or None, refusals, scratch bytes, [(output, input) in place])."""
+        """Find the kernel for an op.
+
+        Return (implementation, reason, scratch bytes, [(output, input)]). Without a kernel, the
+        implementation is None, and the reason says why. A pair (output, input) may have the same
+        memory.
+        """
         cdef KernelQuery query
         cdef TensorType type
         cdef string op_bytes = _bytes(op)
@@ -49,10 +54,10 @@ cdef class Device:
 
 
 cdef class CommonMemory:
-    """Memory of a host that several ranks read and write while this object exists.
+    """Memory that several ranks of a host read and write. It exists as long as this object.
 
-    A process may also map it a second time, for views that it may write to without changing the
-    memory (Communicator.map_privately).
+    A process may map it a second time, copy on write (Communicator.map_privately). It may write to
+    views of this private mapping without a change of the memory.
     """
 
     cdef shared_ptr[void] memory
@@ -62,7 +67,10 @@ cdef class CommonMemory:
     cdef unique_ptr[CppCopyOnWriteMapping] mapping
 
     def copied(self) -> list:
-        """Return the ranges of bytes (begin, end) whose pages this process has written."""
+        """Return the byte ranges (begin, end) of the private mapping that this process has written.
+
+        They consist of whole pages.
+        """
         cdef vector[CppRange] ranges
         cdef size_t i
         if self.mapping.get() == NULL:
@@ -72,12 +80,12 @@ cdef class CommonMemory:
         return [(ranges[i].begin, ranges[i].end) for i in range(ranges.size())]
 
     def discard_copies(self) -> None:
-        """Discard the copies: the private views show the memory again."""
+        """Discard the copied pages, so that the private views show the memory again."""
         if self.mapping.get() != NULL:
             self.mapping.get().discard()
 
     def write(self, size_t offset, ndarray array, size_t begin, size_t end) -> None:
-        """Copy bytes [begin, end) of an array to the same bytes of the array at `offset`."""
+        """Copy bytes [begin, end) of an array to `offset` + begin in the memory."""
         memcpy(<char*> self.memory.get() + offset + begin, <char*> PyArray_DATA(array) + begin,
                end - begin)
 
@@ -86,14 +94,14 @@ cdef uint64_t _moves = 1  # 1 + the number of moves of buffers
 
 
 cdef class Memory:
-    """The memory of a buffer, private or in common. Views keep it alive."""
+    """The memory of a buffer: its own, or common memory. Views keep it alive."""
 
     cdef CppBuffer own
     cdef CommonMemory common
 
 
 cdef class MemoryView:
-    """The bytes of a variable for Python's buffer protocol."""
+    """An object with the buffer protocol of Python, for the bytes of a variable."""
 
     cdef Memory memory
     cdef void* data
@@ -107,17 +115,17 @@ cdef class MemoryView:
 
 
 def moves() -> int:
-    """Return a number that grows when a buffer moves; views made before show an old value."""
+    """Return a number that increases when a buffer moves. Older views then show an old value."""
     return _moves
 
 
 cdef class Buffer:
-    """The value of a variable on a device, in memory of its own or in common memory."""
+    """The value of a variable on a device, in private memory or in common memory."""
 
     cdef Memory memory
-    cdef char* data  # the address of byte 0, which it may not have
-    cdef size_t nbytes
-    cdef size_t begin, end  # the bytes that it has: all, or a part
+    cdef char* data  # the address of byte 0, even if the buffer does not have this byte
+    cdef size_t nbytes  # the size of the whole value
+    cdef size_t begin, end  # the bytes that this buffer has: all, or a shard
     cdef CppDevice* device
 
     def __init__(self, Device device not None, size_t nbytes):
@@ -133,7 +141,7 @@ cdef class Buffer:
         return self.memory.common is not None
 
     def view(self) -> memoryview:
-        """Return all bytes without a copy."""
+        """Return the bytes of the value without a copy; raise ValueError for a shard."""
         if self.end - self.begin != self.nbytes:
             raise ValueError(f"Buffer.view: {self.end - self.begin} of {self.nbytes} bytes")
         cdef MemoryView view = MemoryView()
@@ -142,14 +150,14 @@ cdef class Buffer:
 
     @property
     def common(self) -> tuple | None:
-        """The common memory of the value and the offset in it; None if the memory is private."""
+        """The common memory of the value and the offset in it, or None for private memory."""
         cdef CommonMemory common = self.memory.common
         if common is None:
             return None
         return common, self.data - <char*> common.memory.get()
 
     def private_view(self) -> memoryview:
-        """Return the bytes of the private mapping of the common memory."""
+        """Return the bytes of the value in the private mapping of the common memory."""
         cdef MemoryView view = MemoryView()
         cdef CommonMemory common = self.memory.common
         if common is None or common.mapping.get() == NULL:
@@ -159,10 +167,11 @@ cdef class Buffer:
         return memoryview(view)
 
     def lie_in(self, CommonMemory common, size_t offset) -> None:
-        """Move to common memory, and take the value from there. None: move to private memory.
+        """Move to common memory, or to private memory if `common` is None.
 
-        A move to private memory keeps the value. No step may use the buffer now, and the kernels of
-        the device address the memory of the host.
+        A move to common memory copies nothing: the value is then the present content of that
+        memory. A move to private memory copies the value. No step may use the buffer during the
+        call. The kernels of the device must address the memory of the host.
         """
         global _moves
         cdef Memory memory = Memory()
@@ -179,9 +188,10 @@ cdef class Buffer:
         _moves += 1
 
     def keep(self, Buffer memory not None, size_t begin) -> None:
-        """Keep only the bytes from `begin` on, in the memory of another buffer of their size.
+        """Keep only a shard, which begins at byte `begin`, in the memory of another buffer.
 
-        The other buffer must not be used again. No step may use this one now.
+        The other buffer has the size of the shard, and must not be used again. No step may use this
+        buffer during the call.
         """
         global _moves
         if self.memory.common is not None or begin + memory.nbytes > self.nbytes:
@@ -193,13 +203,13 @@ cdef class Buffer:
         _moves += 1
 
     def write(self, ndarray array) -> None:
-        """Copy from a contiguous array of the same size."""
+        """Copy the value from a contiguous array of the same size."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.nbytes}")
         cdef const void* source = PyArray_DATA(array)
         cdef Memory memory = self.memory
         cdef cbool common = memory.common is not None
-        with nogil:  # the caller holds the variable, so no step uses it, and it does not move
+        with nogil:  # the caller holds the variable, so no step uses or moves it
             if common:
                 memcpy(self.data, source, self.nbytes)
             else:
@@ -211,21 +221,21 @@ cdef class Buffer:
             raise ValueError(f"Buffer.write_part: {array.nbytes} bytes into {self.nbytes}")
         memcpy(self.data + begin, <char*> PyArray_DATA(array) + begin, end - begin)
 
-    # These hold the GIL until they return, so no step can begin to write the variable.
+    # The next functions hold the GIL until they return, so no step can begin to write the variable.
     def read(self, ndarray array, Cell cell) -> None:
-        """Copy to a contiguous array; raise an error if the variable may not be read now."""
+        """Copy the value to a contiguous array; raise an error if it must not be read now."""
         cell.check_readable()
         self.copy_to(array)
 
     def read_part(self, ndarray array, Cell cell) -> None:
-        """Do the same for the bytes that this buffer has."""
+        """Copy the bytes that this buffer has to a contiguous array; raise the same errors."""
         cell.check_readable()
         if <size_t> array.nbytes != self.end - self.begin:
             raise ValueError(f"Buffer.read_part: {self.end - self.begin} into {array.nbytes}")
         memcpy(PyArray_DATA(array), self.data + self.begin, array.nbytes)
 
     def copy_to(self, ndarray array) -> None:
-        """Do the same for a caller that holds the variable."""
+        """Copy the value to a contiguous array. The caller holds the variable."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
         if self.memory.common is not None:
@@ -234,7 +244,10 @@ cdef class Buffer:
             self.memory.own.read(PyArray_DATA(array))
 
     def checksum(self) -> tuple[int, int]:
-        """Return a checksum of 128 bits. The caller holds the variable."""
+        """Return a checksum of 128 bits of the bytes that this buffer has.
+
+        The caller holds the variable.
+        """
         return _checksum(self.data + self.begin, self.end - self.begin)
 
 

@@ -77,7 +77,8 @@ struct Drop {
 };
 using Owned = std::unique_ptr<PyObject, Drop>;
 
-// Raises the error. If a step fails, the Python error of that step is set instead.
+// Sets the Python error for an error of the core. If a call fails here, its Python error is set
+// instead.
 void set(const ngd::Error& error) {
   const char* name = class_name(error.kind());
   if (name == nullptr || error_module == nullptr) {
@@ -99,7 +100,7 @@ void set(const ngd::Error& error) {
     PyErr_SetObject(type.get(), raised.get());
 }
 
-// Raises a class of ngd.errors that names no ranks.
+// Sets an error of a class of ngd.errors, without ranks.
 void set_named(const char* name, const char* message) {
   const Owned type(error_module ? PyObject_GetAttrString(error_module, name) : nullptr);
   set_error(type ? type.get() : PyExc_IndexError, message);
@@ -118,7 +119,7 @@ void ngd_begin_end(unsigned long thread) {
   ending = true;
 }
 
-// Releases the GIL first, which the main thread needs.
+// The main thread needs the GIL, so it is released before the sleep.
 void ngd_stay_if_ending() {
   if (!ending || PyThread_get_thread_ident() == main_thread) return;
   PyEval_SaveThread();
@@ -127,12 +128,12 @@ void ngd_stay_if_ending() {
 
 void ngd_raise_python_error() {
   ngd_stay_if_ending();
-  if (PyErr_Occurred()) return;  // keep an error that was raised inside, such as KeyboardInterrupt
+  if (PyErr_Occurred()) return;  // keep an error that is set already, such as KeyboardInterrupt
   try {
     throw;
   } catch (const ngd::Error& error) {
     set(error);
-  } catch (const std::out_of_range& error) {  // a kernel has found a bad index
+  } catch (const std::out_of_range& error) {  // a kernel found an index out of range
     set_named("OutOfRangeError", error.what());
   } catch (const std::invalid_argument& error) {
     set_error(PyExc_ValueError, error.what());

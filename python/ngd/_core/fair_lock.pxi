@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: a lock that an interrupt never leaves locked. Python raises KeyboardInterrupt,
-# or the exception of a signal handler, only between two bytecodes, and this code has no bytecodes.
+# Part of _core.pyx: a lock that an interrupt does not leave locked. Python raises
+# KeyboardInterrupt, or the exception of a signal handler, only between two bytecodes, and this code
+# has no bytecodes.
 
 
 cdef class FairLock:
     """A lock that a thread cannot take again before the threads that already wait for it.
 
-    The thread that holds it may enter again: an exception may have come before it left.
+    The thread that holds the lock may enter again, because an exception may have prevented the
+    exit.
     """
 
     cdef object _next, _lock
@@ -29,5 +31,5 @@ cdef class FairLock:
             self._lock.release()
 
     def has_waiters(self) -> bool:
-        """Return whether another thread waits."""
+        """Return True if another thread waits for the lock."""
         return self._next.locked()

@@ -13,7 +13,8 @@ namespace {
 
 PyObject* host_invoke = nullptr;
 
-// Returns a list of memoryviews, with None for an output that is not read; null after an error.
+// Returns a list of memoryviews, with None for an output that no op reads. Returns null and sets a
+// Python error on failure.
 PyObject* views_of(std::span<const ngd::kernels::HostBuffer> buffers, int flags) {
   PyObject* views = PyList_New(static_cast<Py_ssize_t>(buffers.size()));
   static char empty[1];
@@ -36,7 +37,8 @@ PyObject* views_of(std::span<const ngd::kernels::HostBuffer> buffers, int flags)
   return views;
 }
 
-// Leaves an error set in the state of the thread, for ngd_raise_python_error.
+// Calls the function and returns true on success. A Python error stays set in this thread, for
+// ngd_raise_python_error.
 bool call_host(std::int64_t function, std::span<const ngd::kernels::HostBuffer> inputs,
                std::span<const ngd::kernels::HostBuffer> outputs) noexcept {
   const PyGILState_STATE state = PyGILState_Ensure();

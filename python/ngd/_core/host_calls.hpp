@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python functions that a step calls (ngd.call_host).
+// Calls from a step to Python functions (ngd.call_host).
 #pragma once
 
-// `invoke(number, inputs, outputs)` calls a function on memoryviews. Called once, when the extension
-// is imported.
+// Sets the Python function `invoke(number, inputs, outputs)`, which calls the function with this
+// number on memoryviews. Called once, when ngd is imported.
 void ngd_set_host_invoke(struct _object* invoke);

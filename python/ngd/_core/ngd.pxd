@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# C++ declarations only: what _core.pyx uses of src/cpp/ngd.hpp.
+# Declarations of the C++ classes and functions of src/cpp/ngd.hpp that _core.pyx uses.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// For wheels (packaging/wheel): what the C++ library that is linked in takes from a newer C library
-// than the one that the wheel may run with.
+// Definitions for wheels (packaging/wheel). The C++ library that is linked into a wheel needs these
+// names, and the C library of the target machine may be too old to have them.
 #include <sys/random.h>
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 extern "C" {
 
-// glibc 2.32: whether no thread was ever started. It only saves atomic operations.
+// glibc 2.32: nonzero if no thread was ever started. It only saves atomic operations.
 extern char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
-// glibc 2.36: a random word.
+// glibc 2.36: returns a random word.
 std::uint32_t arc4random();
 std::uint32_t arc4random() {
   std::uint32_t word = 0;

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: compiled steps.
+# Part of _core.pyx: programs, and the executables that run them.
 
 def first_fit(list lives) -> list:
-    """Return the lowest free offset of each block (first instruction, last instruction, bytes)."""
+    """Return an offset for each block of memory, so that blocks do not overlap while they are used.
+
+    A block is (first instruction, last instruction, bytes). Each block gets the lowest free offset.
+    """
     cdef vector[Life] blocks
     cdef Life life
     blocks.reserve(len(lives))
@@ -12,7 +15,7 @@ def first_fit(list lives) -> list:
 
 
 cdef class Arena:
-    """Memory that several executables share. Only one of them runs at a time."""
+    """An arena that several executables use in turn. Only one of them runs at a time."""
 
     cdef shared_ptr[CppArena] arena
 
@@ -21,10 +24,10 @@ cdef class Arena:
 
 
 cdef class ProgramBuilder:
-    """Fills a Program; `str()` is its stable text form."""
+    """The builder of a Program. `str()` returns the text of the program, for tests."""
 
     cdef CppProgram program
-    cdef Arena arena  # None: the executable allocates its own memory
+    cdef Arena arena  # if None, the executable allocates its own arena
 
     def add_value(self, str dtype, tuple shape, str memory, size_t position, size_t offset) -> int:
         """Add a value and return its number."""
@@ -64,7 +67,7 @@ cdef class ProgramBuilder:
         return self.program.instructions.size() - 1
 
     def set_members(self, size_t number, list members) -> None:
-        """Set the ops that an instruction computes: (op, call site, application) of each."""
+        """Set the ops that an instruction computes, as (op, call site, application)."""
         cdef Member member
         for op, site, application in members:
             member.op, member.site, member.application = _bytes(op), _bytes(site), application
@@ -77,16 +80,16 @@ cdef class ProgramBuilder:
         self.program.variables = variables
 
     def set_arenas(self, size_t private_bytes, size_t shared_bytes) -> None:
-        """Set the sizes of the two arenas."""
+        """Set the sizes of the private and of the shared arena."""
         self.program.private_bytes = private_bytes
         self.program.shared_bytes = shared_bytes
 
     def use_arena(self, Arena arena) -> None:
-        """Let the executable use the memory of an arena."""
+        """Make the executable use an existing arena."""
         self.arena = arena
 
     def add_group(self, str text, uint64_t hash, uint64_t computation) -> None:
-        """Add a group with the sequence of its collectives, for the comparison between ranks."""
+        """Add a group and the sequence of its collectives, which the ranks compare."""
         cdef GroupSequence group
         group.text = _bytes(text)
         group.hash = hash
@@ -110,7 +113,7 @@ cdef class ArrayType:
             self.shape[axis] = shape[axis]
 
     cdef cbool fits(self, array) noexcept:
-        """Return whether this is a contiguous NumPy array of the type."""
+        """Return True for a contiguous NumPy array of this type."""
         return (
             type(array) is ndarray
             and PyArray_TYPE(<ndarray> array) == self.number
@@ -120,22 +123,22 @@ cdef class ArrayType:
         )
 
     cdef ndarray fresh(self):
-        """Return a new array of the type."""
+        """Return a new array of this type, without initial values."""
         return PyArray_EMPTY(self.axes, self.shape, self.number, 0)
 
 
 @cython.no_gc_clear
 cdef class Executable:
-    """A program that can run on the device of its variables."""
+    """A program that is ready to run on the device of its variables."""
 
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
-    cdef tuple communicators, variables  # which the executor must not outlive
-    cdef list given, made  # the types of the arrays of a call
-    cdef list checks  # called if a variable has moved; they raise if it may not be used there
-    cdef cbool entered  # the last call has reached the executor
+    cdef tuple communicators, variables  # the executor must not outlive them
+    cdef list given, made  # the types of the arguments and results of a call
+    cdef list checks  # functions that raise an error if a variable that has moved must not be used
+    cdef cbool entered  # True if the last call has reached the executor
     cdef size_t n_inputs, n_outputs
-    cdef uint64_t moves  # of buffers, when the executor last got their addresses
+    cdef uint64_t moves  # the value of _moves when the executor last got the addresses of buffers
 
     def __init__(
         self, Device device not None, ProgramBuilder builder, list communicators, list variables,
@@ -147,7 +150,7 @@ cdef class Executable:
         if builder.arena is not None:
             arena = builder.arena.arena
         self.builder, self.given, self.made, self.checks = builder, given, made, checks
-        # The garbage collector empties lists, and never tuples.
+        # Tuples, because the garbage collector may clear lists, but not tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
             if (<Buffer?> variable).device != device.device:
@@ -156,8 +159,8 @@ cdef class Executable:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.find(pointers)
-        # Takes minutes for a large program: oneDNN compiles kernels, and the arenas are committed.
-        # No other thread has this object yet. The first run finds the variables' addresses.
+        # This takes minutes for a large program: oneDNN compiles kernels, and the arenas are
+        # allocated. No other thread has this object yet. The first run sets the addresses again.
         with nogil:
             self.executor.reset(new Executor(
                 builder.program, dereference(device.device), device.table, groups, pointers,
@@ -165,7 +168,7 @@ cdef class Executable:
             ))
 
     cdef int follow(self) except -1:
-        """Give the executor the present addresses of the variables, after the checks."""
+        """Run the checks, and give the executor the present addresses of the variables."""
         for check in self.checks:
             check()
         cdef vector[void*] variables
@@ -184,7 +187,7 @@ cdef class Executable:
         self.executor.reset()
 
     def call(self, Hold hold not None, tuple arrays):
-        """Run once and return new arrays. Return None, and do nothing, if the inputs do not fit."""
+        """Run once and return new arrays; return None, without a run, if the arrays do not fit."""
         cdef Py_ssize_t i
         if len(arrays) != len(self.given):
             return None
@@ -196,7 +199,7 @@ cdef class Executable:
         return results
 
     def run(self, list inputs, list outputs) -> None:
-        """Run once on contiguous arrays of the program's types."""
+        """Run once on contiguous arrays, which have the types of the program."""
         cdef vector[const void*] sources
         cdef vector[void*] destinations
         if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
@@ -224,9 +227,11 @@ cdef class Executable:
         return self.entered and dereference(self.executor).variables_touched()
 
     def record(self) -> tuple:
-        """Return the times of the last recording with a run: (whole, instructions, bodies).
+        """Return the times of the last recording in which the program ran.
 
-        Times are (calls, total ns, least ns, and for a wait the ns since the collective started).
+        They are (times of the program, list of times of instructions, list of records of bodies).
+        Times are (calls, ns of all calls, ns of the shortest call, ns since the collective of a
+        wait started).
         """
         return _record(dereference(self.executor).record())
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: the fast path of collectives on arrays (docs/adr/0011-fast-path-for-arrays.md).
-# It describes and runs a collective without an object of its own.
+# It runs a collective without creating a Call. Communicator.quick defines a plain call.
 
 cdef dict _quick_kinds = {
     "all_reduce": <int> Kind.AllReduce, "reduce_scatter": <int> Kind.ReduceScatter,
@@ -14,14 +14,14 @@ cdef dict _reductions = {
 
 
 cdef inline int _plain_dtype(array) noexcept:
-    """Return the dtype of ngd + 1 of a contiguous NumPy array, and 0 for anything else."""
+    """Return 1 + the dtype of a contiguous NumPy array, and 0 for anything else."""
     if type(array) is not ndarray or not PyArray_ISCARRAY_RO(<ndarray> array):
         return 0
     return _dtype_of(<ndarray> array)
 
 
 cdef inline cbool _set_op_and_root(Collective& collective, op, root) noexcept:
-    """Set the op and the root. Return False if op is not a name, or root not a small int."""
+    """Set the op and the root. Return False if op is not a name, or root does not fit an int."""
     cdef int overflow = 0
     cdef long number
     reduction = _reductions.get(op) if type(op) is str else None
@@ -36,7 +36,7 @@ cdef inline cbool _set_op_and_root(Collective& collective, op, root) noexcept:
 
 
 cdef cbool _overlap(ndarray a, ndarray b) noexcept:
-    """Return whether two contiguous arrays share memory."""
+    """Return True if two contiguous arrays share memory."""
     cdef const char* first = <const char*> PyArray_DATA(a)
     cdef const char* second = <const char*> PyArray_DATA(b)
     return first < second + PyArray_NBYTES(b) and second < first + PyArray_NBYTES(a)

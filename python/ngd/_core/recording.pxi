@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Part of _core.pyx: recordings of the time that instructions take.
+# Part of _core.pyx: recordings of the times and events of instructions.
 
 def begin_recording(size_t max_events) -> None:
-    """Begin a recording and forget the last one. most_events=0 records times and no events."""
+    """Begin a recording and delete the last one. With max_events=0 it has times and no events."""
     recording().begin(max_events)
 
 
@@ -12,7 +12,10 @@ def end_recording() -> None:
 
 
 def recorded_events() -> list:
-    """Return (program, instruction or -1 for the run, thread, begin ns, end ns) of all events."""
+    """Return all events as (program, instruction or -1 for a whole run, thread, begin, end).
+
+    The times are in ns.
+    """
     return [
         (e.program, -1 if e.instruction == whole_run else <int64_t> e.instruction, e.thread,
          e.begin_ns, e.end_ns)
@@ -21,7 +24,10 @@ def recorded_events() -> list:
 
 
 def recorded_labels() -> dict:
-    """Return (action, op, call site, instruction that a wait ends) for each program."""
+    """Return the labels of the instructions of each program, by the number of the program.
+
+    A label is (action, op, call site, instruction that started the collective of a wait).
+    """
     cdef unordered_map[uint64_t, vector[Label]] labels = recording().labels()
     cdef dict found = {}
     cdef unordered_map[uint64_t, vector[Label]].iterator each = labels.begin()
@@ -32,8 +38,8 @@ def recorded_labels() -> dict:
 
 
 cdef list _labels(const vector[Label]& labels):
-    # A loop over the vector would copy texts outside of a try block, and bad_alloc would end
-    # the process.
+    # In a loop over the vector, Cython would copy texts outside of a try block, and bad_alloc would
+    # end the process.
     cdef list found = []
     cdef const Label* label
     cdef size_t i
@@ -45,12 +51,12 @@ cdef list _labels(const vector[Label]& labels):
 
 
 def dropped_events() -> int:
-    """Return the number of events that did not fit."""
+    """Return the number of events that were dropped because the buffer was full."""
     return recording().dropped()
 
 
 def clock_ns() -> int:
-    """Return the time of CLOCK_MONOTONIC, which events use."""
+    """Return the time of CLOCK_MONOTONIC in ns, which events use."""
     return now_ns()
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: a lock for variables.
 #
-# A step holds the variables that it reads together with other readers, and those that it writes
-# exclusively. Nothing waits for the lock: a call that needs a variable of another step raises a
-# BusyError. To take and to release is to assign a few fields while the GIL is held. No Python code
-# runs in between, so no other thread, Ctrl-C or signal handler can leave a variable held.
+# While a step runs, it *holds* its variables: as a reader, together with other readers, or as the
+# only writer. No call waits for a variable. A call that needs a variable that another step holds
+# raises a BusyError. To take or release a variable means to assign a few fields while the GIL is
+# held. No Python code runs in between, so no other thread, Ctrl-C or signal handler can leave a
+# variable held.
 
 cdef class Cell:
-    """The state of a variable: its readers, its writer and the device of its newest value."""
+    """The state of a variable: its readers, its writer, and the device with its newest value."""
 
     cdef readonly str name
     cdef int readers
@@ -20,14 +21,15 @@ cdef class Cell:
         self.name = name
 
     def check_readable(self) -> None:
-        """Raise the error that a read raises now."""
+        """Raise the error that a read would raise now: BusyError or PoisonedVariableError."""
         self.expect_no_writer()
         self.expect_value()
 
     def replace(self, list storages, ndarray value) -> str | None:
-        """Write the value to all storages. Return the reason if one of them refuses it.
+        """Write the value to all storages, and return None.
 
-        An exception during the writes poisons the variable.
+        If a storage refuses the value before the first write, return its reason. An exception
+        during the writes poisons the variable.
         """
         self.expect_nobody()
         self.writing = True
@@ -76,7 +78,7 @@ cdef class Cell:
 
 
 def while_held(list cells, call):
-    """Return call(), while the variables are held; raise a BusyError if a step holds one."""
+    """Hold variables as a writer, and return call(); raise BusyError if a step holds one."""
     cdef Cell cell
     for object_ in cells:
         cell = <Cell?> object_
@@ -92,7 +94,7 @@ def while_held(list cells, call):
 
 
 cdef class Hold:
-    """The variables of an executable, which it holds while it runs."""
+    """The variables that an executable holds while it runs."""
 
     cdef list read, written
     cdef str device
@@ -100,11 +102,14 @@ cdef class Hold:
     def __init__(self, list read, list written, str device):
         cdef Cell cell
         for cell in read + written:
-            pass  # the loop checks the types; later code casts without a check
+            pass  # the loop checks the types, because later casts do not
         self.read, self.written, self.device = read, written, device
 
     def run(self, step, list inputs, list outputs) -> None:
-        """Run step.run(inputs, outputs). A failure during the writes poisons the written ones."""
+        """Run step.run(inputs, outputs) while the variables are held.
+
+        A failure after the step has begun to write variables poisons the written variables.
+        """
         cdef Cell cell
         self.take()
         try:
@@ -125,7 +130,7 @@ cdef class Hold:
                 (<Cell> object_).writing = False
 
     cdef int take(self) except -1:
-        """Take all variables, or raise an error and take none."""
+        """Take all variables, or raise an error and take no variable."""
         cdef Cell cell
         for object_ in self.read:
             cell = <Cell> object_

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers that know nothing of graphs and ranks: call sites, messages, settings, arrays."""
+"""Helpers that do not depend on graphs and ranks: call sites, messages, settings, arrays."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The open `with` blocks that a traced function does not see, such as `nn.training`.
+"""The open `with` blocks that a traced function cannot see, such as `nn.training`.
 
-An @ngd.function is traced once, outside of the blocks of its later calls. So ngd.function raises an
+An @ngd.function is traced once, and not in the blocks of its later calls. So ngd.function raises an
 error if it is called inside such a block.
 """
 
@@ -16,13 +16,13 @@ _open: Final[ContextVar[tuple[str, ...]]] = ContextVar("open blocks", default=()
 
 
 def open_blocks() -> tuple[str, ...]:
-    """Return the names of the open blocks, the outermost first."""
+    """Return the names of the open blocks, starting with the outermost."""
     return _open.get()
 
 
 @contextmanager
 def opened(name: str) -> Iterator[None]:
-    """Add a name to the open blocks, inside a block."""
+    """Add a name to the open blocks, for the duration of this block."""
     token = _open.set((*_open.get(), name))
     try:
         yield
@@ -32,7 +32,7 @@ def opened(name: str) -> Iterator[None]:
 
 @contextmanager
 def suspended(name: str) -> Iterator[None]:
-    """Remove a name from the open blocks, inside a block."""
+    """Remove a name from the open blocks, for the duration of this block."""
     token = _open.set(tuple(each for each in _open.get() if each != name))
     try:
         yield

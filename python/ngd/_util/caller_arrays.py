@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the caller.
+"""Conversion of the caller's arrays to NumPy arrays, without a copy if possible.
 
-They are arrays and array-likes of NumPy, tensors with DLPack (PyTorch, JAX, CuPy on the host), or
-objects with the buffer protocol. Their memory is used without a copy if possible.
+The caller may give NumPy arrays and array-likes, tensors with DLPack (PyTorch, JAX, CuPy on the
+host), or objects with the buffer protocol.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ..dtypes import Array, bfloat16
 
 
 def view(array: Any, where: str) -> Array:
-    """Return an array of the caller as a NumPy array; `where` is the public call, for messages.
+    """Return an array of the caller as a NumPy array.
 
-    A masked array is a TypeError, because its mask would be lost.
+    Raise TypeError for a masked array, because the mask would be lost. `where` is the public call,
+    for error messages.
     """
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
@@ -38,17 +39,17 @@ def view(array: Any, where: str) -> Array:
 
 
 def has_mask(value: Any) -> bool:
-    """Return whether a value is a masked array, or a list or tuple that contains one."""
+    """Return True if a value is a masked array, or a list or tuple that contains one."""
     if isinstance(value, (list, tuple)):
         return any(map(has_mask, value))
-    masked = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it at its first use
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def _from_dlpack(array: Any, where: str) -> Array:
     """Return a DLPack tensor as an array. NumPy reads bfloat16 only as integers of 16 bits."""
     try:
-        if getattr(array, "is_neg", bool)():  # PyTorch would export what is stored
+        if getattr(array, "is_neg", bool)():  # PyTorch would export the stored values
             raise BufferError("its negative bit is set; resolve_neg() gives one without")
         if str(getattr(array, "dtype", "")) == "torch.bfloat16":
             return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Call sites: which line of the user's a message shows.
+"""Call sites: the line of the user's code that a message shows.
 
-Between the user and ngd there may be others: a decorator of the standard library, PyTorch, a
-library of training loops. A call site is the line of the nearest caller whose code is none of
-theirs. Where there is no such caller, because the program itself is installed, it is the nearest
-one outside of ngd. _core/call_site.pxi does the same with a table of known callers.
+Between the user's code and ngd there may be code of libraries, such as a decorator of the standard
+library, PyTorch, or a training loop. The call site is the line of the nearest caller that is not in
+ngd or in a library. If there is no such caller, because the program itself is installed as a
+library, it is the line of the nearest caller outside of ngd. _core/call_site.pxi finds the same
+line with a table of known callers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "d
 
 
 class Shown(threading.local):
-    """The sites to show instead of the callers' own, the innermost last: each thread's own."""
+    """The stack of call sites that replace the caller's line, per thread; the last one is used."""
 
     def __init__(self) -> None:
         self.sites: list[str] = []
@@ -40,7 +41,7 @@ _shown: Final = Shown()
 
 
 class Owner(Enum):
-    """Whose code a file is."""
+    """The owner of the code in a file."""
 
     NGD = 0
     LIBRARY = 1
@@ -49,26 +50,29 @@ class Owner(Enum):
 
 @functools.cache
 def owner(file: str) -> Owner:
-    """Whose code a file is, by its name in code objects. What has no file was typed by the user."""
+    """Return the owner of the code in a file, by the file name in a code object.
+
+    Code without a file, such as that of the interactive interpreter, belongs to the user.
+    """
     if file.startswith(NGD):
         return Owner.NGD
     if file.startswith(STANDARD_LIBRARY) or any(folder in file for folder in INSTALLED):
         return Owner.LIBRARY
-    if file.startswith(COMMANDS) and not file.endswith(".py"):  # as pip makes one: it calls main()
+    if file.startswith(COMMANDS) and not file.endswith(".py"):  # a script of pip that calls main()
         return Owner.LIBRARY
     return Owner.USER
 
 
 class ExpansionSite(str):
-    """The call site of the nodes that one op was expanded into, with the name of that op."""
+    """The call site of the nodes into which a pass expanded one op, with the name of that op."""
 
     __slots__ = ("op", "origin")
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
-        """Make one per expansion: two expansions are distinguished by identity."""
-        made = super().__new__(cls, site)
-        made.op, made.origin = op, site
-        return made
+        """Create the call site of one expansion. Two expansions are different objects."""
+        instance = super().__new__(cls, site)
+        instance.op, instance.origin = op, site
+        return instance
 
     op: str
     origin: str
@@ -78,22 +82,23 @@ class ExpansionSite(str):
 class NodeSite(str):
     """The call site of one node of a graph, with the id of the node.
 
-    Passes keep the call sites of nodes, so the id leads to the instructions that compute the node.
+    Passes do not change the call sites of nodes, so the id identifies the instructions that compute
+    the node.
     """
 
     __slots__ = ("id",)
 
     def __new__(cls, site: str, id: int) -> NodeSite:
-        """Make the site of the node with this id."""
-        made = super().__new__(cls, site)
-        made.id = id
-        return made
+        """Create the call site of the node with this id."""
+        instance = super().__new__(cls, site)
+        instance.id = id
+        return instance
 
     id: int
 
 
 REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
-"""If set, a list to which each Graph.rewrite adds the nodes that it replaced, by the old ones."""
+"""A list to which each Graph.rewrite appends a dict from old nodes to new nodes, or None."""
 
 
 def node_id(site: str) -> int | None:
@@ -104,30 +109,30 @@ def node_id(site: str) -> int | None:
 
 
 def call_site() -> str:
-    """`file:line` of the user's code that has called, with the layer if there is one.
+    """Return `file:line` of the user's code that called ngd.
 
     In a layer (errors.in_layer) it is `file:line in enc.2: Linear(17, 8)`.
     """
     if _shown.sites:
         return _shown.sites[-1]
     frame: FrameType | None = sys._getframe(1)
-    shown = nearest = None
+    site_frame = library_frame = None
     while frame is not None:
-        shown, whose = frame, owner(frame.f_code.co_filename)
-        if whose is Owner.USER:
+        site_frame, frame_owner = frame, owner(frame.f_code.co_filename)
+        if frame_owner is Owner.USER:
             break
-        if nearest is None and whose is Owner.LIBRARY:
-            nearest = frame
+        if library_frame is None and frame_owner is Owner.LIBRARY:
+            library_frame = frame
         frame = frame.f_back
     else:
-        shown = nearest or shown
-    assert shown is not None
+        site_frame = library_frame or site_frame
+    assert site_frame is not None
     layer = LAYER.get()
-    return f"{shown.f_code.co_filename}:{shown.f_lineno}{layer and f' in {layer}'}"
+    return f"{site_frame.f_code.co_filename}:{site_frame.f_lineno}{layer and f' in {layer}'}"
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Issue a warning at the line of the nearest caller whose code is the user's."""
+    """Issue a warning at the line of the nearest caller in the user's code."""
     frame, depth = sys._getframe(1), 2
     while frame.f_back is not None and owner(frame.f_code.co_filename) is not Owner.USER:
         frame, depth = frame.f_back, depth + 1
@@ -136,9 +141,10 @@ def warn(message: str, category: type[Warning]) -> None:
 
 @contextmanager
 def at_site(site: str) -> Iterator[Callable[[str], None]]:
-    """What calls inside is shown at `site`: passes keep the user's line on what they rewrite.
+    """Use `site` as the call site in this block.
 
-    What it gives changes the site.
+    Passes give new nodes the call site of the nodes that they replace. The block gets a function
+    that changes the site.
     """
     sites = _shown.sites
     sites.append(site)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables that Python reads, one function each, and the checks of all others.
+"""The environment variables of ngd: a function for each one that Python reads, and checks of all.
 
-src/cpp/base/config.hpp has the variables that the core reads. `check_variables` also checks these,
-so that `ngd.init()` reports an invalid value before the first step.
+src/cpp/base/config.hpp has the variables that the C++ core reads. `check_variables` also checks
+these, so `ngd.init()` reports an invalid value before the first step.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .callsite import warn
 from .unknown_names import similar_name
 
 LOOPBACK = "127.0.0.1"
+"""The address of NGD_METRICS if it has only a port."""
 LOGS: Final = ("text", "json")
 COMMUNICATORS: Final = ("auto", "self", "shm", "mpi")
 COMMUNICATORS_OF_MODE: Final = {
@@ -24,15 +25,18 @@ COMMUNICATORS_OF_MODE: Final = {
     "MLSL": COMMUNICATORS[:3],
     "OMPI": COMMUNICATORS,
 }
-"""The values of NGD_COMM that each build mode has."""
+"""The values of NGD_COMM that each build mode supports."""
 MPIS: Final = ("openmpi", "mpich")
 SIMILARITY: Final = 0.7
-"""The least difflib ratio of a misspelt name to a variable, without NGD_: NUM_THREADS has 0.78."""
+"""The least difflib ratio between a misspelt name and a variable, both without NGD_.
+
+NUM_THREADS and THREADS have 0.78.
+"""
 SWITCH: Final = ("0", "1")
 DEVICES: Final = ("CPU", "INTERPRETER", "NULL")
-"""The names of the devices, the default first; ngd/devices has a class for each."""
+"""The names of the devices. The first is the default. ngd/devices has a class for each."""
 SIMD_LEVELS: Final = ("baseline", "avx2", "avx512")
-"""The SIMD levels, lowest first. src/cpp/base/simd_levels.inc has a row for each but the first."""
+"""The SIMD levels in ascending order. src/cpp/base/simd_levels.inc has all except the first."""
 
 
 VARIABLES: Final = (
@@ -71,54 +75,65 @@ SET_BY_NGD: Final = (
 
 
 def choose(name: str, values: Sequence[str]) -> str:
-    """Return the value of a variable that has one of some values; the first is the default."""
+    """Return the value of a variable; raise InitError if it is not in `values`.
+
+    The first of `values` is the default.
+    """
     value = os.environ.get(name, "") or values[0]
     if value not in values:
-        known = ", ".join(filter(None, values))
-        raise InitError(f"{name}: expected one of {known}; got {value!r}")
+        allowed = ", ".join(filter(None, values))
+        raise InitError(f"{name}: expected one of {allowed}; got {value!r}")
     return value
 
 
-def expect_whole_number(name: str, most: int, word: str = "") -> None:
-    """Raise InitError unless a variable is a whole number from 0 to `most`, or the word, or empty.
+def expect_whole_number(name: str, maximum: int, word: str = "") -> None:
+    """Raise InitError unless a variable is a whole number from 0 to `most`, `word`, or empty.
 
-    The core reads the number.
+    The C++ core reads the number.
     """
     text = os.environ.get(name, "")
-    is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= maximum
     if text and text != word and not is_number:
-        also = f"{word} or " if word else ""
-        raise InitError(f"{name}: expected {also}a whole number from 0 to {most}; got {text!r}")
+        alternative = f"{word} or " if word else ""
+        raise InitError(
+            f"{name}: expected {alternative}a whole number from 0 to {maximum}; got {text!r}"
+        )
 
 
 def device(name: str | None, where: str) -> str:
-    """Return the device that the caller names, or NGD_DEVICE, or the default; checked."""
+    """Return the name of a device: `name`, or NGD_DEVICE, or the default.
+
+    Raise an error for an unknown device. `where` is the public call, for messages.
+    """
     if not name:
         return choose("NGD_DEVICE", DEVICES)
     if name not in DEVICES:
-        wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+        expected = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
         fix = "Leave it out: ngd has no GPU devices."
         if str(name).upper() in DEVICES:
             fix = f"Write {str(name).upper()!r}."
-        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. {fix}")
+        raise CompileError(f"{where}: device: expected {expected}; got {name!r}. {fix}")
     return name
 
 
 def communicator(mode: str | None = None) -> str:
-    """Return NGD_COMM, the communicator to use; with a build mode, one that the mode has."""
+    """Return NGD_COMM, the communicator to use.
+
+    With a build mode, raise InitError if the mode does not support it.
+    """
     name = choose("NGD_COMM", COMMUNICATORS)
     if mode is not None and name not in COMMUNICATORS_OF_MODE[mode]:
-        known = ", ".join(COMMUNICATORS_OF_MODE[mode])
-        needed = "OMPI" if name == "mpi" else "MLSL"
+        allowed = ", ".join(COMMUNICATORS_OF_MODE[mode])
+        required_mode = "OMPI" if name == "mpi" else "MLSL"
         raise InitError(
-            f"ngd.init: NGD_COMM: expected one of {known} in mode {mode}; got {name!r}. Unset "
-            f"NGD_COMM, or install ngd with cmake.define.NGD_DISTRIBUTED_ENABLE={needed}."
+            f"ngd.init: NGD_COMM: expected one of {allowed} in mode {mode}; got {name!r}. Unset "
+            f"NGD_COMM, or install ngd with cmake.define.NGD_DISTRIBUTED_ENABLE={required_mode}."
         )
     return name
 
 
 def mpi() -> str | None:
-    """Return NGD_MPI, the MPI to use of those that ngd was built for, or None."""
+    """Return NGD_MPI, the MPI library to use, or None."""
     return choose("NGD_MPI", ("", *MPIS)) or None
 
 
@@ -128,12 +143,12 @@ def host() -> str | None:
 
 
 def check_finite() -> bool:
-    """Return NGD_CHECK_FINITE: a step fails at the first op whose result is not finite."""
+    """Return NGD_CHECK_FINITE: True if a step fails at the first op with a non-finite result."""
     return choose("NGD_CHECK_FINITE", SWITCH) == "1"
 
 
 def check() -> bool:
-    """Return NGD_CHECK: verify the graph after every pass."""
+    """Return NGD_CHECK: True if the compiler verifies the graph after every pass."""
     return choose("NGD_CHECK", SWITCH) == "1"
 
 
@@ -149,7 +164,7 @@ def metrics() -> tuple[str, int] | None:
 
 
 def log_as_json() -> bool:
-    """Return NGD_LOG: the lines of the log are JSON objects."""
+    """Return NGD_LOG: True if the lines of the log are JSON objects."""
     return choose("NGD_LOG", LOGS) == "json"
 
 
@@ -167,13 +182,13 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
     partial(expect_whole_number, "NGD_THREADS", 1024),
     partial(expect_whole_number, "NGD_NUMA_NODE", 1023, "auto"),
 )
-"""A check of each variable, except of NGD_TIMEOUT and NGD_EXPECT_SIZE, which `ngd.init()` reads."""
+"""A check of each variable, except NGD_TIMEOUT and NGD_EXPECT_SIZE, which `ngd.init()` reads."""
 
 
 def check_variables() -> None:
     """Raise InitError if a variable has a value that docs/environment.md does not allow.
 
-    Warn of names that are probably misspelt.
+    Warn about names that are probably misspelt.
     """
     for check_variable in CHECKS:
         check_variable()
@@ -186,17 +201,17 @@ def check_variables() -> None:
 
 
 def misspelt_names() -> dict[str, str]:
-    """Return the NGD_ variables that ngd does not have, each with the similar name that it has.
+    """Return unknown NGD_ variables that are set, each with the similar name that ngd has.
 
-    A name that is similar to none belongs to another program, such as a test.
+    A name without a similar one is left out, because it belongs to another program, such as a test.
     """
     known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
-    found: dict[str, str] = {}
+    similar_names: dict[str, str] = {}
     for name in sorted(os.environ):
         short = name.removeprefix("NGD_")
         if name == short or short in known:
             continue
         close = similar_name(short, known, SIMILARITY)
         if close is not None:
-            found[name] = known[close]
-    return found
+            similar_names[name] = known[close]
+    return similar_names

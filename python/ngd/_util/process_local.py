@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is bound to this process."""
+"""The base class of objects that work only in this process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, ClassVar, NoReturn, SupportsIndex
 
 
 class BoundToProcess:
-    """A copy or a pickle of it would be bound to nothing: both are refused."""
+    """An object that is bound to this process. To copy or to pickle it raises TypeError."""
 
     instead: ClassVar[str]
-    """What to do, for the message."""
+    """The advice at the end of the error message."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         self._refuse()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of calls whose arguments do not fit a signature: they name the public call."""
+"""Errors of calls with wrong arguments. They name the public call and the argument to use.
+
+Public functions are wrapped. If a call raises an error, the wrapper compares the arguments with the
+signature and raises an error that names the call as users write it.
+"""
 
 from __future__ import annotations
 
@@ -92,19 +96,19 @@ SYNONYMS: Final = {
     "lr_mult": ("lr_factor",),
     "lr_scale": ("lr_factor",),
 }
-"""Other libraries' names of parameters, and what ngd may call them."""
+"""The names that a parameter of ngd may have, for each parameter name of other libraries."""
 
 ELSEWHERE: Final = {
     ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
 }
-"""For a call and a keyword that it does not take, the call that does."""
+"""The advice to use another call, for a call and a keyword that it does not accept."""
 
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
-"""For a call, what users of other libraries may have meant."""
+"""The sentence about another call that the user may have meant, for each call."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant."""
+    """Return the known name that the user probably meant, or None."""
     names = list(known)
     for synonym in SYNONYMS.get(name, ()):
         if synonym in names:
@@ -118,15 +122,15 @@ CHOICES: Final = {
     "reduce": REDUCTIONS,
     "reduce_scatter": REDUCTIONS,
 }
-"""For a collective, the values of its required keyword."""
+"""The values of the required keyword `op`, for each collective that has it."""
 
 
 GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
-"""The public call that errors of ngd.grad name, and its argument with the variables."""
+"""The public call that errors of ngd.grad name, and its argument that has the variables."""
 
 
 def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
-    """Raise a TypeError that names the public call if arguments do not fit its signature."""
+    """Raise a TypeError that names the public call if the arguments do not fit its signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -136,14 +140,17 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
 
 
 def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
-    """Return the first fault of the arguments of a call, and the fix; empty for another fault."""
+    """Return the first fault of the arguments of a call, and the fix.
+
+    Return an empty text if it is not one of the known faults.
+    """
     parameters = signature.parameters.values()
     named = {p.name: p for p in parameters if p.kind not in NAMELESS}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     for name in kwargs:
         if name not in named and not takes_any:
-            found = nearest(name, named)
-            fix = f"`{name}` is called `{found}`" if found else f"Remove `{name}`"
+            correct_name = nearest(name, named)
+            fix = f"`{name}` is called `{correct_name}`" if correct_name else f"Remove `{name}`"
             fix = ELSEWHERE.get((call, name), fix)
             return f"got an unexpected keyword argument '{name}'. {fix}."
     positional = [p for p in parameters if p.kind in POSITIONAL]
@@ -153,8 +160,8 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
     twice = [p.name for p in positional[: len(args)] if p.name in kwargs]
     if twice:
         return f"got `{twice[0]}` by position and by keyword. Give it once."
-    given = {p.name for p in positional[: len(args)]} | set(kwargs)
-    missing = [p.name for p in parameters if is_required(p) and p.name not in given]
+    given_names = {p.name for p in positional[: len(args)]} | set(kwargs)
+    missing = [p.name for p in parameters if is_required(p) and p.name not in given_names]
     if not missing:
         return ""
     fix = CHOICES.get(call.split(".")[-1], "") if missing == ["op"] else ""
@@ -163,7 +170,7 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
 
 
 def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
-    """Return the advice for positional arguments that are too many."""
+    """Return the advice for surplus positional arguments: the keywords that they may be for."""
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
         return f"Remove the last {'one' if len(surplus) == 1 else len(surplus)}."
@@ -172,7 +179,7 @@ def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -
 
 
 def is_required(parameter: inspect.Parameter) -> bool:
-    """Return whether a call must give the parameter."""
+    """Return True if a call must give the parameter."""
     is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     return parameter.default is parameter.empty and not is_variadic
 
@@ -189,35 +196,38 @@ NAMELESS: Final = (
 
 
 def format_signature(signature: inspect.Signature) -> str:
-    """Return the signature as a message shows it: without annotations."""
+    """Return the signature without annotations, for a message."""
     empty = inspect.Parameter.empty
     parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
     return str(inspect.Signature(parameters))
 
 
 def without_self(signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature of a method as its callers see it."""
+    """Return the signature of a method without its first parameter."""
     _, *parameters = signature.parameters.values()
     return signature.replace(parameters=parameters)
 
 
 def format_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
-    """Return the arguments of a call as a message shows them: by name, arrays by their type."""
-    given = signature.bind(*args, **kwargs).arguments
-    return ", ".join(f"{name} = {format_value(value)}" for name, value in given.items())
+    """Return the arguments of a call for a message, by name. Arrays are shown by their type."""
+    arguments = signature.bind(*args, **kwargs).arguments
+    return ", ".join(f"{name} = {format_value(value)}" for name, value in arguments.items())
 
 
 def format_value(value: Any) -> str:
-    """Return a value in few words."""
+    """Return the text of a value, shortened; for an array, its dtype and shape."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
         return f"{dtype}{list(shape)}"
-    words = repr(value)
-    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]}..."
+    text = repr(value)
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 
 
 def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
-    """Return the error for a node, of these attributes and this line, that is used as a number."""
+    """Return the error for a node that is used as a number.
+
+    `attrs` are the attributes of the node, and `site` is its call site.
+    """
     if attrs.get("weak") is True:  # a placeholder for a Python float
         name = attrs["name"]
         return TypeError(
@@ -234,12 +244,12 @@ def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
 
 MOST_LETTERS: Final = 60
 
-AS_VALUE: Final = (ValueError, ArithmeticError, IndexError)
-"""Errors of Python and NumPy that a value of the right type causes."""
+VALUE_ERRORS: Final = (ValueError, ArithmeticError, IndexError)
+"""The errors of Python and NumPy that a wrong value of the right type causes."""
 
 
 def comes_from_user(error: BaseException) -> bool:
-    """Return whether the user's code raised: a function that the call was given."""
+    """Return True if the user's code raised the error, in a function that is an argument."""
     trace = error.__traceback__
     trace = trace and trace.tb_next  # the wrapper
     while trace is not None:
@@ -250,10 +260,11 @@ def comes_from_user(error: BaseException) -> bool:
 
 
 def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
-    """Raise an error that names the public call instead of one that does not.
+    """Raise an error that names the public call, in place of `error`.
 
-    Returns for errors that name it already, for those of the user's functions, and where ngd itself
-    has made the call: then the call that the user has made is named.
+    Return without an error if `error` names the call already, if a function of the user raised it,
+    or if ngd itself made the call. In the last case, the wrapper of the user's call raises the
+    error.
     """
     if owner(sys._getframe(2).f_code.co_filename) is Owner.NGD or comes_from_user(error):
         return
@@ -261,30 +272,30 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
         expect_fit(call, signature, args, kwargs)
     if isinstance(error, OSError) or call.split(".")[-1] in str(error):
         return
-    if isinstance(error, (ShapeError, DTypeError)):  # of an op that the call is made of
+    if isinstance(error, (ShapeError, DTypeError)):  # of an op that the call uses
         raise type(error)(f"{call}: {error}") from None
     if isinstance(error, Error):
         return
-    kind = ValueError if isinstance(error, AS_VALUE) else TypeError
-    given = format_arguments(signature, args, kwargs)
+    kind = ValueError if isinstance(error, VALUE_ERRORS) else TypeError
+    texts = format_arguments(signature, args, kwargs)
     raise kind(
-        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
+        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {texts}: "
         f"{str(error).rstrip('.')}."
     ) from error
 
 
-CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""Errors that arguments cause which a call does not check itself."""
+ARGUMENT_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""The errors that Python or NumPy raise for arguments that a call does not check itself."""
 
 
 def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Wrap a public function, so that the errors of its arguments name it as users call it."""
+    """Wrap a public function, so that errors of its arguments name it as users write it."""
 
     @functools.wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         try:
             return function(*args, **kwargs)
-        except CAUSED as error:
+        except ARGUMENT_ERRORS as error:
             name_call(call, inspect.signature(function), args, kwargs, error)
             raise
 
@@ -292,13 +303,13 @@ def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, M
 
 
 def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call of an op, whose instance has the name."""
+    """Wrap the method that calls an op, so that errors name the op."""
 
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
-        except CAUSED as error:
+        except ARGUMENT_ERRORS as error:
             bound = inspect.signature(method.__get__(self))
             name_call(f"ops.{self.name}", bound, args, kwargs, error)
             raise
@@ -309,7 +320,7 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 def name_signature(
     call: str, function: Callable[Given, Made], *, is_method: bool = False
 ) -> Callable[Given, Made]:
-    """Wrap a public function, so that arguments that do not fit its signature are named."""
+    """Wrap a public function, so that errors name arguments that do not fit its signature."""
 
     @functools.wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
@@ -337,10 +348,10 @@ REQUIRED: Final[Any] = Required()
 
 
 def with_signature(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Give a function the signature that users see: without `*surplus`, and with `op` required.
+    """Set the signature that users see: without `*surplus`, and with `op` required.
 
-    The function itself reports a wrong call with `expect_op`: a wrapper would be one more frame
-    between it and its caller (`SHORT_CALLS`).
+    The function reports a wrong call itself, with `expect_op`. A wrapper would add a frame between
+    the function and its caller (see `SHORT_CALLS`).
     """
     signature = inspect.signature(function)
     empty = inspect.Parameter.empty
@@ -353,42 +364,46 @@ def with_signature(function: Callable[Given, Made]) -> Callable[Given, Made]:
     return function
 
 
-def expect_op(call: str, function: Callable[..., Any], given: Sequence[Any], op: Any) -> None:
+def expect_op(call: str, function: Callable[..., Any], args: Sequence[Any], op: Any) -> None:
     """Raise a TypeError unless a collective got its operand by position and `op` by keyword."""
-    expect_fit(call, inspect.signature(function), given, {} if op is REQUIRED else {"op": op})
+    expect_fit(call, inspect.signature(function), args, {} if op is REQUIRED else {"op": op})
 
 
 SHORT_CALLS: Final = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"}
 )
-"""Collectives on arrays that take a few microseconds, and find their caller one frame above."""
+"""The collectives on arrays that may take only a few microseconds.
+
+They find the call site in the frame of their caller, so no wrapper may be between.
+"""
 
 
 def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Wrap the public functions of a package in its namespace by `name_signature`.
+    """Wrap the public functions and methods in the namespace of a package with `name_signature`.
 
-    It wraps methods of the public classes too, except the constructors. It leaves `SHORT_CALLS`:
-    with a frame between them and the caller, they would take a slower path.
+    Constructors are not wrapped. `SHORT_CALLS` are not wrapped either, because one more frame
+    between them and their caller would make them slower.
     """
     for name in names:
-        found = namespace.get(name)
-        if not getattr(found, "__module__", "").startswith(f"{__package__.partition('.')[0]}."):
+        public = namespace.get(name)
+        if not getattr(public, "__module__", "").startswith(f"{__package__.partition('.')[0]}."):
             continue
-        if inspect.isfunction(found) and name not in SHORT_CALLS:
-            checked = name_signature(f"{package}.{name}", found)
+        if inspect.isfunction(public) and name not in SHORT_CALLS:
+            checked = name_signature(f"{package}.{name}", public)
             checked.__module__ = namespace["__name__"]  # where pickles find it
             namespace[name] = checked
-        elif inspect.isclass(found):
-            for key, method in list(vars(found).items()):
+        elif inspect.isclass(public):
+            for key, method in list(vars(public).items()):
                 if inspect.isfunction(method) and not (key.startswith("_") or key in SHORT_CALLS):
-                    setattr(found, key, name_signature(f"{name}.{key}", method, is_method=True))
+                    setattr(public, key, name_signature(f"{name}.{key}", method, is_method=True))
 
 
 def check_public_names(namespace: dict[str, Any]) -> None:
-    """Make errors name the public calls of a package, and report unknown names of it.
+    """Make errors name the public calls of a package, and raise errors for unknown names in it.
 
-    The package is a part of ngd, such as "ngd.nn", and its page is "api/nn". `__getattr__` is set
-    in the namespace: if the module defined it, type checkers would accept any name.
+    `namespace` is the globals() of a package such as "ngd.nn", whose page is "api/nn". This
+    function sets `__getattr__` there. If the module defined it, type checkers would accept any
+    name.
     """
     module, known = namespace["__name__"], namespace["__all__"]
     package = module.removeprefix("ngd.")
@@ -402,14 +417,14 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 def check_constructor(
     call: str, elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[Constructor], Constructor]:
-    """Return a decorator of a public class's `__init__` that checks the names of its arguments.
+    """Return a decorator for the `__init__` of a public class that checks its arguments.
 
     Parameters
     ----------
     call : str
         The class as users write it.
     elsewhere : mapping, optional
-        Arguments that users expect here, and the public call that takes each.
+        Arguments that users may expect here, each with the public call that accepts it.
     """
 
     def decorate(init: Constructor) -> Constructor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a name that a module of ngd does not have, with the name to use instead."""
+"""The error for a name that a module of ngd does not have, with the name to use instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .links import page_url
 def attribute_errors(
     module: str, known: Iterable[str], page: str, other_names: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module, which raises the error of an unknown name.
+    """Return a `__getattr__` for a module, which raises an error for an unknown name.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def attribute_errors(
     page : str
         The page of the documentation that lists them.
     other_names : mapping, optional
-        For a name of another library, the public name that corresponds to it.
+        The public name that corresponds to each name of another library.
     """
 
     def raise_error(name: str) -> Any:
@@ -40,7 +40,7 @@ def attribute_errors(
 def advice(
     module: str, name: str, known: Iterable[str], page: str, other_names: Mapping[str, str]
 ) -> str:
-    """Return the sentence with the name to use; letter case does not matter."""
+    """Return a sentence with the name to use. Upper and lower case are not distinguished."""
     prefix = module.removeprefix("ngd.")
     if name in other_names:
         return f"Use {prefix}.{other_names[name]}."
@@ -52,7 +52,10 @@ def advice(
 
 
 def similar_name(name: str, known: Iterable[str], similarity: float = 0.6) -> str | None:
-    """Return the known name that is most similar; at 1.0 it must be equal."""
+    """Return the most similar known name, or None.
+
+    `similarity` is the least ratio of difflib; 1.0 means equal names.
+    """
     from difflib import get_close_matches  # here, because it is slow to import
 
     return next(iter(get_close_matches(name, known, 1, similarity)), None)

@@ -36,8 +36,8 @@ STDOUT: Final = 1
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    If the reader of the output has closed it, as `ngd examples | head -1` does, the command ends
-    without a traceback, and with the status of a program that SIGPIPE ends.
+    If the reader of the output closes it, as in `ngd examples | head -1`, the command ends without
+    a traceback. Its exit status is that of a program that SIGPIPE has killed.
     """
     try:
         return run_command(argv)
@@ -58,7 +58,7 @@ def run_command(argv: Sequence[str] | None) -> int:
 
 
 def is_output_closed() -> bool:
-    """Return whether the standard output is a pipe that has no reader."""
+    """Return True if the standard output is a pipe without a reader."""
     poll = select.poll()
     poll.register(STDOUT, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores each rank of a host may run on: `ngd run --bind`."""
+"""The cores of each rank of a host, for `ngd run --bind`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 CHOICES: Final = ("core", "numa", "none")
 SYSTEM: Final = Path("/sys/devices/system")
+"""The folder in which the kernel describes CPUs and NUMA nodes."""
 
 Item = TypeVar("Item")
 
@@ -19,16 +20,30 @@ def cores_of_ranks(
 ) -> list[list[int]]:
     """Return the CPUs of each rank.
 
+    A CPU is what Linux schedules on: a hyperthread of a core.
+
     Parameters
     ----------
-    how
-        "core": neighbouring cores of its own for each rank, hyperthreads of one core together where
-        the cores suffice; where even the CPUs do not, ranks share. "numa": whole memory nodes, or
-        one that ranks share, in equal blocks. "none": all that are allowed.
-    allowed
+    how : str
+        The way to divide the CPUs:
+
+        - "core": each rank gets neighbouring cores with all their hyperthreads. If there are more
+          ranks than cores, it gets hyperthreads. If there are more ranks than CPUs, ranks share
+          CPUs.
+        - "numa": each rank gets whole NUMA nodes. If there are more ranks than nodes, equal numbers
+          of ranks share a node.
+        - "none": each rank gets all allowed CPUs.
+    ranks : int
+        The number of ranks.
+    allowed : collection of ints
         The CPUs of the affinity mask.
-    quota
-        How many of them the cgroup's quota pays for: ranks are not spread over more.
+    quota : int
+        The number of CPUs that the cgroup quota allows. With "core", ranks use no more CPUs.
+
+    Returns
+    -------
+    list of lists of ints
+        The CPUs of each rank, in ascending order.
     """
     if how == "none":
         return [sorted(allowed) for _ in range(ranks)]
@@ -40,7 +55,7 @@ def cores_of_ranks(
     cores = _cores(allowed, system)
     cpus = [cpu for core in cores for cpu in core]
     if quota < len(cpus):
-        # One hyperthread of every core comes before the second of any.
+        # Take one hyperthread of every core before the second hyperthread of any core.
         width = max(map(len, cores))
         cpus = [core[i] for i in range(width) for core in cores if i < len(core)][:quota]
         cores = [[cpu] for cpu in cpus]
@@ -52,7 +67,7 @@ def cores_of_ranks(
 
 
 def text_of(cpus: Collection[int]) -> str:
-    """CPUs as the kernel lists them: "0-3,8"."""
+    """Return CPUs in the kernel's list format, such as "0-3,8"."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and cpu == parts[-1][-1] + 1:
@@ -63,7 +78,7 @@ def text_of(cpus: Collection[int]) -> str:
 
 
 def listed(text: str) -> set[int]:
-    """The CPUs of "0-3,8": the way back."""
+    """Return the CPUs of a list in the kernel's format, such as "0-3,8"."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if part:
@@ -77,8 +92,8 @@ def _share(items: list[Item], rank: int, ranks: int) -> list[Item]:
 
 
 def _cores(allowed: Collection[int], system: Path) -> list[list[int]]:
-    """The allowed CPUs, those of one core together, neighbours beside one another."""
-    found: dict[tuple[int, int], list[int]] = {}
+    """Return the allowed CPUs of each core, ordered by package and core."""
+    cpus_of_core: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed):
         topology = system / "cpu" / f"cpu{cpu}" / "topology"
         try:
@@ -86,12 +101,12 @@ def _cores(allowed: Collection[int], system: Path) -> list[list[int]]:
             core = int((topology / "core_id").read_text())
         except (OSError, ValueError):
             package, core = 0, cpu
-        found.setdefault((package, core), []).append(cpu)
-    return [found[key] for key in sorted(found)]
+        cpus_of_core.setdefault((package, core), []).append(cpu)
+    return [cpus_of_core[key] for key in sorted(cpus_of_core)]
 
 
 def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
-    """The allowed CPUs of each memory node; a kernel that tells of none has one."""
+    """Return the allowed CPUs of each NUMA node; one node if the kernel lists none."""
     nodes = []
     folders = (system / "node").glob("node[0-9]*")
     for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("node"))):
@@ -99,7 +114,7 @@ def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
             cpus = listed((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
-        mine = sorted(cpus & set(allowed))
-        if mine:
-            nodes.append(mine)
+        usable = sorted(cpus & set(allowed))
+        if usable:
+            nodes.append(usable)
     return nodes or [sorted(allowed)]

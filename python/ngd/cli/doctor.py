@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd doctor`: check the installation and the machine, and suggest fixes.
 
-Under a launcher every rank reports its cores, and rank 0 prints. Without a launcher, two ranks of a
-self-test check that ranks can communicate here, and measure how fast.
+Under a launcher, every rank reports its cores, and rank 0 prints the report. Without a launcher, a
+self-test starts two ranks, checks that they can communicate, and measures the speed.
 """
 
 from __future__ import annotations
@@ -59,20 +59,24 @@ documentation: {page_url("cli")}
 FIX_OF_VARIABLES: Final = f"{page_url('environment')} lists the values"
 SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
-"""Of address space, for each rank of a host: src/cpp/comm/shm/segment.cpp."""
+"""The least address space per rank of the host, in bytes: src/cpp/comm/shm/segment.cpp."""
 SLOW_US: Final = 100.0
-"""Two ranks on cores of their own take a few microseconds for eight bytes; on one core, more."""
+"""The limit for a warning about an all-reduce of 8 bytes, in microseconds.
+
+Two ranks on separate cores take a few microseconds. Two ranks on one core take longer.
+"""
 REPORT_BYTES: Final = 4096
+"""The longest report of a rank as JSON, in bytes."""
 UNLIMITED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     topic: str
     level: str
-    """"ok", "warning" (it works, not as well as it could), or "trouble"."""
+    """The level: "ok", "warning" (it works, but not well) or "trouble" (it does not work)."""
     text: str
     fix: str = ""
 
@@ -95,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
     except InitError as error:
         fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
         findings.append(Finding("launcher", "trouble", str(error), fix))
-    readable = not any(
+    is_launch_valid = not any(
         f.topic in ("switches", "launcher") and f.level == "trouble" for f in findings
     )
-    if readable and me is not None and me.launcher != "alone":
+    if is_launch_valid and me is not None and me.launcher != "alone":
         findings += _job(me)
-    elif readable:
+    elif is_launch_valid:
         findings.append(Finding("launcher", "ok", "none: this process is alone"))
         findings += _cores()
         if not args.no_self_test and build_info()["mode"] != "OFF":
@@ -154,39 +158,42 @@ def _build() -> Iterator[Finding]:
 def _mpi() -> Iterator[Finding]:
     info = build_info()
     path = shutil.which("mpirun")
-    found = version_of_mpirun(path) if path else None
+    mpirun = version_of_mpirun(path) if path else None
     if info["mode"] != "OMPI":
-        if found:
-            yield Finding("mpirun", "ok", f"{' '.join(found)} at {path}; it may start the ranks")
+        if mpirun:
+            yield Finding("mpirun", "ok", f"{' '.join(mpirun)} at {path}; it may start the ranks")
         return
     names = " or ".join({"openmpi": "Open MPI", "mpich": "MPICH"}[each] for each in mpis())
     fix = f"put the mpirun of {names} first on the PATH; if it is in a venv, activate that"
     if path is None:
         yield Finding("mpirun", "trouble", f"built for {names}, but no mpirun is on the PATH", fix)
         return
-    if found is None:
+    if mpirun is None:
         yield Finding("mpirun", "trouble", f"{path} does not say which MPI it is of", fix)
         return
     try:
-        library = load_mpi("openmpi" if found[0] == "Open MPI" else "mpich")
+        library = load_mpi("openmpi" if mpirun[0] == "Open MPI" else "mpich")
     except InitError as error:
-        yield Finding("mpirun", "trouble", f"{path} is {' '.join(found)}; {error}", fix)
+        yield Finding("mpirun", "trouble", f"{path} is {' '.join(mpirun)}; {error}", fix)
         return
     loaded = re.search(r"\d+(\.\d+)+", library)
     version = loaded[0] if loaded else "?"
-    text = f"{' '.join(found)} at {path}; the library that ngd finds is {found[0]} {version}"
-    if found[1].split(".")[0] != version.split(".")[0]:
+    text = f"{' '.join(mpirun)} at {path}; the library that ngd finds is {mpirun[0]} {version}"
+    if mpirun[1].split(".")[0] != version.split(".")[0]:
         yield Finding("mpirun", "trouble", f"{text}: their ranks would not meet", fix)
-    elif found[1] != version:
+    elif mpirun[1] != version:
         yield Finding("mpirun", "warning", text, fix)
     else:
         yield Finding("mpirun", "ok", text)
 
 
 def version_of_mpirun(path: str) -> tuple[str, str] | None:
-    """("Open MPI", "5.0.1"), ("MPICH", ...) or ("Intel MPI", ...): what `mpirun --version` says."""
+    """Return name and version from `mpirun --version`, such as ("Open MPI", "5.0.1").
+
+    The other names are "MPICH" and "Intel MPI". Return None for any other output.
+    """
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
+        completed = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
     for name, pattern in (
@@ -194,14 +201,14 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
         ("Intel MPI", r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
         ("MPICH", r"HYDRA[\s\S]*?Version:\s+([\d.]+)"),
     ):
-        match = re.search(pattern, done.stdout + done.stderr)
+        match = re.search(pattern, completed.stdout + completed.stderr)
         if match:
             return name, match[1]
     return None
 
 
 def _switches() -> Iterator[Finding]:
-    """Report the environment variables of ngd, and those that have an invalid value."""
+    """Report the environment variables of ngd, including misspelt names and invalid values."""
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
     text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
@@ -219,7 +226,10 @@ def _switches() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    """Shared memory is memfds: /dev/shm and RLIMIT_MEMLOCK do not matter, these limits do."""
+    """Report the limits of memory that matter for shared memory.
+
+    Shared memory is made of memfds, so /dev/shm and RLIMIT_MEMLOCK do not matter.
+    """
     gib = 1 << 30
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     limit = _cgroup_memory()
@@ -249,7 +259,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _refused_by_the_kernel() -> str:
-    """The first of the system calls that ngd needs which fails here."""
+    """Return the name of the first required system call that fails here, or an empty text."""
     call = "memfd_create"
     try:
         memory = os.memfd_create("ngd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -264,7 +274,7 @@ def _refused_by_the_kernel() -> str:
 
 
 def _cgroup_memory() -> int:
-    """What the nearest cgroup with a limit allows, in bytes."""
+    """Return the memory limit of this process's cgroup and its parents, in bytes."""
     least = UNLIMITED
     try:
         lines = Path("/proc/self/cgroup").read_text(errors="replace").splitlines()
@@ -276,7 +286,8 @@ def _cgroup_memory() -> int:
         (root, paths.get("", "/"), "memory.max"),
         (root / "memory", paths.get("memory", "/"), "memory.limit_in_bytes"),
     ):
-        # In a container the path may be the host's, and what is ours the root.
+        # In a container, the path may be that of the host, while the limit of the container is at
+        # the root of the mounted hierarchy. So all parents are read.
         inside = [folder / path.lstrip("/"), *(folder / path.lstrip("/")).parents]
         for candidate in inside:
             if candidate.is_relative_to(folder):
@@ -299,25 +310,25 @@ def _cores() -> Iterator[Finding]:
 
 
 def reachable_cores() -> set[int]:
-    """Where this process could run if nobody had bound it: the cores of its cpuset."""
-    mine = os.sched_getaffinity(0)
+    """Return the cores of this process's cpuset, on which it could run without a binding."""
+    affinity = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, range(max(max(mine) + 1, os.cpu_count() or 1)))
+        os.sched_setaffinity(0, range(max(max(affinity) + 1, os.cpu_count() or 1)))
         return os.sched_getaffinity(0)
     except OSError:
-        return mine
+        return affinity
     finally:
-        os.sched_setaffinity(0, mine)
+        os.sched_setaffinity(0, affinity)
 
 
 def _job(me: Launch) -> Iterator[Finding]:
-    """Under a launcher: whether the ranks meet, where each runs, and how fast they are."""
-    place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
-    yield Finding("launcher", "ok", place)
+    """Join the world of a launcher, and report the cores of each rank and the speed."""
+    text = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
+    yield Finding("launcher", "ok", text)
     try:
         world = init()
         reports = _gather(world, _report(world))
-        measured = measure(world)
+        speed = measure(world)
     except Error as error:
         fix = f"read {page_url('errors')} and {page_url('launchers')}"
         yield Finding("ranks", "trouble", str(error), fix)
@@ -325,7 +336,7 @@ def _job(me: Launch) -> Iterator[Finding]:
     for report in reports:
         yield Finding(f"rank {report['rank']}", *judge(report, reports, me.launcher))
     if me.size > 1:
-        yield Finding("all_reduce", *_judge_speed(measured, me.size))
+        yield Finding("all_reduce", *_judge_speed(speed, me.size))
 
 
 def _report(world: Group) -> dict[str, Any]:
@@ -342,41 +353,50 @@ def _report(world: Group) -> dict[str, Any]:
 
 
 def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every rank's report, on every rank."""
+    """Return the reports of all ranks, on every rank."""
     text = json.dumps({**report, "cpus": binding.text_of(report["cpus"])}).encode()
     texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
     texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
     texts = world.all_reduce(texts, op="max")
-    found = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
-    return [{**each, "cpus": binding.listed(each["cpus"])} for each in found]
+    reports = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
+    return [{**each, "cpus": binding.listed(each["cpus"])} for each in reports]
 
 
 def judge(
     report: dict[str, Any], reports: list[dict[str, Any]], launcher: str
 ) -> tuple[str, str, str]:
-    """Whether a rank may run where it should: level, text and fix of its finding."""
+    """Return level, text and fix of the finding about the cores of one rank.
+
+    A fair share is the number of cores of the host divided by its number of ranks. There is a
+    warning if the rank has more threads than cores. A rank with less than a fair share, or with one
+    core that it shares, also gets a warning, but only if other cores are unused.
+    """
     cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
     text = (
         f"on {report['host']}, over {report['communicator']}, core"
         f"{'s' if len(cpus) > 1 else ''} {binding.text_of(cpus)} ({len(cpus)} of {report['of']}), "
         f"{threads} thread{'s' if threads > 1 else ''}"
     )
-    fair = max(1, report["of"] // ranks)
+    fair_share = max(1, report["of"] // ranks)
     neighbours = [r for r in reports if r["host"] == report["host"] and r is not report]
-    free = report["of"] - len(set().union(*(r["cpus"] for r in neighbours), cpus))
+    num_unused = report["of"] - len(set().union(*(r["cpus"] for r in neighbours), cpus))
     with_mpirun = launcher == "openmpi"
-    fix = f"mpirun --map-by slot:PE={fair}, or --bind-to none" if with_mpirun else "bind to more"
+    fix = (
+        f"mpirun --map-by slot:PE={fair_share}, or --bind-to none"
+        if with_mpirun
+        else "bind to more"
+    )
     if threads > len(cpus):
         return "warning", f"{text}: more threads than cores", f"use a smaller NGD_THREADS; or {fix}"
-    if len(cpus) < fair and free > 0:
-        return "warning", f"{text}, and {free} of them nobody may use", fix
-    if free > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
+    if len(cpus) < fair_share and num_unused > 0:
+        return "warning", f"{text}, and {num_unused} of them nobody may use", fix
+    if num_unused > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
         return "warning", f"{text}, which it shares with another rank", fix
     return "ok", text, ""
 
 
 def measure(group: Group) -> dict[str, float]:
-    """The median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
+    """Return the median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
     times: dict[int, list[float]] = {2: [], 4 << 20: []}
     for count, seconds in times.items():
         buffer, result = np.empty(count, np.float32), np.empty(count, np.float32)
@@ -412,7 +432,10 @@ print(json.dumps(doctor.measure(doctor.init())))
 
 
 def _self_test() -> Finding:
-    """Two ranks of our own; whatever happens, they are gone when this returns."""
+    """Start two ranks that measure an all-reduce, and return the finding.
+
+    Both ranks have ended when this function returns, even if it fails.
+    """
     job = secrets.token_hex(16)
     command = [sys.executable, "-c", RANK_OF_SELF_TEST]
     ranks: list[subprocess.Popen[str]] = []
@@ -430,7 +453,7 @@ def _self_test() -> Finding:
             )
             ranks.append(process)
         end = time.monotonic() + SELF_TEST_SECONDS
-        said = [each.communicate(timeout=max(0.1, end - time.monotonic())) for each in ranks]
+        outputs = [each.communicate(timeout=max(0.1, end - time.monotonic())) for each in ranks]
     except subprocess.TimeoutExpired:
         text = f"two ranks did not end within {SELF_TEST_SECONDS:.0f} s"
         return Finding("self-test", "trouble", text, fix)
@@ -441,9 +464,9 @@ def _self_test() -> Finding:
                 each.communicate()
     for rank, each in enumerate(ranks):
         if each.returncode != 0:
-            words = error_of(said[rank][1]) or f"it returned {each.returncode}"
-            return Finding("self-test", "trouble", f"rank {rank} of two failed: {words}", fix)
-    return Finding("self-test", *_judge_speed(json.loads(said[0][0]), 2))
+            reason = error_of(outputs[rank][1]) or f"it returned {each.returncode}"
+            return Finding("self-test", "trouble", f"rank {rank} of two failed: {reason}", fix)
+    return Finding("self-test", *_judge_speed(json.loads(outputs[0][0]), 2))
 
 
 def error_of(stderr: str) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of `ngd run --min-ranks`, which continues when ranks leave or join.
 
-Each process is a member with a number of its own. The ranks of one world are the members that have
-waited for it (ngd.comm.membership). When a member is lost, the others continue, and a new member
-replaces it if --max-restarts allows that.
+Each process is a member with a fixed number. The ranks of a world are the members that waited for
+it (ngd.comm.membership defines member, veteran and newcomer). When a member is lost, the other
+members continue. A new member replaces it if --max-restarts allows that.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class ElasticJob(Job):
         return member_environment(rank, self.board.folder, super().environment_of(rank))
 
     def deadlines(self) -> list[float]:
-        """Return the deadlines of a job, and that of the members that others wait for."""
+        """Return the deadlines of `Job`, and the deadline of the next world."""
         deadlines = super().deadlines()
         if self.board.deadline is not None:
             deadlines.append(min(self.board.deadline, time.monotonic() + MAX_WAIT_SECONDS))
         return deadlines
 
     def wait_for_events(self) -> None:
-        """Handle the next events, and kill members that are late."""
+        """Handle the next events, and kill members that missed the deadline."""
         super().wait_for_events()
         self._kill_late_members()
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Put members on the board, and report a new world and members that are new."""
+        """Record that members wait, and print a new world and waiting newcomers."""
         for member in members:
             if member not in self.ranks or self.attempt.ending is not None:
                 continue
@@ -58,7 +58,7 @@ class ElasticJob(Job):
                 self.say(f"member {member} waits for the others")
 
     def handle_end(self, rank: int, code: int) -> None:
-        """Continue without a member, with a replacement if there may be one; or end the job."""
+        """Continue without a member, start a replacement if that is allowed, or end the job."""
         if self.attempt.ending is not None:
             super().handle_end(rank, code)
             return
@@ -69,11 +69,11 @@ class ElasticJob(Job):
             self._replace(rank, code)
         elif self._is_enough():
             self.say(f"member {rank} {describe_end(code)}; {len(self.ranks)} others go on")
-        if self.attempt.ending is None:  # else the replacement could not be started
+        if self.attempt.ending is None:  # otherwise the replacement could not be started
             self._settle(rank, code)
 
     def _settle(self, rank: int, code: int) -> None:
-        """End the job, or make the next world, after the end of a member."""
+        """End the job, or form the next world if it is complete, after the end of a member."""
         veterans = self.board.veterans
         if code != 0 and not (self._is_enough() and (veterans or self.num_done)):
             self.restarts.forbid()
@@ -90,11 +90,11 @@ class ElasticJob(Job):
 
     def _replace(self, member: int, code: int) -> None:
         """Start a new member, on the cores of the lost one."""
-        new = len(self.cores)
+        replacement = len(self.cores)
         self.cores.append(self.cores[member])
         self.restarts.use()
-        self.say(f"member {member} {describe_end(code)}; member {new} starts in its place")
-        self.start_rank(new)
+        self.say(f"member {member} {describe_end(code)}; member {replacement} starts in its place")
+        self.start_rank(replacement)
 
     def _announce(self, world: World | None) -> None:
         """Print the members of a new world, if there is one."""

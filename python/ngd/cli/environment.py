@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment of a rank: the variables that `ngd run` sets for each process that it starts."""
+"""The environment of a rank: the variables that `ngd run` sets for each process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,28 @@ def rank_environment(
     launcher: str = "",
     folder: str | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a rank (see comm/launchers). The folder outlives restarts."""
-    # A job that a rank of an elastic job starts has ranks of its own.
+    """Return the environment of a rank.
+
+    comm/launchers/ngd.py reads it.
+
+    Parameters
+    ----------
+    rank, size : int
+        The number of the rank and the number of ranks.
+    job : str
+        The job key.
+    port : int
+        The value of MASTER_PORT.
+    restarts : int
+        The number of restarts so far.
+    environ : mapping
+        The environment of the launcher.
+    launcher : str
+        The value of NGD_LAUNCHER; see comm/launchers/launcher_pipe.py.
+    folder : str, optional
+        The value of NGD_ELASTIC_DIR, a folder that exists until the job ends.
+    """
+    # If a rank of an elastic job starts another job, that job has its own members and worlds.
     outside = {k: v for k, v in environ.items() if k not in ("NGD_MEMBER", "NGD_WORLD")}
     return {
         "PYTHONUNBUFFERED": "1",
@@ -54,5 +74,5 @@ def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> 
 
     The launcher writes its answers to `ngd.init()` into the folder.
     """
-    kept = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
-    return {**kept, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}
+    inherited = {name: value for name, value in environ.items() if name not in SET_BY_INIT}
+    return {**inherited, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}

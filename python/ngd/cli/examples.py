@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_folder() -> Path | None:
-    """Return the folder of the examples: that of the installation, or that of a source tree."""
+    """Return the folder of the examples in the installation or in the source tree, or None."""
     installed = Path(__file__).parents[1] / "examples_data"
     if installed.is_dir():
         return installed
@@ -76,7 +76,7 @@ def summary_of(path: Path) -> str:
 
 
 def command_of(path: Path) -> str:
-    """Return the first command in a file's docstring, for the folder that holds the file."""
+    """Return the first command in a file's docstring that runs the file, with its name only."""
     commands = re.findall(r"^ {4,}(\S.*)$", _docstring_of(path), re.MULTILINE)
     command = next((each for each in commands if path.name in each), None)
     if command is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervision of the ranks of a job on this host: start, wait, failure, restart, end.
+"""The supervision of the ranks of a job on this host: start, failure, restart and end.
 
 `Job.run` starts the ranks and waits for events: a signal, a line of output, a message of a rank,
 the end of a rank. `Ending` describes a job that ends.
@@ -51,12 +51,12 @@ from .streams import OutputStream, print_message, streams_of
 
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_SECONDS: Final = 1.0
-"""Within this time, ranks notice that a rank is lost, and end by themselves."""
+"""The time in which ranks notice that a rank is lost, and end by themselves, in seconds."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command of a job and the options of `ngd run` that hold from its start to its end."""
+    """The command of a job, and the options of `ngd run` that do not change during the job."""
 
     command: Sequence[str]
     num_ranks: int
@@ -65,12 +65,12 @@ class Options:
     grace_seconds: float
     has_prefix: bool
     folder: str | None
-    """The folder that outlives restarts, if the job can be restarted or is elastic."""
+    """The folder that exists until the job ends, if the job can be restarted or is elastic."""
 
 
 @dataclass
 class Restarts:
-    """The number of restarts of a job: how many there were, and how many are left."""
+    """The number of restarts that a job has used, and the number that is left."""
 
     left: int
     used: int = 0
@@ -86,7 +86,7 @@ class Restarts:
 
 
 class Phase(Enum):
-    """The signals that the ranks of a job that ends have got."""
+    """The signals that were sent to the ranks of a job that ends."""
 
     LAST_WORDS = "none: ranks that have noticed the failure end by themselves"
     SIGNALLED = "a signal that they can handle"
@@ -173,8 +173,8 @@ class EndingSignals:
         self.reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._received: list[int] = []
         self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        heeded = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
-        self._old_handlers = {s: signal.signal(s, self._remember) for s in heeded}
+        handled = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
+        self._old_handlers = {s: signal.signal(s, self._remember) for s in handled}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
@@ -197,23 +197,23 @@ class EndingSignals:
 class Job:
     """The ranks of a job and the launcher's connections to them.
 
-    `handle_end` and `handle_waiting` are the rules of this job: the failure of one rank ends it.
-    elastic.py has the job that continues.
+    The failure of one rank ends this job. ElasticJob, which continues, overrides `handle_end` and
+    `handle_waiting`.
     """
 
     def __init__(self, options: Options, restarts: Restarts) -> None:
         self.options = options
         self.restarts = restarts
-        with contextlib.ExitStack() as opened:  # if one cannot be opened, the others are closed
+        with contextlib.ExitStack() as opened:  # closes the earlier ones if one cannot be opened
             self.signals = opened.enter_context(contextlib.closing(EndingSignals()))
             self.messages = opened.enter_context(contextlib.closing(Messages()))
             self.selector = opened.enter_context(selectors.DefaultSelector())
-            """The function to call for each descriptor that is readable."""
+            """The descriptors to watch, each with the function to call when it is readable."""
             self.guard = opened.enter_context(contextlib.closing(Guard()))
             self.attempt = Attempt(options.num_ranks)
             opened.pop_all()
         self.ranks: dict[int, RankProcess] = {}
-        """The ranks that run, or have ended and were not waited for."""
+        """The ranks that run, and those whose end was not handled yet."""
         self.cores = list(options.cores)
         """The cores of each rank; an elastic job appends those of new ranks."""
 
@@ -228,7 +228,7 @@ class Job:
                 if not self.ranks and self._can_restart():
                     self._restart()
             return self._exit_status()
-        except BrokenPipeError:  # the reader of the output is gone: end as a pipeline does
+        except BrokenPipeError:  # the reader has closed the output: end as SIGPIPE would
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
@@ -245,7 +245,7 @@ class Job:
         return ending.exit_code
 
     def _close(self) -> None:
-        """Kill the ranks, and release all that the job holds."""
+        """Kill the ranks, and close the pipes and handlers of the job."""
         self._signal_ranks(signal.SIGKILL)
         for rank in self.ranks.values():
             rank.process.wait()
@@ -265,7 +265,7 @@ class Job:
         total = self.restarts.used + self.restarts.left
         self.say(f"restart {self.restarts.used} of {total}")
         self.attempt = Attempt(self.options.num_ranks)
-        self.messages.read()  # those of the attempt before
+        self.messages.read()  # drop the messages of the previous attempt
         self._start_ranks()
 
     def _start_ranks(self) -> None:
@@ -314,8 +314,8 @@ class Job:
     def wait_for_events(self) -> None:
         """Handle the next events, or the next deadline."""
         deadline = min(self.deadlines(), default=None)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        for key, _ in self.selector.select(left):
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for key, _ in self.selector.select(timeout):
             key.data()
         ending = self.attempt.ending
         if ending is not None and (number := ending.next_signal()) is not None:
@@ -338,11 +338,11 @@ class Job:
             ending.is_interrupted = True
 
     def _read_messages(self) -> None:
-        """Note which ranks wait for a world, and which began to end."""
-        words = self.messages.read()
-        waiting = [word[len(WAITS) :] for word in words if word.startswith(WAITS)]
+        """Handle the messages of ranks that wait for a world, and of ranks that begin to end."""
+        messages = self.messages.read()
+        waiting = [message[len(WAITS) :] for message in messages if message.startswith(WAITS)]
         self.handle_waiting([int(number) for number in waiting if number.isdecimal()])
-        self._note_leaving([int(word) for word in words if word.isdecimal()])
+        self._note_leaving([int(message) for message in messages if message.isdecimal()])
 
     def _note_leaving(self, notified: Sequence[int]) -> None:
         """Append ranks to the order in which they began to end.
@@ -366,7 +366,7 @@ class Job:
             stream.source.close()
 
     def _rank_ended(self, number: int, pidfd: int) -> None:
-        """Remove a rank that has ended, print its last lines, and handle its code."""
+        """Remove a rank that has ended, print its last lines, and handle its exit code."""
         self._read_messages()
         rank = self.ranks[number]
         code = rank.reap()
@@ -380,15 +380,19 @@ class Job:
         self.handle_end(number, code)
 
     def handle_waiting(self, members: Sequence[int]) -> None:
-        """Handle ranks that wait for a world, which those of this job do not."""
+        """Handle members that wait for a world. This job has no members, so it does nothing."""
 
     def handle_end(self, rank: int, code: int) -> None:
-        """Handle a rank that has returned a code, or was killed by signal -code."""
+        """Handle a rank that has returned `code`, or was killed by signal -code."""
         if code != 0:
             self.fail(rank, code)
 
     def fail(self, rank: int, code: int) -> None:
-        """End the job, or note that this rank failed before the one that ended first."""
+        """End the job because a rank failed.
+
+        If the job ends already because of another rank, and this rank began to end earlier, make
+        this rank the cause.
+        """
         how = describe_end(code)
         exit_code = 128 - code if code < 0 else code
         ending, order = self.attempt.ending, self.attempt.leaving.index

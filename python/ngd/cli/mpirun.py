@@ -18,7 +18,7 @@ PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")
 
 
 def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int:
-    """Print the command for these hosts, and return the exit status; nothing is started."""
+    """Print the mpirun command for these hosts, start nothing, and return the exit status."""
     try:
         line = mpirun_command(hosts_in(hosts) if os.sep in hosts else hosts, command)
     except ValueError as error:
@@ -43,7 +43,7 @@ def explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int
 
 
 def hosts_in(path: str) -> str:
-    """Return "a:2,b:1" for a file with one line per rank; ValueError if it has none."""
+    """Return "a:2,b:1" for a file with one host name per rank; raise ValueError if it is empty."""
     try:
         with open(path, encoding="utf-8") as file:
             names = file.read().split()
@@ -55,7 +55,7 @@ def hosts_in(path: str) -> str:
 
 
 def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
-    """Return the command that starts the ranks of "a:2,b:2"; ValueError for another form."""
+    """Return the mpirun command for "a:2,b:2"; raise ValueError for another form."""
     slots_of_hosts = []
     for part in hosts.split(","):
         name, colon, slots = part.strip().partition(":")
@@ -63,7 +63,7 @@ def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
             raise ValueError(f"expected HOST:RANKS,HOST:RANKS...; got {part!r} in {hosts!r}")
         slots_of_hosts.append((name, int(slots or 1)))
     ranks = sum(slots for _, slots in slots_of_hosts)
-    listed = ",".join(f"{name}:{slots}" for name, slots in slots_of_hosts)
-    passed = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
-    options = ["--bind-to", "none", *(word for each in passed for word in ("-x", each))]
-    return ["mpirun", "-np", str(ranks), "--host", listed, *options, *command]
+    host_list = ",".join(f"{name}:{slots}" for name, slots in slots_of_hosts)
+    variables = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
+    options = ["--bind-to", "none", *(word for each in variables for word in ("-x", each))]
+    return ["mpirun", "-np", str(ranks), "--host", host_list, *options, *command]

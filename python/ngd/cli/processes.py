@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a rank: how it starts, and how all that it has started ends with it.
+"""The process of a rank: its start, and the end of all processes that it has started.
 
 Each rank leads a process group. When a rank ends, `ngd run` kills its group. If `ngd run` itself is
-killed, the kernel kills the ranks, and the guard, a process that does nothing else, kills their
-groups.
+killed, the kernel kills the ranks, and the *guard* kills their groups. The guard is a process that
+does nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ for group in groups:
     except OSError:
         pass
 """
-"""Reads the numbers of the groups until the launcher closes the stream, as it does at any end."""
+"""The program of the guard.
+
+It reads the numbers of the groups until its standard input is closed. The kernel closes it when the
+launcher ends, whatever the reason is.
+"""
 
 
 class Guard:
@@ -56,7 +60,7 @@ class Guard:
 
     def _write(self, line: str) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the guard was killed: the ranks run on
+        with contextlib.suppress(BrokenPipeError):  # if the guard was killed, the ranks continue
             self.process.stdin.write(line.encode())
             self.process.stdin.flush()
 
@@ -72,7 +76,7 @@ class RankProcess:
 
     process: subprocess.Popen[bytes]
     streams: list[OutputStream] = field(default_factory=list)
-    """Standard output and standard error."""
+    """The standard output and the standard error of the rank."""
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the group of the rank."""
@@ -86,7 +90,7 @@ class RankProcess:
 
     def reap(self) -> int:
         """Kill what the ended rank has started, and return the code of the rank."""
-        # The zombie still holds the number of the group.
+        # The rank is a zombie until wait(), so no other group can have its number.
         os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
@@ -108,10 +112,10 @@ def start_process(
 def prepare_child(cores: list[int] | None) -> Callable[[], None]:
     """Return the function that a child runs before its program.
 
-    The child is bound to its cores, dies with the launcher, and leads a process group. It does not
-    lead a session: Linux gives each session the same share of the cores (autogroup). Ranks with a
-    session each would yield to nothing, and a program of low priority would get the share of a
-    rank.
+    It binds the child to its cores, makes the kernel kill the child when the launcher ends, and
+    makes the child the leader of a process group. The child does not lead a session, because Linux
+    gives each session the same share of the cores (autogroup). With one session per rank, a program
+    of low priority would get as much time as a rank.
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     launcher = os.getpid()
@@ -119,7 +123,7 @@ def prepare_child(cores: list[int] | None) -> Callable[[], None]:
     def prepare() -> None:
         os.setpgid(0, 0)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:  # it died before the line above
+        if os.getppid() != launcher:  # the launcher ended before the line above
             os._exit(1)
         if cores is not None:
             os.sched_setaffinity(0, cores)
@@ -133,7 +137,7 @@ def describe_end(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal; most real-time signals have a number only."""
+    """Return the name of a signal, or "signal N" for a real-time signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -61,9 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, then report the time of its steps; the exit status is the script's.
+    """Run the script, report the time of its steps, and return the exit status of the script.
 
-    In a job each rank runs this. Rank 0 prints and writes.
+    In a job, each rank calls this function. Rank 0 prints and writes the reports.
     """
     try:
         check_module(args.script) if args.module else check_script(args.script)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     sys.argv = [args.script, *args.args]
     sys.path[0] = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
     recording: Recording | None = None
-    left: SystemExit | None = None
+    exit_request: SystemExit | None = None
     try:
         with timeline(args.timeline) if args.timeline else profile() as recording:
             leave_out_first_runs()
@@ -84,18 +84,18 @@ def run(args: argparse.Namespace) -> int:
                     runpy.run_path(args.script, run_name="__main__")
             except (
                 SystemExit
-            ) as error:  # the other ranks may end otherwise: the trace is theirs too
-                left = error
-    finally:  # the script may end by an exception
+            ) as error:  # the timeline needs all ranks, and other ranks may end in another way
+                exit_request = error
+    finally:  # the script may end with an exception
         if recording is not None:
-            tell(args, recording)
-    if left is not None:
-        raise left
+            write_reports(args, recording)
+    if exit_request is not None:
+        raise exit_request
     return 0
 
 
-def tell(args: argparse.Namespace, recording: Recording) -> None:
-    """Print the reports, the longest step first, and write them where that is asked for."""
+def write_reports(args: argparse.Namespace, recording: Recording) -> None:
+    """Print the reports, the longest step first, and write the files of --json and --html."""
     if rank() != 0:
         return
     reports = sorted(reports_of(recording.steps), key=lambda report: -report.seconds)
@@ -107,20 +107,20 @@ def tell(args: argparse.Namespace, recording: Recording) -> None:
 
 
 def reports_of(steps: Sequence[Any]) -> list[Report]:
-    """The reports of the steps that were run, and can tell."""
-    found = []
+    """Return the reports of the steps that have run, on devices that support reports."""
+    reports = []
     for step in steps:
         try:
             report = step.report()
         except Error:  # of a device without instructions
             continue
         if report.runs:
-            found.append(report)
-    return found
+            reports.append(report)
+    return reports
 
 
 def rank() -> int:
-    """Which rank of the job this is."""
+    """Return the rank of this process, or 0 if the launcher's variables are invalid."""
     try:
         return detect().rank
     except InitError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd run`: the command line, its help texts and its checks.
+"""`ngd run`: its command line, help texts and checks.
 
-job.py supervises the ranks and describes the reaction to a failure and to a signal. elastic.py
-has the job that continues without lost ranks (--min-ranks).
+job.py supervises the ranks, and describes the reactions to failures and signals. elastic.py has the
+job that continues without lost ranks (--min-ranks).
 """
 
 from __future__ import annotations
@@ -135,8 +135,9 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, wait for the last one, and return the exit status of the job.
 
-    It is 0 if all ranks return 0, else that of the rank that failed first (128 + N for signal N);
-    2 for a wrong command line; 126 or 127 if the program cannot be started.
+    The status is 0 if all ranks return 0. Otherwise it is that of the rank that failed first
+    (128 + N for signal N), 2 for a wrong command line, or 126 or 127 if the program cannot be
+    started.
     """
     command = command_of(args)
     if args.hosts is not None:
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """Run the job of a command line that was checked, and return its exit status."""
+    """Run the job of a checked command line, and return its exit status."""
     timeout = timeout_seconds() if args.min_ranks else 0.0
     cores = assign_cores(args.bind, args.ranks)
     restarts = Restarts(args.max_restarts)
@@ -177,7 +178,10 @@ def run_job(args: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def make_folder(args: argparse.Namespace) -> contextlib.AbstractContextManager[str | None]:
-    """Return a folder that is removed after the job; None if the job never starts a rank again."""
+    """Return a context with a folder that is removed after the job.
+
+    It gives None if the job is not elastic and cannot be restarted.
+    """
     if not args.max_restarts and not args.min_ranks:
         return contextlib.nullcontext()
     return tempfile.TemporaryDirectory(prefix="ngd-run-", ignore_cleanup_errors=True)
@@ -231,7 +235,7 @@ def check_script(script: str) -> None:
 def check_module(name: str) -> None:
     """Raise FileNotFoundError if `python -m` would not find the module or the package's __main__.
 
-    Nothing is imported: a package may start threads or take seconds.
+    Nothing is imported, because the import of a package may start threads or take seconds.
     """
     package: list[str] | None = None
     path = [os.getcwd(), *sys.path]
@@ -254,18 +258,18 @@ def check_module(name: str) -> None:
 
 def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
     """Return the spec of a module, from a path or from the finders of this interpreter."""
-    found = PathFinder.find_spec(name, path)
+    spec = PathFinder.find_spec(name, path)
     finders = iter(sys.meta_path)
-    while found is None and (finder := next(finders, None)) is not None:
-        found = finder.find_spec(name, path)
-    return found
+    while spec is None and (finder := next(finders, None)) is not None:
+        spec = finder.find_spec(name, path)
+    return spec
 
 
-def ranks_of_torchrun(environ: Mapping[str, str], asked: int | None) -> int | None:
-    """Return the number of -n, else of PET_NPROC_PER_NODE, a variable of torchrun; or None.
+def ranks_of_torchrun(environ: Mapping[str, str], requested: int | None) -> int | None:
+    """Return the number of -n, or else of PET_NPROC_PER_NODE, a variable of torchrun, or None.
 
-    Raise ValueError if its value is invalid, or if PET_NNODES is not 1: the ranks of each node
-    would be a job of their own.
+    Raise ValueError if the variable is invalid, or if PET_NNODES is not 1. Otherwise the ranks of
+    each node would form a separate job.
     """
     nodes, ranks = environ.get("PET_NNODES") or "1", environ.get("PET_NPROC_PER_NODE") or None
     if nodes not in ("1", "1:1"):
@@ -274,8 +278,8 @@ def ranks_of_torchrun(environ: Mapping[str, str], asked: int | None) -> int | No
             "several, Open MPI's mpirun starts them, with an ngd of mode OMPI (on Kubernetes: "
             "an MPIJob)"
         )
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     if ranks in ("auto", "cpu"):
         return available_cores()
     if ranks is not None and not (ranks.isascii() and ranks.isdecimal()):

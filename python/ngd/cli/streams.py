@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output of `ngd run`: the lines of the ranks with a prefix or as JSON, and its own messages.
+"""The output of `ngd run`: the lines of the ranks and the launcher's own messages.
 
-Each rank has two streams. Their bytes are printed unchanged, line by line, so that lines of several
-ranks do not mix. With NGD_LOG=json each line becomes a JSON object (ngd.logs).
+Each rank has two streams. The launcher prints their bytes unchanged, one whole line at a time and
+with a prefix, so lines of several ranks do not mix. With NGD_LOG=json, each line becomes a JSON
+object (ngd.logs).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from .. import logs
 from .._util import config
 
 MAX_LINE_BYTES: Final = 1 << 16
-"""A longer line is printed in pieces, before its end was read."""
+"""The longest unfinished line, in bytes. The launcher prints a longer one before it is complete."""
 PIPE_BYTES: Final = 1 << 20
-"""One read of this size returns all that a pipe can hold."""
+"""The size of one read. It returns all bytes of a pipe with the default limits."""
 
 
 class OutputStream:
@@ -52,7 +53,7 @@ class OutputStream:
         self.prefix = prefix.encode()
         self.rewrite = rewrite
         self.unfinished = b""
-        """The beginning of a line whose end was not read yet."""
+        """The beginning of a line that is not complete yet."""
         self.last_byte = b"\n"
         """The last byte that was printed."""
 
@@ -88,7 +89,7 @@ class OutputStream:
         return lines
 
     def _print(self, lines: list[bytes]) -> None:
-        """Write the lines, each with the prefix if it begins a line of the target."""
+        """Write the lines, with the prefix before each line that begins a line of the target."""
         for line in lines:
             begins = self.last_byte == b"\n" or (self.last_byte == b"\r" and line != b"\n")
             self.target.write(self.prefix + line if begins else line)
@@ -100,7 +101,7 @@ def streams_of(
 ) -> list[OutputStream]:
     """Return the two streams of a rank.
 
-    The log fields are those of the job, for lines of JSON.
+    `log_fields` are the fields of the job in lines of JSON.
     """
     streams = []
     for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -118,7 +119,7 @@ def streams_of(
 def print_message(line: str, log_fields: Mapping[str, Any] | None = None) -> None:
     """Print a message of the launcher on standard error, as JSON with NGD_LOG=json.
 
-    The log fields are those of the job, if there is one.
+    `log_fields` are the fields of the job, if there is one.
     """
     text = f"ngd run: {line}"
     if config.log_as_json():

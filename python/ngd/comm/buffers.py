@@ -15,28 +15,32 @@ from .kinds import Kind
 
 
 def operand(array: Any, where: str) -> Array:
-    """The argument of a collective, contiguous and in this machine's byte order.
+    """Return an argument of a collective as a contiguous array in the native byte order.
 
-    It is copied only where it must be.
+    The array is copied only if its memory does not have this form. `where` is the public call, for
+    error messages.
     """
     if type(array) is np.ndarray and array.dtype in SHORT_NAMES and array.flags.carray:
         return array
-    seen = view(array, where)
-    dtype = as_dtype(seen.dtype.newbyteorder("="), where)
-    contiguous = np.ascontiguousarray(seen, dtype).reshape(seen.shape)
+    converted = view(array, where)
+    dtype = as_dtype(converted.dtype.newbyteorder("="), where)
+    contiguous = np.ascontiguousarray(converted, dtype).reshape(converted.shape)
     return contiguous if contiguous.flags.aligned else contiguous.copy()
 
 
 def is_list(array: Any) -> bool:
-    """Whether the argument is a list or tuple of arrays, and not of numbers."""
+    """Return True for a list or tuple of arrays, and False for a list of numbers."""
     return isinstance(array, (list, tuple)) and all(
         isinstance(a, np.ndarray) or hasattr(a, "__dlpack__") for a in array
     )
 
 
-def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:
-    """Return a destination for each source, of its shape and dtype."""
-    if not many:
+def destinations(out: Any, sources: Sequence[Array], is_sequence: bool, where: str) -> list[Array]:
+    """Return a destination for each source, of its shape and dtype.
+
+    `many` is True if the caller gave a list of arrays. `out` is then None or a list.
+    """
+    if not is_sequence:
         out = [out]
     elif out is None:
         out = [None] * len(sources)
@@ -52,12 +56,16 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
     return buffers
 
 
-def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
-    """Raise ValueError for overlapping memory; `part` may be exactly `own`, or all of `whole`."""
-    if not np.may_share_memory(part, whole):
+def check_apart(part: Array, full: Array, where: str, own: Array | None = None) -> None:
+    """Raise ValueError if the memory of two arrays overlaps.
+
+    One overlap is allowed: `part` may have exactly the memory of `own`, which is this rank's block
+    of `full`, or of `full` itself if `own` is None.
+    """
+    if not np.may_share_memory(part, full):
         return
-    place = whole if own is None else own
-    if place.nbytes != part.nbytes or place.ctypes.data != part.ctypes.data:
+    region = full if own is None else own
+    if region.nbytes != part.nbytes or region.ctypes.data != part.ctypes.data:
         allowed = "just the same" if own is None else "this rank's own block"
         raise ValueError(
             f"{where}: out: expected memory apart from the array's, or {allowed}; got overlapping "
@@ -66,7 +74,10 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
 
 
 def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> None:
-    """Raise ValueError for overlapping memory, unless a block overlaps itself exactly."""
+    """Raise ValueError if the source and the destination of a collective overlap.
+
+    One overlap is allowed: the smaller array may be this rank's block of the larger one.
+    """
     if kind.gives == kind.gets:
         check_apart(source, buffer, kind.name)
     elif kind.gets == "blocks":
@@ -78,7 +89,7 @@ def check_blocks_apart(kind: Kind, source: Array, buffer: Array, rank: int) -> N
 
 
 def check_disjoint(source: Array, buffer: Array, where: str) -> None:
-    """Raise ValueError for overlapping memory."""
+    """Raise ValueError if the memory of the source and the destination overlaps."""
     if np.may_share_memory(source, buffer):
         raise ValueError(
             f"{where}: out: expected memory apart from the array's; got overlapping memory. "
@@ -89,19 +100,22 @@ def check_disjoint(source: Array, buffer: Array, where: str) -> None:
 def destination_along(
     out: Any, dtype: DType, shape: Shape, axis: int, where: str
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return a buffer whose first axis is the caller's `axis`, and a function that gives `out`."""
+    """Return a buffer whose first axis is the caller's `axis`, and a function.
+
+    After the collective, the function moves the axis back and returns the result.
+    """
     if axis == 0:
         buffer = check_out(out, dtype, shape, where)
-        given = buffer if out is None else out
-        return buffer, lambda: given
+        result = buffer if out is None else out
+        return buffer, lambda: result
     buffer = np.empty(shape, dtype)
-    turned = np.moveaxis(buffer, 0, axis)
+    moved_view = np.moveaxis(buffer, 0, axis)
     if out is None:
-        return buffer, lambda: np.ascontiguousarray(turned)
-    final = check_out(out, dtype, turned.shape, where)
+        return buffer, lambda: np.ascontiguousarray(moved_view)
+    destination = check_out(out, dtype, moved_view.shape, where)
 
     def put() -> Any:
-        final[...] = turned
+        destination[...] = moved_view
         return out
 
     return buffer, put
@@ -110,11 +124,11 @@ def destination_along(
 def receive_buffer(out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
     """Return the array for received data: `out`, or a new one of the given shape and dtype."""
     if out is not None and shape is None and dtype is None:
-        seen = operand(out, f"{where}: out")
-        return check_out(out, seen.dtype, seen.shape, where)
+        buffer = operand(out, f"{where}: out")
+        return check_out(out, buffer.dtype, buffer.shape, where)
     if shape is None or dtype is None:
         raise TypeError(
             f"{where}: expected out, or shape and dtype, of the received array; got neither"
         )
-    wanted = as_dtype(dtype, where)
-    return check_out(out, wanted, lengths(shape, where, wanted.itemsize), where)
+    element_type = as_dtype(dtype, where)
+    return check_out(out, element_type, lengths(shape, where, element_type.itemsize), where)

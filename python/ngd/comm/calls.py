@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions on arrays: collectives over the world or a group, and `join`."""
+"""The public functions for arrays: collectives over the world or a group, and `join`."""
 
 from __future__ import annotations
 
@@ -33,32 +33,36 @@ def all_reduce(
     Parameters
     ----------
     x : array_like or list of arrays
-        Of one shape and dtype on all ranks. The arrays of a list are sent together, small ones of
-        one dtype as one message. NumPy arrays, DLPack tensors (PyTorch on the CPU) and buffers are
-        read without a copy.
+        The array of this rank. Shape and dtype are the same on all ranks. The arrays of a list are
+        sent together, and small arrays of the same dtype are sent as one message. NumPy arrays,
+        DLPack tensors (PyTorch on the CPU) and buffers are read without a copy.
     op : str
-        "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
-        NaN propagates through min and max, and 16-bit floats are accumulated in float32.
+        The reduction: "sum", "mean", "min", "max" or "prod". There is no default. The mean of
+        integers is an error. NaN propagates through min and max. 16-bit floats are accumulated in
+        float32.
     out : array or list of arrays, optional
         The array for the result, which may be `x` itself. The default is a new NumPy array. A
         call with `out` and contiguous NumPy arrays is the fastest.
     weight : float, optional
-        With op="mean": this rank's weight in the weighted mean. A rank of weight 0 contributes
-        nothing, even if its values are NaN. If all weights are 0, so is the result.
+        The weight of this rank in the weighted mean, for op="mean" only. A rank with weight 0
+        contributes nothing, even if its values are NaN. If all weights are 0, the result is 0.
     algorithm : {"auto", "flat", "ring"}
-        The algorithm. The default is NGD_ALLREDUCE, or the one that was measured to be faster.
+        The algorithm. "auto" uses NGD_ALLREDUCE if it is set, or the algorithm that was faster in
+        measurements.
     compression : str or TopK, optional
-        "bf16" sends float32 as bfloat16, accumulates in float32 and rounds once more. A TopK sends
-        only the largest elements. Not with weight.
+        The compression of the data on the way between ranks. "bf16" sends float32 as bfloat16,
+        accumulates in float32 and rounds the result to bfloat16. A TopK sends only the largest
+        elements. Compression cannot be combined with `weight`.
     async_op : bool, default False
-        Return an ngd.Work at once; its wait() returns the result.
+        Start the collective and return an ngd.Work at once. Its wait() returns the result.
     group : Group, optional
-        The ranks. The default is the world.
+        The ranks that take part. The default is the world.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape and dtype of `x`; a list for a list. All ranks get the same bits in every run.
+        The result, with the shape and dtype of `x`. For a list it is a list. All ranks get the
+        same bits, and every run gives the same bits.
 
     Notes
     -----
@@ -108,25 +112,26 @@ def reduce_scatter(
     Parameters
     ----------
     x : array_like
-        Of one shape and dtype on all ranks. Its size along `axis` is a multiple of the number of
-        ranks.
+        The array of this rank. Shape and dtype are the same on all ranks. Its size along `axis` is
+        a multiple of the number of ranks.
     op : str
-        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
+        The reduction: "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
     axis : int, default 0
-        The axis that is split into blocks. Other axes than 0 cost copies.
+        The axis that is split into blocks. An axis other than 0 costs copies.
     out : array, optional
         The array for the block. With axis 0 it may be this rank's block of `x`.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The block: the shape of `x`, with its size along `axis` divided by the number of ranks.
+        The block of this rank. It has the shape of `x`, with the size along `axis` divided by the
+        number of ranks.
 
     Examples
     --------
-    With two ranks, each gets one half. Here a single rank gets all of it.
+    With two ranks, each rank gets one half. Here a single rank gets the whole array.
 
     >>> ngd.reduce_scatter(np.arange(4), op="sum")
     array([0, 1, 2, 3])
@@ -150,22 +155,24 @@ def all_gather(
     Parameters
     ----------
     x : array_like
-        Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
+        The array of this rank. Shape and dtype are the same on all ranks. A scalar is treated as
+        an array of shape (1,).
     axis : int, default 0
-        The axis along which to concatenate. Other axes than 0 cost copies.
+        The axis along which to concatenate. An axis other than 0 costs copies.
     out : array, optional
         The array for the result. With axis 0, `x` may be this rank's block of it.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape of `x`, with its size along `axis` multiplied by the number of ranks.
+        The arrays of all ranks. The result has the shape of `x`, with the size along `axis`
+        multiplied by the number of ranks.
 
     Examples
     --------
-    On rank r of n, `ngd.rank()` is r, so that this returns 0 to n - 1.
+    With n ranks, this returns the numbers 0 to n - 1. Here there is a single rank.
 
     >>> ngd.all_gather(ngd.rank())
     array([0])
@@ -192,12 +199,13 @@ def all_gather_v(
     Parameters
     ----------
     x : array_like
-        Of one dtype on all ranks, and of one shape after the first axis.
+        The array of this rank. The dtype, and the shape after the first axis, are the same on all
+        ranks.
     counts : sequence of ints, optional
-        The length of each rank's array, the same list on all ranks. By default the ranks exchange
-        the lengths first, which costs one more collective.
+        The length of each rank's array. All ranks give the same list. By default the ranks
+        exchange the lengths first, which costs one more collective.
     out, async_op, group
-        As in ngd.all_gather.
+        The same as in ngd.all_gather.
 
     Returns
     -------
@@ -222,19 +230,19 @@ def broadcast(
     Parameters
     ----------
     x : array_like or list of arrays
-        Of the same shape and dtype on all ranks. On other ranks than the root, the values are not
-        read.
+        The array to send, on the root. On the other ranks it has the same shape and dtype, and its
+        values are not read.
     root : int, default 0
         The rank whose array is sent.
     out : array or list of arrays, optional
         The array for the result, which may be `x` itself.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape and dtype of `x`.
+        The array of the root, with the shape and dtype of `x`.
 
     Examples
     --------
@@ -264,20 +272,20 @@ def reduce(
     Parameters
     ----------
     x : array_like
-        Of one shape and dtype on all ranks.
+        The array of this rank. Shape and dtype are the same on all ranks.
     root : int, default 0
         The rank that gets the result.
     op : str
-        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
+        The reduction: "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
     out : array, optional
-        The array for the result on the root, where it may be `x` itself.
+        The array for the result on the root. It may be `x` itself.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, None, or Work
-        The shape and dtype of `x` on the root, and None on the other ranks.
+        On the root, the result with the shape and dtype of `x`. None on the other ranks.
 
     Examples
     --------
@@ -295,18 +303,19 @@ def gather(
     Parameters
     ----------
     x : array_like
-        Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
+        The array of this rank. Shape and dtype are the same on all ranks. A scalar is treated as
+        an array of shape (1,).
     root : int, default 0
         The rank that gets the result.
     out : array, optional
         The array for the result on the root. `x` may be the root's block of it.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, None, or Work
-        The blocks in the order of ranks on the root, and None on the other ranks.
+        On the root, the arrays in the order of ranks. None on the other ranks.
 
     Examples
     --------
@@ -331,16 +340,16 @@ def scatter(
     Parameters
     ----------
     x : array_like, optional
-        On the root: an array whose first axis is a multiple of the number of ranks. On the other
-        ranks: None, or an array of the same shape and dtype, whose values are not read.
+        On the root: an array whose size along axis 0 is a multiple of the number of ranks. On the
+        other ranks: None, or an array of the same shape and dtype, whose values are not read.
     root : int, default 0
         The rank whose array is sent.
     out : array, optional
         The array for the block. On the root it may be the root's block of `x`.
     shape, dtype : tuple of ints and dtype, optional
-        Those of a block, for a rank that gives neither `x` nor `out`.
+        The shape and dtype of a block. A rank that gives neither `x` nor `out` must give both.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
@@ -360,21 +369,22 @@ def scatter(
 def all_to_all(
     x: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Exchange blocks: the r-th block of `x` along axis 0 is sent to rank r.
+    """Send the r-th block of `x` along axis 0 to rank r, and receive a block from each rank.
 
     Parameters
     ----------
     x : array_like
-        Of one shape and dtype on all ranks. The first axis is a multiple of the number of ranks.
+        The array of this rank. Shape and dtype are the same on all ranks. Its size along axis 0 is
+        a multiple of the number of ranks.
     out : array, optional
-        The array for the result: `x` itself, or one that does not overlap it.
+        The array for the result. It is `x` itself, or does not overlap it.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape of `x`. Its r-th block is from rank r.
+        The received blocks, with the shape of `x`. The r-th block is from rank r.
 
     Examples
     --------
@@ -399,25 +409,25 @@ def all_to_all_v(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Exchange blocks of different lengths along axis 0.
+    """Send a block of rows to each rank and receive one from each rank; their lengths differ.
 
     Parameters
     ----------
     x : array_like
-        The block for rank 0, then the block for rank 1, and so on. The dtype, and the shape after
+        The rows for rank 0, then the rows for rank 1, and so on. The dtype, and the shape after
         the first axis, are the same on all ranks.
     send_counts : sequence of ints
-        The number of rows of each block.
+        The number of rows to send to each rank.
     receive_counts : sequence of ints, optional
-        The number of rows from each rank. By default the ranks exchange the numbers first, which
-        costs one more collective.
+        The number of rows to receive from each rank. By default the ranks exchange the numbers
+        first, which costs one more collective.
     out, async_op, group
-        As in ngd.all_to_all.
+        The same as in ngd.all_to_all.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The received rows, in the order of ranks.
+        The received rows, in the order of the ranks that sent them.
 
     Examples
     --------
@@ -430,19 +440,19 @@ def all_to_all_v(
 
 
 def barrier(*, async_op: bool = False, group: Group | None = None) -> Any:
-    """Wait until every rank has called it.
+    """Wait until every rank of the group has called this function.
 
     Parameters
     ----------
     group : Group, optional
-        The ranks. The default is the world.
+        The ranks that take part. The default is the world.
     async_op : bool, default False
-        Return an ngd.Work at once.
+        Return an ngd.Work at once. Its wait() waits for the other ranks.
 
     Returns
     -------
     None or Work
-        A Work with async_op=True.
+        A Work if `async_op` is True.
 
     Examples
     --------
@@ -458,11 +468,12 @@ def barrier(*, async_op: bool = False, group: Group | None = None) -> Any:
 def join(
     batches: Iterable[Batch], *, empty: Batch | None = None, group: Group | None = None
 ) -> Iterator[tuple[Batch, float]]:
-    """Iterate over batches until every rank has run out of them.
+    """Iterate over batches until every rank has run out of batches.
 
-    The iterator yields pairs (batch, weight). The weight is 1.0. A rank that has run out before the
-    other ranks gets its last batch again, with weight 0.0, and takes part in their collectives
-    without changing the result. Each batch costs an all-reduce of one byte.
+    The iterator yields pairs (batch, weight). The weight of a batch is 1.0. A rank that runs out
+    before the other ranks gets its last batch again, with weight 0.0, until all ranks have run out.
+    So it takes part in the collectives of the other ranks without a change of the result. Each
+    batch costs an all-reduce of one byte.
 
     Parameters
     ----------
@@ -471,7 +482,7 @@ def join(
     empty : batch, optional
         The batch that a rank without any batch repeats. Without it, such a rank raises ValueError.
     group : Group, optional
-        The ranks. The default is the world.
+        The ranks that take part. The default is the world.
 
     Yields
     ------

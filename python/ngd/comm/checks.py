@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules for the arguments of collectives on arrays: reductions, ranks, axes, rows of blocks.
+"""Checks of the arguments of collectives on arrays: reductions, ranks, axes, rows, `out`.
 
-They include the dtype and shape of `out`. That all ranks call the same collective with operands of
-the same shape is checked by the communicator, which compares the calls
-(src/cpp/comm/shm/group.cpp). ops/collectives/checks.py has the rules for collectives in a graph.
+These checks use only the arguments of this rank. The communicator checks that all ranks call the
+same collective with operands of the same shape (src/cpp/comm/shm/group.cpp).
+ops/collectives/checks.py has the checks of collectives in a graph.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..errors import ShapeError
 from .kinds import REDUCTIONS
 
 MOST_ROWS: Final = 2**48
-"""The largest number of rows that a rank may give: the sum over ranks does not overflow."""
+"""The largest number of rows per rank, so that the sum over all ranks does not overflow."""
 
 ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
-"""The advice of an error for a message in a group of one rank."""
+"""The sentence that the error of send or recv ends with in a group of one rank."""
 
 
 def check_op(op: str, where: str) -> None:
-    """Raise ValueError for a reduction that does not exist."""
+    """Raise ValueError unless `op` is the name of a reduction."""
     if op not in REDUCTIONS:
         raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
 
 
 def check_root(root: int, size: int, where: str) -> int:
-    """Return the root as an int; ValueError if it is not a rank of the group."""
+    """Return the root as an int; raise ValueError if it is not a rank of the group."""
     root = whole(root, where, "root")
     if not 0 <= root < size:
         raise ValueError(f"{where}: expected root to be in [0, {size}); got {root}")
@@ -40,7 +40,7 @@ def check_root(root: int, size: int, where: str) -> int:
 
 
 def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: str) -> int:
-    """Return the number of a rank of the world in a group; ValueError if it is not in `ranks`."""
+    """Return the position of a rank of the world in `ranks`; raise ValueError if it is absent."""
     rank = whole(rank, where, name)
     if rank not in ranks:
         raise ValueError(
@@ -50,7 +50,7 @@ def position_of_world_rank(rank: int, ranks: Sequence[int], where: str, name: st
 
 
 def check_other_rank(other: int, rank: int, size: int, where: str, name: str) -> int:
-    """Return the number of another rank as an int; ValueError if it is `rank` or not in a group."""
+    """Return `other` as an int; raise ValueError unless it is another rank of the group."""
     other = whole(other, where, name)
     if not 0 <= other < size or other == rank:
         raise ValueError(
@@ -61,19 +61,19 @@ def check_other_rank(other: int, rank: int, size: int, where: str, name: str) ->
 
 
 def check_row_counts(counts: Sequence[int], size: int, where: str, name: str) -> Array:
-    """Return the numbers of rows as an array; ShapeError unless there is one for each rank."""
-    numbers = np.asarray(counts)
-    good = numbers.shape == (size,) and numbers.dtype.kind in "iu"
-    if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
+    """Return the numbers of rows as int64; raise ShapeError unless there is one per rank."""
+    row_counts = np.asarray(counts)
+    is_valid = row_counts.shape == (size,) and row_counts.dtype.kind in "iu"
+    if not is_valid or (row_counts < 0).any() or (row_counts > MOST_ROWS).any():
         raise ShapeError(
             f"{where}: {name}: expected a number of rows for each of {size} ranks; got "
             f"{counts!r}. Give one per rank."
         )
-    return numbers.astype(np.int64)
+    return row_counts.astype(np.int64)
 
 
 def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
-    """Raise ShapeError unless `counts` has the rows of this rank's array."""
+    """Raise ShapeError unless `counts` has, for this rank, the number of rows of its array."""
     if counts[rank] != rows:
         raise ShapeError(
             f"{where}: counts: expected {rows}, the rows of this rank's array, at place "
@@ -82,7 +82,7 @@ def check_own_rows(counts: Array, rank: int, rows: int, where: str) -> None:
 
 
 def check_sum_of_rows(counts: Array, rows: int, where: str, name: str) -> None:
-    """Raise ShapeError unless the numbers add up to the rows of the array."""
+    """Raise ShapeError unless the sum of `counts` is the number of rows of the array."""
     if counts.sum() != rows:
         raise ShapeError(
             f"{where}: {name}: expected numbers that add up to the {rows} rows of "
@@ -91,7 +91,7 @@ def check_sum_of_rows(counts: Array, rows: int, where: str, name: str) -> None:
 
 
 def normal_axis(axis: int, shape: Shape, where: str) -> int:
-    """Return an axis counted from the front; ShapeError if the array does not have it."""
+    """Return an axis as a number >= 0; raise ShapeError if the array does not have it."""
     axis = whole(axis, where, "axis")
     if not shape:
         raise ShapeError(
@@ -106,7 +106,7 @@ def normal_axis(axis: int, shape: Shape, where: str) -> int:
 
 
 def block_rows(shape: Shape, size: int, where: str) -> int:
-    """Return the rows of a block; ShapeError unless the ranks get blocks of one length."""
+    """Return the rows of one block; raise ShapeError unless axis 0 divides evenly by `size`."""
     if not shape or shape[0] % size:
         raise ShapeError(
             f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
@@ -116,13 +116,16 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
 
 
 def element_counts(rows: Array, source: Array) -> list[int]:
-    """Return numbers of elements for numbers of rows of an array."""
+    """Return the number of elements for each number of rows of `source`."""
     row = int(np.prod(source.shape[1:], dtype=np.int64))
     return [int(n) * row for n in rows]
 
 
 def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
-    """Return `out` as an array, or a new one for None; ShapeError if dtype or shape is another."""
+    """Return `out` as an array, or a new array if it is None.
+
+    Raise ShapeError if `out` has another dtype or shape, or is not contiguous and writable.
+    """
     if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:
         return out
     if out is None:
@@ -135,26 +138,26 @@ def check_out(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out
                 f"{where}: {name}: expected an array (NumPy's, or with DLPack or the buffer "
                 f"protocol); got {type(out).__name__}"
             ) from None
-    seen = view(out, f"{where}: {name}")
-    flags = seen.flags
-    fits = seen.shape == shape and seen.dtype == dtype
-    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
-        contiguous = "contiguous" if flags.c_contiguous else "strided"
+    array = view(out, f"{where}: {name}")
+    flags = array.flags
+    has_type = array.shape == shape and array.dtype == dtype
+    if not (has_type and flags.c_contiguous and flags.aligned and flags.writeable):
+        layout = "contiguous" if flags.c_contiguous else "strided"
         if not flags.aligned:
-            contiguous = "misaligned"
+            layout = "misaligned"
         raise ShapeError(
             f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
-            f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
+            f"got a {layout}{'' if flags.writeable else ', read-only'} {array.dtype} one of "
+            f'{array.shape}. Make it by np.empty({shape}, "{dtype}").'
         )
-    return seen
+    return array
 
 
 def check_out_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
-    """Raise the error of `check_out` for an `out` that fits no number of rows.
+    """Check `out` and `async_op` before the ranks exchange the numbers of rows.
 
-    A call that exchanges the numbers of rows first checks its other arguments before that, so that
-    a wrong one leaves the group as it was.
+    The number of rows of the result is not known yet, so any number is accepted. An error is raised
+    before the first collective, so the group stays usable.
     """
     if not isinstance(async_op, (bool, np.bool_)):
         raise TypeError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The communicator of a launch: in this process, over shared memory, or over MPI."""
+"""Creation of a communicator: of one rank, over shared memory, or over MPI."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ Transport: TypeAlias = Literal["self", "shm", "mpi"]
 
 
 def timeout_seconds() -> float:
-    """Return NGD_TIMEOUT: the seconds to wait for a rank; 0 means no limit."""
+    """Return NGD_TIMEOUT, the longest wait for a rank in seconds; 0 means no limit."""
     return _core.timeout_seconds()
 
 
 def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
-    """Make the communicator of a launch. Over shared memory the ranks join within the timeout."""
+    """Return the communicator of the ranks that a launcher started.
+
+    `timeout` limits the rendezvous over shared memory, in seconds. Over MPI it is not used.
+    """
     return open_communicator(choose_transport(launch), launch, timeout)
 
 
 def choose_transport(launch: Launch) -> Transport:
-    """Return NGD_COMM, or the transport that the mode and the hosts need; check that it fits."""
+    """Return the transport of NGD_COMM, or for "auto" the default of the build mode.
+
+    Raise an InitError if the build mode or the launch does not allow this transport.
+    """
     mode = str(_core.build_info()["mode"])
     choice = config.communicator(mode)
     if choice == "auto":
@@ -44,7 +50,7 @@ def choose_transport(launch: Launch) -> Transport:
 
 
 def default_transport(mode: str, launch: Launch) -> Transport:
-    """Return the transport of a launch for which NGD_COMM is "auto"."""
+    """Return the transport for NGD_COMM=auto."""
     if launch.size == 1:
         return "self"
     if mode == "OFF":
@@ -58,7 +64,7 @@ def default_transport(mode: str, launch: Launch) -> Transport:
 
 
 def expect_one_rank(launch: Launch) -> None:
-    """Raise an InitError if a launch for NGD_COMM=self has several ranks."""
+    """Raise an InitError if NGD_COMM=self and the launcher started several ranks."""
     if launch.size != 1:
         raise InitError(
             f"ngd.init: expected one rank with NGD_COMM=self; got {launch.size} ranks of "
@@ -67,7 +73,7 @@ def expect_one_rank(launch: Launch) -> None:
 
 
 def expect_one_host(mode: str, launch: Launch) -> None:
-    """Raise an InitError if ranks that have only shared memory are on several hosts."""
+    """Raise an InitError if the ranks are on several hosts, where shared memory is not enough."""
     if launch.one_host:
         return
     limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
@@ -81,7 +87,7 @@ def expect_one_host(mode: str, launch: Launch) -> None:
 
 
 def expect_job_key(launch: Launch) -> None:
-    """Raise an InitError if several ranks have no key by which they find each other."""
+    """Raise an InitError if there are several ranks and no job key for their rendezvous."""
     if launch.size > 1 and launch.job_key is None:
         raise InitError(
             f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "
@@ -90,7 +96,7 @@ def expect_job_key(launch: Launch) -> None:
 
 
 def open_communicator(transport: Transport, launch: Launch, timeout: float) -> _core.Communicator:
-    """Make a communicator over a transport that `choose_transport` returned."""
+    """Return a communicator over a transport that `choose_transport` returned."""
     if transport == "self":
         return _core.Communicator.make_self()
     if transport == "shm":
@@ -105,7 +111,7 @@ def open_communicator(transport: Transport, launch: Launch, timeout: float) -> _
 
 
 def expect_size_of_mpi(size: int, launch: Launch) -> None:
-    """Raise an InitError if MPI and the launcher differ in the number of ranks."""
+    """Raise an InitError if MPI has another number of ranks than the launcher."""
     if size == launch.size:
         return
     reason = (
@@ -122,7 +128,7 @@ def expect_size_of_mpi(size: int, launch: Launch) -> None:
 
 
 def communicator_of(comm: Any) -> _core.Communicator:
-    """Make a communicator of the ranks of an mpi4py communicator."""
+    """Return a communicator with the ranks of an mpi4py communicator."""
     mode = _core.build_info()["mode"]
     if mode != "OMPI":
         raise InitError(
@@ -134,29 +140,32 @@ def communicator_of(comm: Any) -> _core.Communicator:
 
 
 def load_mpi_of(comm: Any) -> None:
-    """Load the MPI of an mpi4py communicator; raise an InitError if ngd uses another one."""
-    version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
-    if version is None or not hasattr(comm, "py2f"):
+    """Load the MPI library of mpi4py; raise an InitError if ngd has loaded another one."""
+    get_version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
+    if get_version is None or not hasattr(comm, "py2f"):
         raise InitError(
             f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}. Pass "
             "MPI.COMM_WORLD of mpi4py."
         )
-    theirs = version().strip("\0\n ")
-    ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
-    if theirs != ours:
+    mpi4py_version = get_version().strip("\0\n ")
+    ngd_version = load_mpi("openmpi" if mpi4py_version.startswith("Open MPI") else "mpich")
+    if mpi4py_version != ngd_version:
         raise InitError(
-            f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
-            f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
+            f"ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ngd_version} in "
+            f"ngd and {mpi4py_version} in mpi4py. Install mpi4py for the MPI of ngd."
         )
 
 
 def mpis() -> list[str]:
-    """Return the MPI libraries that this ngd was built for."""
+    """Return the names of the MPI libraries that this build supports."""
     return (_core.build_info()["mpi"] or "").split()
 
 
 def load_mpi(name: str) -> str:
-    """Load an MPI library into this process, "" for any of them; return its version."""
+    """Load an MPI library into this process and return its version text.
+
+    An empty name loads the first library of the build that is found.
+    """
     built = mpis()
     if name and name not in built:
         raise InitError(
@@ -168,9 +177,10 @@ def load_mpi(name: str) -> str:
 
 
 def make_mpi_communicator(fortran_handle: int) -> _core.Communicator:
-    """Make a communicator of the ranks of an MPI communicator; -1 is the world.
+    """Return a communicator with the ranks of an MPI communicator.
 
-    The ranks of one host use shared memory, except with NGD_COMM=mpi.
+    -1 is the handle of MPI_COMM_WORLD. The ranks of one host use shared memory, except with
+    NGD_COMM=mpi.
     """
     timeout = _core.timeout_seconds()
     if config.communicator() == "mpi":

@@ -25,15 +25,18 @@ class TopK:
     Parameters
     ----------
     ratio : float
-        The fraction of the elements to send, in (0, 1]; at least one element is sent. Each one
-        costs its value and 4 bytes for its index, or 8 bytes in arrays of 2**32 elements and more.
+        The fraction of the elements to send, in (0, 1]. At least one element is sent. Each sent
+        element takes the bytes of its value and 4 bytes for its index, or 8 bytes for the index in
+        an array of 2**32 elements or more.
 
     Notes
     -----
-    One TopK keeps the residual of one array. `top[key]` is the TopK of the array with that key and
-    is made at its first use. A list of arrays uses top[0], top[1] and so on.
+    A TopK keeps the residual of one array, which is the sum of the elements that it has not sent.
+    `top[key]` is the TopK of the array with that key. It is created at the first use of the key. A
+    list of arrays uses top[0], top[1] and so on.
 
-    The result is the sum, in the order of ranks, of the elements that were sent. See Stich,
+    The result of an all-reduce is the sum or mean of the sent elements, added in the order of
+    ranks. See Stich,
     Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1, and Lin et al.,
     "Deep Gradient Compression" (ICLR 2018), section 3.
 
@@ -57,7 +60,7 @@ class TopK:
         self._parts: dict[Hashable, TopK] = {}
 
     def __getitem__(self, key: Hashable) -> TopK:
-        """Return the TopK for the array with this key."""
+        """Return the TopK of the array with this key; create it at the first use."""
         return self._parts.setdefault(key, TopK(self.ratio))
 
     def __repr__(self) -> str:
@@ -65,7 +68,7 @@ class TopK:
 
     @property
     def residual(self) -> Array | None:
-        """The elements that are not sent yet, as an array; None before the first call."""
+        """A copy of the residual, with the shape of the array; None before the first call."""
         memory = self._memory()
         return None if memory is None else memory.copy()
 
@@ -75,7 +78,7 @@ class TopK:
         self._parts.clear()
 
     def check(self, op: str, source: Array) -> None:
-        """Raise ValueError for an op, dtype or shape that this TopK does not support."""
+        """Raise ValueError for an unsupported op or dtype, or a shape that the residual has not."""
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
                 "all_reduce: expected op='sum' or 'mean' of float32 or float64 for ngd.TopK; got "
@@ -90,21 +93,31 @@ class TopK:
             )
 
     def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
-        """Return the indices and values to send of array plus residual, and the new residual."""
-        held, memory = source.flatten(), self._memory()
-        if memory is not None:
-            held += memory.ravel()
-        count = min(held.size, max(1, math.ceil(self.ratio * held.size)))
-        order = np.argpartition(np.abs(held), held.size - count) if count else np.empty(0, np.intp)
-        places = np.sort(order[held.size - count :])
-        values = held[places]
-        held[places] = 0
-        sent = places.astype(np.uint32 if held.size < 2**32 else np.uint64), values
-        return sent, held.reshape(source.shape)
+        """Add the residual to `source`, and choose the elements to send.
 
-    def keep(self, left: Array, call: _core.Call) -> None:
-        """Set the residual to take effect when `call`, which sends the elements, has started."""
-        self._next = call, left
+        Return ((indices, values), residual): the sent elements in ascending order of index, and the
+        sum with zeros at these indices.
+        """
+        total, memory = source.flatten(), self._memory()
+        if memory is not None:
+            total += memory.ravel()
+        count = min(total.size, max(1, math.ceil(self.ratio * total.size)))
+        order = (
+            np.argpartition(np.abs(total), total.size - count) if count else np.empty(0, np.intp)
+        )
+        indices = np.sort(order[total.size - count :])
+        values = total[indices]
+        total[indices] = 0
+        chosen = indices.astype(np.uint32 if total.size < 2**32 else np.uint64), values
+        return chosen, total.reshape(source.shape)
+
+    def keep(self, residual: Array, call: _core.Call) -> None:
+        """Set the next residual. It replaces the present one when `call` has started.
+
+        `call` sends the chosen elements. If it never starts, nothing was sent, and the present
+        residual remains valid.
+        """
+        self._next = call, residual
 
     def _memory(self) -> Array | None:
         if self._next is not None and self._next[0].started:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks, with every collective on arrays as a method.
+"""`ngd.Group`: a group of ranks, with a method for every collective on arrays.
 
-The functions of the same names in `ngd` document the methods. They pass `site`, the call site that
-messages show.
+The functions of the same names in `ngd` document the parameters. They pass `site`, the call site
+that error messages and statistics show.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from .plans import (
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
-"""The groups of this process, for their statistics."""
+"""All groups of this process, for ngd.comm_stats and for the end of the program."""
 
 
 def living(groups: weakref.WeakSet[Group]) -> list[Group]:
-    """Return the groups that exist now, even if other threads add some."""
+    """Return a list of the groups in a set that other threads may change during the call."""
     while True:
         try:
             return list(groups)
-        except RuntimeError:  # another thread has changed the set meanwhile
+        except RuntimeError:  # another thread changed the set during the iteration
             continue
 
 
@@ -58,17 +58,17 @@ class Group(BoundToProcess):
     size : int
         The number of ranks.
     local_rank, local_size : int
-        The same among the ranks of this host.
+        The number of this rank among the ranks of its host, and the number of these ranks.
     name : str
-        "world", or a name that messages and statistics show.
+        "world", or the name that was given to split(). Messages and statistics show it.
     is_member : bool
         False only for the result of split(None), which has rank -1 and size 0. Its collectives
         raise NotMemberError.
 
     Notes
     -----
-    Each collective is also a function of the same name in `ngd`, which documents parameters and
-    shapes. There, `group` is a parameter.
+    Each collective is also a function of the same name in `ngd`, with a parameter `group`. That
+    function documents the other parameters and the shapes.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Group(BoundToProcess):
         )
 
     def check_open(self, call: str) -> None:
-        """Raise the GroupClosedError of a call if the group is closed."""
+        """Raise a GroupClosedError that names `call` if the group is closed."""
         if self.closed:
             _core.stay_if_ending()
             raise GroupClosedError(
@@ -115,10 +115,11 @@ class Group(BoundToProcess):
         Parameters
         ----------
         color : int or None
-            Ranks that give the same number >= 0 form a group. None: this rank joins no group.
+            A number >= 0, which selects the new group. Ranks with the same color form a group. A
+            rank with color None joins no group.
         key : int, default 0
-            The ranks of a group are numbered in the order of their keys. Ranks of equal keys keep
-            the order of this group.
+            The sort key of this rank. The ranks of a new group are numbered in ascending order of
+            their keys. Ranks with equal keys keep their order.
         name : str, optional
             The name for messages and statistics.
 
@@ -140,20 +141,34 @@ class Group(BoundToProcess):
         if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
         self.check_open("split")
-        made = self.communicator.split(number, whole(key, "split", "key"))
-        if made is None:
+        communicator = self.communicator.split(number, whole(key, "split", "key"))
+        if communicator is None:
             return NonMember(name or f"{self.name}/None")
-        return self._adopt(Group(made, name or f"{self.name}/{color}"))
+        return self._adopt(Group(communicator, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
-        """Make a group of some ranks of a world over MPI; only these ranks call it.
+        """Make a group of some ranks of a world over MPI. Only these ranks call it.
 
-        They have agreed on the list, on a key of their own, and on the largest of their
-        next_group_number()s. Errors use the rank numbers of this group.
+        Parameters
+        ----------
+        members : sequence of ints
+            The ranks of the new group, as ranks of this group. The callers have agreed on the
+            list.
+        number : int
+            The largest `next_group_number()` of the communicators of these ranks.
+        key : str
+            A key that only these ranks have.
+        name : str
+            The name of the new group.
+
+        Returns
+        -------
+        Group
+            The new group. Its errors use the rank numbers of this group.
         """
         self.check_open("new_group")
-        made = self.communicator.group_of(members, number, key, self.timeout)
-        return self._adopt(Group(made, name))
+        communicator = self.communicator.group_of(members, number, key, self.timeout)
+        return self._adopt(Group(communicator, name))
 
     def _adopt(self, child: Group) -> Group:
         """Add a new group to the children, and close it if another thread has closed this group."""
@@ -176,7 +191,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Reduce an array over the ranks; see ngd.all_reduce."""
+        """Reduce an array over the ranks of the group; see ngd.all_reduce."""
         if surplus or op is REQUIRED:
             expect_op("Group.all_reduce", self.all_reduce, (x, *surplus), op)
         plain = weight is None and compression is None and algorithm == "auto"
@@ -189,7 +204,7 @@ class Group(BoundToProcess):
         if weight is None:
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
-        with self.under_way():  # the weights are told first
+        with self.under_way():  # an all-gather of the weights comes first
             plan = reduction.plan(options, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
@@ -204,7 +219,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Reduce an array over the ranks, and return this rank's block; see ngd.reduce_scatter."""
+        """Reduce an array over the ranks and return this rank's block; see ngd.reduce_scatter."""
         if surplus or op is REQUIRED:
             expect_op("Group.reduce_scatter", self.reduce_scatter, (x, *surplus), op)
         if axis == 0 and site is None and not async_op:
@@ -316,7 +331,7 @@ class Group(BoundToProcess):
     def all_to_all(
         self, x: Any, *, out: Any = None, async_op: bool = False, site: str | None = None
     ) -> Any:
-        """Exchange blocks between all ranks; see ngd.all_to_all."""
+        """Send a block to each rank and receive one from each rank; see ngd.all_to_all."""
         if site is None and not async_op:
             result = self.quick("all_to_all", x, out, "none")
             if result is not None:
@@ -334,19 +349,19 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Exchange blocks of different lengths; see ngd.all_to_all_v."""
+        """Exchange blocks of different lengths with each rank; see ngd.all_to_all_v."""
         where, site = "all_to_all_v", site or call_site()
         source = np.atleast_1d(operand(x, where))
-        sent = check_row_counts(send_counts, self.size, where, "send_counts")
-        check_sum_of_rows(sent, len(source), where, "send_counts")
+        sent_rows = check_row_counts(send_counts, self.size, where, "send_counts")
+        check_sum_of_rows(sent_rows, len(source), where, "send_counts")
         if receive_counts is not None:
-            received = check_row_counts(receive_counts, self.size, where, "receive_counts")
-            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            received_rows = check_row_counts(receive_counts, self.size, where, "receive_counts")
+            plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
         check_out_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
-            received = self.all_to_all(sent, site=f"{where}() at {site}")
-            plan = plan_all_to_all_v(self, source, sent, received, out, site)
+            received_rows = self.all_to_all(sent_rows, site=f"{where}() at {site}")
+            plan = plan_all_to_all_v(self, source, sent_rows, received_rows, out, site)
             return self._run_plan("all_to_all", plan, async_op)
 
     def send(
@@ -376,15 +391,15 @@ class Group(BoundToProcess):
         source = check_other_rank(source, self.rank, self.size, "recv", "source")
         tag = whole(tag, "recv", "tag")
         buffer = receive_buffer(out, shape, dtype, "recv")
-        given = buffer if out is None else out
+        result = buffer if out is None else out
         count = buffer.size
         plan = plan_one(
-            self, "recv", buffer, buffer, lambda: given, site, root=source, tag=tag, count=count
+            self, "recv", buffer, buffer, lambda: result, site, root=source, tag=tag, count=count
         )
         return self._run_plan("recv", plan, async_op)
 
     def barrier(self, *, async_op: bool = False, site: str | None = None) -> Any:
-        """Wait until every rank has called it; see ngd.barrier."""
+        """Wait until every rank of the group has called this method; see ngd.barrier."""
         if site is None and not async_op and self.quick_barrier():
             return None
         nothing: Array = np.empty(0, np.uint8)
@@ -394,27 +409,40 @@ class Group(BoundToProcess):
     def abort(self, traceback: str) -> None:
         """Notify the other ranks that this rank has failed, and close the group.
 
-        Groups that were split from this one are notified first.
+        The groups that were split from this one are aborted first.
+
+        Parameters
+        ----------
+        traceback : str
+            The text that the errors of the other ranks contain.
         """
         for child in living(self._children):
             child.abort(traceback)
         self.communicator.abort(traceback)
 
     def close(self) -> None:
-        """Leave the group, after the groups that were split from it. A second call does nothing."""
+        """Leave the groups that were split from this one, then this one.
+
+        A second call does nothing.
+        """
         self.closed = True
         for child in living(self._children):
             child.close()
         self.communicator.close()
 
     def under_way(self) -> _core.AbortOnError:
-        """Return a context for several collectives; an exception inside closes the group."""
+        """Return a context for a call that runs several collectives.
+
+        An exception inside closes the group, because this rank has not run the same collectives as
+        the other ranks.
+        """
         return _core.AbortOnError([self.communicator], [self.abort], False)
 
     def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
-        """Start, and wait or leave that to the caller.
+        """Start the collectives of a plan, and return a Work or, after a wait, the result.
 
-        An interrupt comes before it has begun, or closes the group in a wait, or after it is over.
+        KeyboardInterrupt is raised only before the start, after the end, or in a wait. In a wait it
+        closes the group.
         """
         if async_op:
             work = Work(self, what, plan)
@@ -425,7 +453,10 @@ class Group(BoundToProcess):
 
 
 class NonMember(Group):
-    """The result of split() on a rank that joins no group. `group=None` would mean the world."""
+    """The result of split() on a rank that joins no group.
+
+    It is not None, because `group=None` means the world. Its collectives raise NotMemberError.
+    """
 
     is_member = False
 
@@ -439,7 +470,7 @@ class NonMember(Group):
         return f"<ngd.Group {self.name}: this rank is no member>"
 
     def refuse(self, call: str) -> Any:
-        """Raise the error of a call."""
+        """Raise a NotMemberError that names the call."""
         raise NotMemberError(
             f"{call}: expected a group that includes this rank; got {self.name!r}: this rank is "
             "not "
@@ -447,15 +478,15 @@ class NonMember(Group):
         )
 
     def check_open(self, call: str) -> None:
-        """Raise the error of a call."""
+        """Raise a NotMemberError that names the call."""
         self.refuse(call)
 
     def quick(self, kind: str, *_: Any) -> Any:
-        """Raise the error of a collective."""
+        """Raise a NotMemberError that names the collective."""
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:
-        """Raise the error of a barrier."""
+        """Raise a NotMemberError for the barrier."""
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of collectives, a row each: what a rank gives, what it gets, and who gives or gets.
+"""The table of collectives: for each one, the operand and the result of a rank.
 
-`ngd.NAME` is the function of the world, `ngd.Group.NAME` the method of a group, and `ngd.ops.NAME`
-the op in the graph. src/cpp/comm/collective.hpp has the same rows for the core.
+A collective has one name: `ngd.NAME` is the function for arrays, `ngd.Group.NAME` the method of a
+group, and `ngd.ops.NAME` the op in a graph. src/cpp/comm/collective.hpp has the same table for the
+core.
 """
 
 from __future__ import annotations
@@ -22,45 +23,52 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
 """The dtypes that each reduction accepts."""
 
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
-"""What stands in an array of one rank.
+"""The content of a rank's operand or result, in relation to the other ranks' arrays.
 
-whole: the same number of elements on all ranks; block: that of this rank; blocks: one of each rank,
-end to end along the first axis. Strings, which are compared in every call: an Enum is slow there.
+"whole" is an array of the same size on all ranks, "block" is the block of this rank, and "blocks"
+are the blocks of all ranks, concatenated along the first axis. Every call compares these values.
+They are strings because a comparison of Enum members is slower.
 """
 
 
 class Kind(NamedTuple):
-    """A row of the table."""
+    """A row of the table: one collective."""
 
     name: str
     gives: Part
+    """The operand of a rank."""
     gets: Part
+    """The result on a rank."""
     rooted: Literal["", "gives", "gets"] = ""
-    """What the root alone does."""
+    """The part that only the root has: "gives" for the operand, "gets" for the result."""
     reduces: bool = False
+    """True if the collective needs a reduction op."""
     between_two: bool = False
-    """Two ranks alone, outside of the sequence that all share."""
+    """True for send and recv, which are not in the common sequence of the group's collectives."""
     told: str = ""
-    """Of blocks that differ in length: what the communicator calls it, which takes their counts."""
+    """The communicator's name of a collective with blocks of different lengths, else empty."""
 
     @property
     def wire(self) -> str:
-        """What the communicator calls it."""
+        """The name of the collective in calls of the communicator."""
         return self.told or self.name
 
     @property
     def in_place(self) -> bool:
-        """Whether the result may lie over the operand: block by block they are of one size."""
+        """True if operand and result have equal sizes, so that they may be the same array."""
         return self.gives == self.gets and not self.told
 
     @property
     def equal_results(self) -> bool:
-        """Whether all ranks get the same."""
+        """True if all ranks get the same result."""
         everybody = self.rooted != "gets" and not self.between_two
         return everybody and self.gives != "blocks" and self.gets != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
-        """How many rows the result has, of an operand of so many; blocks are of one length."""
+        """Return the number of rows of the result for an operand with `rows` rows.
+
+        All blocks have the same length.
+        """
         if self.gives == self.gets:
             return rows
         return rows * ranks if self.gets == "blocks" else rows // ranks
@@ -83,3 +91,4 @@ _ROWS = (
 )
 
 KINDS: Final = {kind.name: kind for kind in _ROWS}
+"""The rows of the table by name."""

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that come and go, under `ngd run --min-ranks` (docs/adr/0036).
+"""Elastic jobs: how the launcher and the ranks form the next world (docs/adr/0036).
 
-Each process is a *member* with a number of its own (NGD_MEMBER). A world is made of the members
-that wait for one at a time: `ngd.init()` says to the launcher that this member waits, by the pipe
-NGD_LAUNCHER, and reads the answer in NGD_ELASTIC_DIR, a file that is replaced as a whole. The
-launcher, which sees its processes end, answers once all that live and hold the training's state
-wait; it ends those that do not come within NGD_TIMEOUT.
+Each process of a job under `ngd run --min-ranks` is a *member*. It keeps its number, NGD_MEMBER,
+while its rank changes from world to world. A *veteran* is a member that has been in a world, or
+started with the job, so it has the state of the training. A *newcomer* is a member that waits for
+its first world.
 
-Between hosts a world ends with its processes, and `ngd.ray.run_elastic` starts the next one. In
-NGD_ELASTIC_DIR, which each host has for itself, ranks see that new hosts wait, and say that they
-have ended for them.
+The next world is formed in these steps:
+
+1. `ngd.init()` in a member notifies the launcher that the member waits, through the pipe
+   NGD_LAUNCHER.
+2. The launcher forms the world when all living veterans wait. Its members are all that wait,
+   including newcomers. If veterans do not wait within NGD_TIMEOUT after the first one, the launcher
+   kills them.
+3. The launcher publishes the world in a file in NGD_ELASTIC_DIR, which it replaces atomically.
+   `ngd.init()` reads the file and sets the variables of the rank.
+
+Between hosts, the processes of a world end with it, and `ngd.ray.run_elastic` starts those of the
+next world. There, NGD_ELASTIC_DIR is a folder of the host with two files: HOSTS_WAIT exists while
+new hosts wait, and the ranks create AGAIN if they end to let these hosts join.
 """
 
 from __future__ import annotations
@@ -30,52 +39,59 @@ from .launchers.registry import surroundings
 logger = logging.getLogger("ngd")
 
 FILE: Final = "members.json"
+"""The file in which the launcher publishes the world."""
 HOSTS_WAIT: Final = "hosts-wait"
-"""The file that is there while new hosts wait for the next world."""
+"""The file that exists while new hosts wait for the next world."""
 AGAIN: Final = "again"
-"""The file by which ranks say that they end for the next world, not because all is done."""
+"""The file that ranks create if they end because new hosts wait, and the training is not done."""
 WAITS: Final = "+"
-"""What a member puts before its number to say to the launcher that it waits."""
+"""The prefix of the number of a member in the message that the member waits."""
 MEETING_SECONDS: Final = 20.0
-"""In which the members of a world meet: all were there when it was made. Who died since is not
-waited for any longer; who is that slow is in the next world."""
+"""The time limit of the rendezvous of a new world, in seconds.
+
+All members lived when the launcher formed the world. If one has died since, the others wait only
+for this time. A member that is later joins the next world.
+"""
 LOOKS_EACH: Final = 0.01
-"""Seconds between two looks at the file, which has changed when the answer is there."""
+"""The time between two reads of the file, in seconds."""
 
 
 class World(NamedTuple):
-    """What the launcher says: the world of now, and who waits to get into the next one."""
+    """The content of the launcher's file: the present world, and the newcomers that wait."""
 
     number: int = 0
-    """Which world of the job it is, from 1; 0: there was none yet."""
+    """The number of the world in the job, from 1; 0 before the first world."""
     job: str = ""
-    """The key by which its ranks meet."""
+    """The job key for the rendezvous of the ranks."""
     members: tuple[int, ...] = ()
-    """The ranks' numbers as members, in the order of the ranks."""
+    """The member numbers of the ranks, in the order of the ranks."""
     newcomers: tuple[int, ...] = ()
-    """Members that have been in no world, and wait."""
+    """The member numbers of the newcomers that wait for the next world."""
 
 
 def read(folder: str) -> World:
-    """What the launcher says now."""
+    """Return the content of the launcher's file; `World()` if it does not exist yet."""
     try:
         with open(os.path.join(folder, FILE)) as file:
-            found = json.load(file)
+            fields = json.load(file)
     except FileNotFoundError:
         return World()
-    found["members"], found["newcomers"] = tuple(found["members"]), tuple(found["newcomers"])
-    return World(**found)
+    fields["members"], fields["newcomers"] = tuple(fields["members"]), tuple(fields["newcomers"])
+    return World(**fields)
 
 
 def number_of(environ: Environ) -> int | None:
-    """Which member a process is; None where the ranks are fixed."""
-    of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
+    """Return the member number of this process, or None if the ranks of its job are fixed."""
+    is_foreign = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
     number = environ.get("NGD_MEMBER", "")
-    return int(number) if number.isdecimal() and not of_another else None
+    return int(number) if number.isdecimal() and not is_foreign else None
 
 
 def seat(environ: Environ) -> Launch | None:
-    """A member's place in the job, whatever its rank is in the world of now; None as above."""
+    """Return a launch that identifies this member in its job; None if the ranks are fixed.
+
+    Its rank is the member number, and its job key is the same in all worlds of the job.
+    """
     number = number_of(environ)
     if number is None:
         return None
@@ -84,28 +100,34 @@ def seat(environ: Environ) -> Launch | None:
 
 
 def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
-    """Wait for the next world, and set the environment to this member's place there.
+    """Wait for the next world, and set the variables of this rank in the environment.
 
-    A member that has been in a world waits for the others of it; the launcher sees to it that this
-    takes no longer than `timeout` seconds (0: for ever). A new one waits until the others want it.
-    InitError where the launcher does not hear, or does not answer.
+    A veteran waits for the other veterans. The launcher ends this wait after `timeout` seconds; 0
+    means no limit. A newcomer waits without a limit until the veterans need a new world.
+
+    Raise InitError if the launcher's pipe is closed, or if there is no answer in time.
     """
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
-    before, new = int(environ.get("NGD_WORLD", "0")), environ.get("NGD_RESTART_COUNT") != "0"
+    last_world, is_newcomer = (
+        int(environ.get("NGD_WORLD", "0")),
+        environ.get("NGD_RESTART_COUNT") != "0",
+    )
     if not say_to_launcher(f"{WAITS}{number}", environ):
         raise InitError(
             "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
             "that it still runs, and start the job again."
         )
-    patience = timeout + max(10.0, timeout / 10) if timeout and (before or not new) else None
-    limit = None if patience is None else time.monotonic() + patience
+    limit = (
+        timeout + max(10.0, timeout / 10) if timeout and (last_world or not is_newcomer) else None
+    )
+    deadline = None if limit is None else time.monotonic() + limit
     while True:
         world = read(folder)
-        if world.number > before and number in world.members:
+        if world.number > last_world and number in world.members:
             break
-        if limit is not None and time.monotonic() > limit:
+        if deadline is not None and time.monotonic() > deadline:
             raise InitError(
-                f"ngd.init: expected a new world of `ngd run`; got none in {patience:.0f} s. Set "
+                f"ngd.init: expected a new world of `ngd run`; got none in {limit:.0f} s. Set "
                 "NGD_TIMEOUT to more seconds if ranks start slowly."
             )
         time.sleep(LOOKS_EACH)
@@ -117,20 +139,21 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
 
 
 def to_meet(timeout: float) -> float:
-    """How many seconds members are given to meet."""
+    """Return the time limit of the rendezvous of a new world, in seconds."""
     return min(timeout, MEETING_SECONDS) if timeout else MEETING_SECONDS
 
 
 def newcomers() -> int | None:
     """Return the number of new ranks that wait for the next world of an elastic job.
 
-    They join when all ranks have called ngd.shutdown() and then ngd.init(). The ranks may read
-    different numbers for a moment, so let them agree by an all_reduce before they act on it.
+    The new ranks join when all present ranks have called ngd.shutdown() and then ngd.init(). For a
+    moment, ranks may read different numbers. So an all_reduce of the number must come before any
+    action that depends on it.
 
     Returns
     -------
     int or None
-        None if the ranks of the job are fixed.
+        The number of waiting ranks, or None if the ranks of the job are fixed.
 
     Examples
     --------
@@ -143,49 +166,70 @@ def newcomers() -> int | None:
 
 
 def hosts_wait() -> bool | None:
-    """Whether new hosts wait for the ranks to end; None where nobody would start them again."""
+    """Return True if new hosts wait for the ranks to end.
+
+    Return None in a job whose ranks are not started again.
+    """
     if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
         return None
     return os.path.exists(os.path.join(os.environ["NGD_ELASTIC_DIR"], HOSTS_WAIT))
 
 
 def end_for_hosts() -> None:
-    """Say that this host's ranks end for the next world. All have kept what they need."""
+    """Notify the launcher that the ranks of this host end for the next world.
+
+    The ranks must have saved their state before the call.
+    """
     with open(os.path.join(os.environ["NGD_ELASTIC_DIR"], AGAIN), "a"):
         pass
 
 
 class Board:
-    """The launcher's side: who lives, who waits, and what it says to them."""
+    """The launcher's record of living and waiting members, and the publisher of the world.
+
+    Parameters
+    ----------
+    folder : str
+        The folder NGD_ELASTIC_DIR.
+    size : int
+        The number of members that start with the job.
+    timeout : float
+        The time that veterans have to wait for the next world after the first one, in seconds; 0
+        means no limit.
+    """
 
     def __init__(self, folder: str, size: int, timeout: float) -> None:
         self.folder, self.timeout = folder, timeout
         self.veterans = set(range(size))
-        """Who lives and has been in a world, or begins the job: they hold the training's state."""
+        """The living members that have the state of the training."""
         self.waiting: set[int] = set()
+        """The members that wait for the next world."""
         self.world = World()
         self.deadline: float | None = None
-        """Until when all veterans are to wait, once one does."""
+        """The time by which all veterans must wait; None if there is no limit now."""
 
     def waits(self, member: int) -> World | None:
-        """Note that a member waits; the new world where that makes one."""
+        """Record that a member waits; return the new world if that completes one."""
         self.waiting.add(member)
         return self.settle()
 
     def forget(self, member: int) -> None:
-        """Note that a member has ended; settle() if the others go on."""
+        """Record that a member has ended. If the job continues, call settle() next."""
         self.veterans.discard(member)
         self.waiting.discard(member)
 
     def late(self) -> list[int]:
-        """Who has not come by the deadline; asked once."""
+        """Return the veterans that missed the deadline. Later calls return an empty list."""
         if self.deadline is None or time.monotonic() < self.deadline:
             return []
         self.deadline = None
         return sorted(self.veterans - self.waiting)
 
     def settle(self) -> World | None:
-        """Make a world where all veterans wait; else say who is new."""
+        """Form a new world and return it if all veterans wait.
+
+        Otherwise set the deadline, publish the newcomers that wait, and return None.
+        """
         number, job, members = self.world.number, self.world.job, self.world.members
         if self.veterans and self.veterans <= self.waiting:
             members = tuple(sorted(self.waiting))
@@ -195,14 +239,14 @@ class Board:
             return self.world
         if self.deadline is None and self.timeout and self.veterans & self.waiting:
             self.deadline = time.monotonic() + self.timeout
-        new = tuple(sorted(self.waiting - self.veterans))
-        if new != self.world.newcomers:
-            self.world = World(number, job, members, new)
+        newcomers = tuple(sorted(self.waiting - self.veterans))
+        if newcomers != self.world.newcomers:
+            self.world = World(number, job, members, newcomers)
             self._publish()
         return None
 
     def _publish(self) -> None:
-        """Replace the file as a whole; the folder is its owner's alone."""
+        """Replace the file atomically. Only the user of the job can write to the folder."""
         path = os.path.join(self.folder, FILE)
         with open(f"{path}.part", "w") as file:
             json.dump(self.world._asdict(), file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in a grid whose axes have names."""
+"""`ngd.Mesh`: ranks in a grid with named axes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .world import chosen
 
 
 class Mesh:
-    """Ranks in a grid with named axes; ngd.make_mesh makes one.
+    """Ranks in a grid with named axes. Use ngd.make_mesh to create one.
 
-    `mesh[name]` is the group of ranks along an axis: its ranks differ in this coordinate only. The
-    last axis varies fastest.
+    `mesh[name]` is the group of this rank along an axis: the ranks whose coordinates differ from
+    those of this rank only along this axis. The ranks are arranged in row-major order, so the
+    coordinate along the last axis varies fastest.
 
     Parameters
     ----------
@@ -77,31 +78,35 @@ class Mesh:
 
     def _split(self, grid: Array) -> None:
         for axis, name in enumerate(self.names):
-            # My line along this axis goes by the number of its first rank.
+            # The color of a line along this axis is the number of its first rank.
             start = (*self.coordinates[:axis], 0, *self.coordinates[axis + 1 :])
             line = self.group.split(int(grid[start]), self.coordinates[axis], name=name)
             self._along[name] = line
 
     def _compare(self) -> str:
-        """Return how the ranks' grids differ, or "". All ranks get the same answer."""
-        mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
+        """Return a message if the ranks gave different arguments, else an empty text.
+
+        All ranks get the same result.
+        """
+        own_text = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
         site = f"make_mesh() at {call_site()}"
-        lengths = self.group.all_gather(np.array([len(mine)]), site=site)
-        texts = self.group.all_gather_v(mine, counts=lengths, site=site)
-        ends = np.cumsum(lengths)
-        said = [
-            texts[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)
+        num_bytes = self.group.all_gather(np.array([len(own_text)]), site=site)
+        gathered = self.group.all_gather_v(own_text, counts=num_bytes, site=site)
+        ends = np.cumsum(num_bytes)
+        texts = [
+            gathered[end - n : end].tobytes().decode()
+            for n, end in zip(num_bytes, ends, strict=True)
         ]
-        other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+        other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
         if other is None:
             return ""
         return (
             f"make_mesh: expected the same shape and names on all ranks; rank 0 gives "
-            f"{said[0]}, rank {other} {said[other]}"
+            f"{texts[0]}, rank {other} {texts[other]}"
         )
 
     def __getitem__(self, name: str) -> Group:
-        """Return the group of ranks that differ from this one only along an axis."""
+        """Return the group of this rank along an axis."""
         if name not in self._along:
             raise KeyError(f"Mesh: expected an axis among {', '.join(self.names)}; got {name!r}")
         return self._along[name]
@@ -114,7 +119,7 @@ class Mesh:
 def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:
     """Arrange the ranks in a grid with named axes.
 
-    Every rank of the group calls it. It makes the groups of all axes.
+    All ranks of the group call this function. It splits the group along every axis.
 
     Parameters
     ----------
@@ -124,12 +129,12 @@ def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None
     names : sequence of str
         A name for each axis.
     group : Group, optional
-        The ranks. The default is the world.
+        The ranks to arrange. The default is the world.
 
     Returns
     -------
     Mesh
-        `mesh[name]` is the group of ranks along an axis.
+        The grid. `mesh[name]` is the group of this rank along an axis.
 
     Raises
     ------

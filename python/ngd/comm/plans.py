@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on arrays, prepared: arguments are checked, and destinations made.
+"""Preparation of collectives on arrays: checks of the arguments, and arrays for the results.
 
-reduction.py has the all-reduce.
+Each function returns a Plan, which has not started. reduction.py prepares the all-reduce.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def plan_one(
     shape: Shape = (),
     more: int = 0,
 ) -> Plan:
-    """Prepare one collective from an array to another."""
+    """Prepare one collective from an array to another. `finish` returns the caller's result."""
     group.check_open(kind)
     call = _core.Call.on_array(
         group.communicator,
@@ -85,18 +85,21 @@ def plan_blocks(
     root: int = 0,
     axis: int | None = None,
 ) -> Plan:
-    """Prepare a collective of blocks of one length: by its kind's row."""
+    """Prepare the collective `where`, whose blocks all have the same length.
+
+    Its row in the table of collectives gives the sizes of the operand and the result.
+    """
     kind, gets_result = KINDS[where], True
     if kind.rooted:
         root = check_root(root, group.size, where)
         gets_result = kind.rooted != "gets" or root == group.rank
     if kind.reduces:
         check_op(op, where)
-    given = operand(array, where)
+    converted = operand(array, where)
     if kind.gives == "block":
-        given = np.atleast_1d(given)
-    along = 0 if axis is None else normal_axis(axis, given.shape, where)
-    source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
+        converted = np.atleast_1d(converted)
+    along = 0 if axis is None else normal_axis(axis, converted.shape, where)
+    source = np.ascontiguousarray(np.moveaxis(converted, along, 0)) if along else converted
     blocks = 1
     if kind.gives == "blocks":
         blocks = group.size
@@ -105,7 +108,7 @@ def plan_blocks(
         buffer, finish = block_destination(group, kind, source, out, along)
     else:
         buffer, finish = np.empty(0, source.dtype), _nothing
-    count, shape = source.size // blocks, given.shape
+    count, shape = source.size // blocks, converted.shape
     return plan_one(
         group,
         where,
@@ -124,7 +127,7 @@ def plan_blocks(
 def block_destination(
     group: RankGroup, kind: Kind, source: Array, out: Any, axis: int
 ) -> tuple[Array, Callable[[], Any]]:
-    """Return the array for the result of `plan_blocks`, and the function that returns `out`."""
+    """Return the array for the result of `plan_blocks`, and the function that returns it."""
     shape = source.shape
     if kind.gives != kind.gets:
         shape = (kind.rows(len(source), group.size), *shape[1:])
@@ -135,7 +138,7 @@ def block_destination(
 
 
 def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, site: str) -> Plan:
-    """Prepare an all_gather_v of numbers of rows that all ranks know."""
+    """Prepare an all_gather_v. `rows` has the number of rows of each rank, equal on all ranks."""
     where, rank = "all_gather_v", group.rank
     check_own_rows(rows, rank, len(source), where)
     buffer = check_out(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
@@ -145,13 +148,16 @@ def plan_all_gather_v(group: RankGroup, source: Array, rows: Array, out: Any, si
 
 
 def plan_all_to_all_v(
-    group: RankGroup, source: Array, sent: Array, received: Array, out: Any, site: str
+    group: RankGroup, source: Array, sent_rows: Array, received_rows: Array, out: Any, site: str
 ) -> Plan:
-    """Prepare an all_to_all_v of numbers of rows that all ranks know."""
+    """Prepare an all_to_all_v. The rows of this rank are counted per other rank."""
     where = "all_to_all_v"
-    buffer = check_out(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
+    buffer = check_out(out, source.dtype, (int(received_rows.sum()), *source.shape[1:]), where)
     check_disjoint(source, buffer, where)
-    counts, receive_counts = element_counts(sent, source), element_counts(received, source)
+    counts, receive_counts = (
+        element_counts(sent_rows, source),
+        element_counts(received_rows, source),
+    )
     return plan_rows(group, where, source, buffer, out, site, counts, receive_counts)
 
 
@@ -165,15 +171,15 @@ def plan_rows(
     counts: list[int],
     receive_counts: list[int] | None = None,
 ) -> Plan:
-    """Prepare a collective of blocks of different lengths, from an array to another."""
+    """Prepare a collective with blocks of different lengths. The counts are in elements."""
     wire, shape = KINDS[where].wire, source.shape[1:]
-    given = buffer if out is None else out
+    result = buffer if out is None else out
     return plan_one(
         group,
         wire,
         source,
         buffer,
-        lambda: given,
+        lambda: result,
         site,
         counts=counts,
         receive_counts=receive_counts,
@@ -182,19 +188,19 @@ def plan_rows(
 
 
 def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | None) -> Plan:
-    """Prepare the broadcast of an array, or of a list of them."""
-    where, many = "broadcast", is_list(x)
+    """Prepare the broadcast of an array or of a list of arrays."""
+    where, is_sequence = "broadcast", is_list(x)
     root = whole(root, where, "root")
-    sources = [operand(a, where) for a in (x if many else [x])]
-    buffers = destinations(out, sources, many, where)
-    given = list(buffers) if out is None else list(out) if many else [out]
-    if not many:
+    sources = [operand(a, where) for a in (x if is_sequence else [x])]
+    buffers = destinations(out, sources, is_sequence, where)
+    results = list(buffers) if out is None else list(out) if is_sequence else [out]
+    if not is_sequence:
         return plan_one(
             group,
             where,
             sources[0],
             buffers[0],
-            lambda: given[0],
+            lambda: results[0],
             site,
             root=root,
             count=sources[0].size,
@@ -204,13 +210,13 @@ def plan_broadcast(group: RankGroup, x: Any, root: Any, out: Any, site: str | No
     call = _core.Call.on_list(
         group.communicator, where, "none", root, sources, buffers, site=site or call_site()
     )
-    return Plan([call], lambda: given)
+    return Plan([call], lambda: results)
 
 
 def plan_scatter(
     group: RankGroup, x: Any, root: Any, out: Any, shape: Shape | None, dtype: Any, site: str | None
 ) -> Plan:
-    """Prepare a scatter, whose operand only the root must give."""
+    """Prepare a scatter. Only the root must give `x`."""
     where = "scatter"
     root = check_root(root, group.size, where)
     if x is None:
@@ -225,13 +231,13 @@ def plan_scatter(
         rows = block_rows(source.shape, group.size, where)
         buffer = check_out(out, source.dtype, (rows, *source.shape[1:]), where)
         check_blocks_apart(KINDS[where], source, buffer, group.rank)
-    given = buffer if out is None else out
+    result = buffer if out is None else out
     return plan_one(
         group,
         where,
         source,
         buffer,
-        lambda: given,
+        lambda: result,
         site,
         root=root,
         count=buffer.size,
@@ -240,4 +246,4 @@ def plan_scatter(
 
 
 def _nothing() -> None:
-    """The result on a rank that gets none."""
+    """Return None, the result on a rank that gets no result."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd.send` and `ngd.recv`: arrays between two ranks. calls.py has the collectives on arrays."""
+"""`ngd.send` and `ngd.recv`, messages between two ranks. calls.py has the collectives."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from .group import Group
 def send(
     x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Send an array to one rank, which receives it by ngd.recv.
+    """Send an array to one rank, which receives it with ngd.recv.
 
-    The call returns when the array is received. Between two ranks, receives take the arrays in the
-    order of the sends. The tag, the dtype and the number of elements are compared.
+    The call returns when the other rank has received the array. A rank receives the arrays of
+    another rank in the order in which they were sent. A different tag, dtype or number of elements
+    in the two calls is an error.
 
     Parameters
     ----------
     x : array_like
         The array to send, of any shape.
     to : int
-        The rank that receives it.
+        The rank that receives the array.
     tag : int, default 0
-        A number that both ranks give.
+        A number that must be equal in the send and in the receive.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------
     None or Work
-        A Work with async_op=True.
+        A Work if `async_op` is True.
 
     Examples
     --------
@@ -53,20 +54,20 @@ def recv(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Receive an array that one rank sends by ngd.send.
+    """Receive an array that one rank sends with ngd.send.
 
     Parameters
     ----------
     source : int
-        The rank that sends it.
+        The rank that sends the array.
     tag : int, default 0
-        A number that both ranks give.
+        A number that must be equal in the send and in the receive.
     out : array, optional
         The array for the result.
     shape, dtype : tuple of ints and dtype, optional
-        Those of the result, if there is no `out`.
+        The shape and dtype of the result. Both are required if there is no `out`.
     async_op, group
-        As in ngd.all_reduce.
+        The same as in ngd.all_reduce.
 
     Returns
     -------

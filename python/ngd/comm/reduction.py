@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce in its forms: of one array or many, weighted, compressed.
+"""Preparation of an all-reduce: plain, weighted, or compressed; of one array or of a list.
 
-Each form is a step around the plain one: it replaces what is sent by something else, and says how
-the results come back from that.
+Each variant returns the collectives to start and a function `fill`. `fill` runs when the
+collectives are complete, and computes the results from the received arrays:
+
+- `plan_plain`: the collectives write the results themselves.
+- `plan_weighted`: the ranks exchange their weights w_r, send their arrays times their share, and
+  divide the sum. The mean is sum(w_r * x_r) / sum(w_r) over the ranks r. To avoid overflow if the
+  mean is finite, all weights are first divided by a power of two, so that their sum is in
+  [1/4, 1/2).
+- `plan_rounded`: the ranks send bfloat16 copies.
+- `plan_sparse`: the ranks gather the chosen elements and add them.
 """
 
 from __future__ import annotations
@@ -24,8 +32,8 @@ from .kinds import ALGORITHMS
 from .summation import sum_in_order
 from .work import Plan, RankGroup
 
-Filled = tuple[list[_core.Call], Callable[[], None]]
-"""The collectives to start, and the function that fills the results when they are over."""
+CallsAndFill = tuple[list[_core.Call], Callable[[], None]]
+"""The collectives to start, and the function that computes the results after they complete."""
 
 
 class Options(NamedTuple):
@@ -38,7 +46,7 @@ class Options(NamedTuple):
 
 
 def check_algorithm(algorithm: str, compression: Any) -> None:
-    """Refuse what is no algorithm, and one for what has none."""
+    """Raise ValueError for an unknown algorithm, or for a choice with TopK, which has none."""
     if algorithm not in ALGORITHMS:
         raise ValueError(
             f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
@@ -51,27 +59,27 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
 
 
 def plan(options: Options, array: Any, out: Any, weight: float | None, compression: Any) -> Plan:
-    """Prepare the all-reduce of an array, or of a list of them."""
+    """Prepare the all-reduce of an array or of a list of arrays."""
     check_op(options.op, "all_reduce")
     check_algorithm(options.algorithm, compression)
-    many = is_list(array)
-    sources = [operand(a, "all_reduce") for a in (array if many else [array])]
-    buffers = destinations(out, sources, many, "all_reduce")
-    results = list(buffers) if out is None else list(out) if many else [out]
+    is_sequence = is_list(array)
+    sources = [operand(a, "all_reduce") for a in (array if is_sequence else [array])]
+    buffers = destinations(out, sources, is_sequence, "all_reduce")
+    results = list(buffers) if out is None else list(out) if is_sequence else [out]
     if weight is not None and compression is not None:
         raise ValueError(
             "all_reduce: expected weight or compression; got both. Scale the array instead of "
             "weight."
         )
     if weight is not None:
-        calls, fill = weighted(options, sources, buffers, weight)
+        calls, fill = plan_weighted(options, sources, buffers, weight)
     elif compression is None:
-        calls, fill = plain(options, sources, buffers)
+        calls, fill = plan_plain(options, sources, buffers)
     elif isinstance(compression, TopK):
-        residuals = [compression[i] for i in range(len(sources))] if many else [compression]
-        calls, fill = sparse(options, sources, buffers, residuals)
+        residuals = [compression[i] for i in range(len(sources))] if is_sequence else [compression]
+        calls, fill = plan_sparse(options, sources, buffers, residuals)
     elif compression == "bf16":
-        calls, fill = rounded(options, sources, buffers)
+        calls, fill = plan_rounded(options, sources, buffers)
     else:
         raise ValueError(
             f"all_reduce: compression: expected 'bf16', an ngd.TopK or None; got {compression!r}"
@@ -79,13 +87,13 @@ def plan(options: Options, array: Any, out: Any, weight: float | None, compressi
 
     def finish() -> Any:
         fill()
-        return results if many else results[0]
+        return results if is_sequence else results[0]
 
     return Plan(calls, finish)
 
 
-def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
-    """The arrays as they are: one by itself, many with one hand-off."""
+def plan_plain(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
+    """Prepare an all-reduce of the arrays themselves. A list is one call of the communicator."""
     communicator = options.group.communicator
     if len(sources) == 1:
         call = _core.Call.on_array(
@@ -113,15 +121,17 @@ def plain(options: Options, sources: list[Array], buffers: list[Array]) -> Fille
     return [call], lambda: None
 
 
-def weighted(options: Options, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
-    """As the op in the graph, of two-byte floats in float32; 0 where all weigh 0.
+def plan_weighted(
+    options: Options, sources: list[Array], buffers: list[Array], weight: float
+) -> CallsAndFill:
+    """Prepare a weighted mean, with the same result as the op in a graph; 0 if all weights are 0.
 
-    The weights are told first, and then counted in units in which their sum is in [1/4, 1/2).
+    16-bit floats are multiplied and added in float32. An all-gather of the weights runs here.
     """
     for source in sources:
         if options.op != "mean" or not is_float(source.dtype):
-            wrong = ValueError if options.op != "mean" else DTypeError
-            raise wrong(
+            error_class = ValueError if options.op != "mean" else DTypeError
+            raise error_class(
                 f"all_reduce: expected op='mean' and floats with weight; got op={options.op!r} and "
                 f"{source.dtype}. Cast the array, or leave weight out."
             )
@@ -136,79 +146,86 @@ def weighted(options: Options, sources: list[Array], buffers: list[Array], weigh
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
     weights = options.group.all_gather(np.float64(weight), site=f"all_reduce() at {options.site}")
     weights /= power_of_two(weights.max())
-    total = sum_in_order([float(w) for w in weights], operator.add)
-    unit = 4 * power_of_two(max(total, 1.0))
-    share, whole = weights[options.group.rank] / unit, total / unit
-    wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
-    sent = [
+    raw_total = sum_in_order([float(w) for w in weights], operator.add)
+    unit = 4 * power_of_two(max(raw_total, 1.0))
+    share, total = weights[options.group.rank] / unit, raw_total / unit
+    dtypes = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
+    scaled = [
         np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
-        for s, d in zip(sources, wide, strict=True)
+        for s, d in zip(sources, dtypes, strict=True)
     ]
-    calls, _ = plain(options._replace(op="sum"), sent, sent)
+    calls, _ = plan_plain(options._replace(op="sum"), scaled, scaled)
 
     def fill() -> None:
-        for buffer, sums in zip(buffers, sent, strict=True):
+        for buffer, sums in zip(buffers, scaled, strict=True):
             finite = np.isfinite(sums)
             with np.errstate(over="ignore"):
-                mean = np.asarray(sums / sums.dtype.type(whole)) if whole else np.zeros_like(sums)
-            most = np.finfo(sums.dtype).max  # only rounding may have made a mean larger
-            np.clip(mean, -most, most, out=mean, where=finite)
+                mean = np.asarray(sums / sums.dtype.type(total)) if total else np.zeros_like(sums)
+            # The mean of finite values exceeds the maximum only by rounding.
+            maximum = np.finfo(sums.dtype).max
+            np.clip(mean, -maximum, maximum, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)
 
     return calls, fill
 
 
 def power_of_two(x: float) -> float:
-    """The greatest that is no more than x >= 0; of 0 it is 1."""
+    """Return the largest power of two that is at most x, for x > 0; return 1 for x = 0."""
     return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
 
 
-def rounded(options: Options, sources: list[Array], buffers: list[Array]) -> Filled:
-    """float32 as bfloat16 on the wire. The engine accumulates that in float32 and rounds once."""
+def plan_rounded(options: Options, sources: list[Array], buffers: list[Array]) -> CallsAndFill:
+    """Prepare an all-reduce of float32 arrays that are sent as bfloat16.
+
+    The communicator accumulates in float32 and rounds the result to bfloat16 once.
+    """
     for source in sources:
         if source.dtype != float32:
             raise DTypeError(
                 f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}. "
                 "Cast the array, or leave compression out."
             )
-    sent = [source.astype(bfloat16) for source in sources]
-    calls, _ = plain(options, sent, sent)
+    compressed = [source.astype(bfloat16) for source in sources]
+    calls, _ = plan_plain(options, compressed, compressed)
 
     def fill() -> None:
-        for buffer, result in zip(buffers, sent, strict=True):
+        for buffer, result in zip(buffers, compressed, strict=True):
             buffer[...] = result
 
     return calls, fill
 
 
-def sparse(
+def plan_sparse(
     options: Options, sources: list[Array], buffers: list[Array], residuals: list[TopK]
-) -> Filled:
-    """Of each array the largest elements, with their places; the rest stays for the next call."""
+) -> CallsAndFill:
+    """Prepare a sparse all-reduce: gather the elements that each TopK chooses, and their indices.
+
+    The elements that are not chosen become the residual of the TopK.
+    """
     group = options.group
     for source, residual in zip(sources, residuals, strict=True):
         residual.check(options.op, source)
     calls: list[_core.Call] = []
     fills: list[Callable[[], None]] = []
     for source, buffer, residual in zip(sources, buffers, residuals, strict=True):
-        mine, left = residual.choose(source)
-        gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
+        chosen, remaining = residual.choose(source)
+        gathered = [np.empty((group.size, *part.shape), part.dtype) for part in chosen]
         calls += [
             _core.Call.on_array(
                 group.communicator,
                 "all_gather",
                 "none",
                 part,
-                whole,
+                destination,
                 part.size,
                 shape=source.shape,
                 more=1 + TOP_K.index(options.op),
                 site=options.site,
             )
-            for part, whole in zip(mine, gathered, strict=True)
+            for part, destination in zip(chosen, gathered, strict=True)
         ]
-        residual.keep(left, calls[0])
-        fills.append(_summed(options, buffer, gathered[0], gathered[1]))
+        residual.keep(remaining, calls[0])
+        fills.append(_add_elements(options, buffer, gathered[0], gathered[1]))
 
     def fill() -> None:
         for each in fills:
@@ -217,13 +234,18 @@ def sparse(
     return calls, fill
 
 
-def _summed(options: Options, buffer: Array, places: Array, values: Array) -> Callable[[], None]:
-    """Adds the ranks' elements up, in the order of ranks: the same bits everywhere."""
+def _add_elements(
+    options: Options, buffer: Array, indices: Array, values: Array
+) -> Callable[[], None]:
+    """Return a function that adds the gathered elements of all ranks into `buffer`.
+
+    It adds them in the order of ranks, so all ranks get the same bits.
+    """
 
     def fill() -> None:
         total = np.zeros(buffer.size, buffer.dtype)
-        for place, value in zip(places, values, strict=True):
-            total[place] += value  # a rank names each place once
+        for index, value in zip(indices, values, strict=True):
+            total[index] += value  # the indices of one rank are distinct
         if options.op == "mean":
             total /= options.group.size
         buffer[...] = total.reshape(buffer.shape)

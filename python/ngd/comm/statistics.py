@@ -25,14 +25,15 @@ class CallStats:
     calls : int
         The number of calls.
     bytes : int
-        The bytes of all calls: of this rank's source or destination, whichever is larger.
+        The sum over the calls. A call counts the bytes of its source or of its destination on this
+        rank, whichever is larger.
     seconds : float
-        The time from start to completion, in seconds.
+        The time from start to completion of all calls, in seconds.
     waited : float
-        The part of that time that this rank waited, in seconds.
+        The part of that time in which this rank waited, in seconds.
     last : tuple of ints
-        Per rank, how often it was the last one to arrive. A rank with a large number delays the
-        other ranks.
+        For each rank of the group, the number of calls in which it arrived last. A rank with a
+        large number delays the other ranks.
     """
 
     group: str
@@ -46,7 +47,10 @@ class CallStats:
 
 
 class CommStats(list[CallStats]):
-    """The result of ngd.comm_stats(), with the longest waits first; print() shows a table."""
+    """The result of ngd.comm_stats(): a list of CallStats, with the longest waits first.
+
+    print() shows it as a table.
+    """
 
     def __str__(self) -> str:
         head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to come", "call site")
@@ -77,13 +81,13 @@ class CommStats(list[CallStats]):
 
 
 def comm_stats() -> CommStats:
-    """Return the cost of each collective per call site on this rank, over all groups.
+    """Return the cost of the collectives on this rank, for each group and call site.
 
     Returns
     -------
     CommStats
-        A list of CallStats, with the longest waits first. print() shows a table. A group of one
-        rank counts nothing. Groups that are closed and deleted are not in it.
+        A list of CallStats, with the longest waits first. print() shows it as a table. Groups of
+        one rank are not counted. Groups that are closed and deleted are not in the list.
 
     Examples
     --------
@@ -95,38 +99,50 @@ def comm_stats() -> CommStats:
 
 
 def stats_of(group: Group) -> list[CallStats]:
-    """Return the rows of one group."""
+    """Return the cost of the collectives of one group, one entry per call site."""
     rows = []
-    for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
+    for kind, op, site, calls, num_bytes, seconds, waited, last in group.communicator.stats():
         name = kind if op == "none" else f"{kind}({op})"
-        rows.append(CallStats(group.name, name, site, calls, moved, seconds, waited, tuple(last)))
+        rows.append(
+            CallStats(group.name, name, site, calls, num_bytes, seconds, waited, tuple(last))
+        )
     return rows
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """Return the first difference between the ranks' sequences of collectives, as text.
 
-    `text` has one collective per line, which ends with " at FILE:LINE". An empty line and the name
-    of the step follow. `computation` is a hash of the computation. Every rank calls this and gets
-    the same answer.
+    All ranks of the group call this function, and all get the same result. If the sequences are
+    equal, the text states this, and names a rank whose `computation` differs.
+
+    `text` has one collective per line, in order. Each line ends with " at FILE:LINE". An empty line
+    and the name of the step follow. `computation` is a hash of the computation of the step, and
+    `site` is the call site of the comparison.
     """
-    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
+    own_text = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"
     with group.under_way():
-        lengths = group.all_gather(np.array([len(mine)]), site=site)
-        everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
+        num_bytes = group.all_gather(np.array([len(own_text)]), site=site)
+        gathered = group.all_gather_v(own_text, counts=num_bytes, site=site).tobytes()
         computations = group.all_gather(np.uint64(computation), site=site)
-    ends = np.cumsum(lengths)
+    ends = np.cumsum(num_bytes)
     texts = [
-        everything[end - length : end].decode().partition("\n\n")
-        for end, length in zip(ends, lengths, strict=True)
+        gathered[end - length : end].decode().partition("\n\n")
+        for end, length in zip(ends, num_bytes, strict=True)
     ]
     lines = [each[0].splitlines() for each in texts]
     longest = max(map(len, lines))
     for number in range(longest):
         calls = [each[number] if number < len(each) else "nothing more" for each in lines]
-        whats = [call.partition(" at ")[0] for call in calls]
-        other = next((rank for rank, what in enumerate(whats) if what != whats[0]), None)
+        descriptions = [call.partition(" at ")[0] for call in calls]
+        other = next(
+            (
+                rank
+                for rank, description in enumerate(descriptions)
+                if description != descriptions[0]
+            ),
+            None,
+        )
         if other is not None:
             return (
                 f"{group.name}: rank {other} differs from rank 0 in collective {number + 1}:\n"

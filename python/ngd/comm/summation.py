@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which terms of several ranks are added (docs/adr/0006-order-of-reduction.md)."""
+"""The order in which the terms of the ranks are added (docs/adr/0006-order-of-reduction.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ Term = TypeVar("Term")
 
 
 def sum_in_order(terms: Sequence[Term], add: Callable[[Term, Term], Term]) -> Term:
-    """Return the sum of the ranks' terms: a tree whose left half is a power of two."""
+    """Return the sum of the ranks' terms, added as a binary tree.
+
+    The left part of n terms is the largest power of two that is less than n, for n > 1.
+    """
     if len(terms) == 1:
         return terms[0]
-    left = 1 << (len(terms) - 1).bit_length() - 1
-    return add(sum_in_order(terms[:left], add), sum_in_order(terms[left:], add))
+    num_left = 1 << (len(terms) - 1).bit_length() - 1
+    return add(sum_in_order(terms[:num_left], add), sum_in_order(terms[num_left:], add))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iteration over different numbers of batches on the ranks."""
+"""The iterator of `ngd.join`, for ranks with different numbers of batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Batch = TypeVar("Batch")
 def join(
     batches: Iterable[Batch], group: Group, empty: Batch | None = None
 ) -> Iterator[tuple[Batch, float]]:
-    """See ngd.join."""
+    """Yield pairs (batch, weight) until every rank of the group has run out; see ngd.join."""
     site, source, batch = f"join() at {call_site()}", iter(batches), empty
-    mine = np.empty(1, np.uint8)
-    more = True
+    flag = np.empty(1, np.uint8)
+    has_more = True
     while True:
-        if more:
+        if has_more:
             try:
                 batch = next(source)
             except StopIteration:
-                more = False
-        mine[0] = more
-        group.all_reduce(mine, op="max", out=mine, site=site)
-        if not mine[0]:
+                has_more = False
+        flag[0] = has_more
+        group.all_reduce(flag, op="max", out=flag, site=site)
+        if not flag[0]:
             return
         if batch is None:
             raise ValueError(
@@ -37,4 +37,4 @@ def join(
                 f"{group.rank} while other ranks have batches. Give empty=, a batch of the right "
                 "shape."
             )
-        yield batch, float(more)
+        yield batch, float(has_more)

@@ -13,7 +13,7 @@ from ..errors import BusyError
 
 
 class RankGroup(Protocol):
-    """The part of an ngd.Group that plans and handles use."""
+    """The interface of an ngd.Group that plans and handles use."""
 
     communicator: _core.Communicator
     rank: int
@@ -22,34 +22,34 @@ class RankGroup(Protocol):
     timeout: float
 
     def check_open(self, call: str) -> None:
-        """Raise the GroupClosedError of a call if the group is closed."""
+        """Raise a GroupClosedError that names `call` if the group is closed."""
 
     def all_gather(self, x: Any, *, site: str | None = None) -> Any:
         """Concatenate the arrays of the ranks."""
 
 
 class Plan(NamedTuple):
-    """A collective that is prepared and not started."""
+    """A collective that is prepared and has not started."""
 
     calls: list[_core.Call]
-    """The collectives, in the order in which they will start."""
+    """The calls of the communicator, in the order in which they will start."""
     finish: Callable[[], Any]
-    """Makes the result when they are done; may be called again after an interrupt."""
+    """A function that returns the result after the calls. It may be called again."""
 
 
 class Work(BoundToProcess):
     """The handle of a pending collective, which `async_op=True` returns.
 
-    The arrays of the collective belong to it until wait() has returned: do not read or write them.
-    Works may be waited for in any order. A Work that is dropped without wait() is reported through
+    Do not read or write the arrays of the collective until wait() has returned. Wait for several
+    handles in any order. If a handle is deleted without wait(), an error is reported through
     `sys.unraisablehook`.
 
     Notes
     -----
-    Inside a host no thread makes progress in the background. A pending collective makes progress in
-    every call into its group that waits, and in done().
+    Inside a host, no thread makes progress in the background. A pending collective makes progress
+    in every call to its group that waits, and in done().
 
-    The result has the shape that the collective documents.
+    The result has the shape that the function of the collective documents.
 
     Examples
     --------
@@ -76,18 +76,19 @@ class Work(BoundToProcess):
         Parameters
         ----------
         timeout : float, optional
-            Seconds after which TimeoutError is raised. The collective stays pending, and wait() may
-            be called again. By default the limit is NGD_TIMEOUT, after which the group is closed.
+            The longest wait, in seconds. After it, TimeoutError is raised, the collective stays
+            pending, and wait() may be called again. By default the limit is NGD_TIMEOUT, after
+            which the group is closed.
 
         Returns
         -------
         numpy.ndarray, or the `out` of the call
-            The result of the collective.
+            The result of the collective, as the collective documents it.
 
         Raises
         ------
         TimeoutError
-            The result is not there after `timeout` seconds.
+            The collective is not complete after `timeout` seconds.
         CollectiveError
             The collective failed.
         """
@@ -102,7 +103,7 @@ class Work(BoundToProcess):
     def done(self) -> bool:
         """Return True if wait() would return or raise at once.
 
-        The call makes progress on all pending collectives of the group.
+        The call also makes progress on all pending collectives of the group.
         """
         try:
             return self._advance(0.0)
@@ -112,31 +113,31 @@ class Work(BoundToProcess):
             return True  # wait() raises it
 
     def exception(self) -> BaseException | None:
-        """Return the error that wait() would raise now, or None."""
+        """Return the error of a collective that has failed, or None."""
         self.done()
         return self._error
 
     @property
     def result(self) -> Any:
-        """The result of wait()."""
+        """The result of the collective. Reading it waits, as wait() does."""
         return self.wait()
 
     def _start(self) -> None:
-        """Start the collective. After an interrupt the Work stays valid, or it is dropped."""
+        """Start the collective. After an interrupt, the caller may keep or delete this handle."""
         assert self._plan is not None
         _core.start_calls(self._plan.calls)
 
     def _advance(self, seconds: float | None) -> bool:
-        """Make progress for some seconds; return whether the collective has ended.
+        """Make progress for at most `seconds`, and return True if the collective has ended.
 
-        An interrupt changes nothing.
+        None means no limit except NGD_TIMEOUT. An interrupt does not change the handle.
         """
         plan = self._plan
         if plan is None:
             return True
         end = None if seconds is None else time.monotonic() + seconds
         try:
-            # Another thread may be in here, too: what is done twice gives the same result.
+            # Another thread may run this too. To do it twice gives the same result.
             for each in plan.calls:
                 if end is None:
                     each.wait(self._group.timeout)
@@ -144,7 +145,7 @@ class Work(BoundToProcess):
                     return False
             self._result = plan.finish()
         except BusyError:
-            raise  # another thread is in the group: nothing has happened to this Work
+            raise  # another thread uses the group; this handle has not changed
         except Exception as error:
             self._error = error
             self._plan = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining and leaving the world, the group of all ranks that the launcher started."""
+"""Functions that join and leave the world, the group of all ranks that the launcher started."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ from .launchers.process_tree import refuse_inherited_place
 current: Group | None = None
 """The world that this process joined last; it may be closed. Collectives on arrays read it."""
 _alone: Group | None = None
-_hooked_in: int | None = None
-"""The process that has the hooks. A forked child inherits them, but is not a rank."""
-_place: _core.Mark | None = None
-"""Shows to children of this process that its place in the job is taken."""
+"""The group of `alone()`, after its first call."""
+_hooked_pid: int | None = None
+"""The pid of the process that installed the hooks. A forked child has them, but is not a rank."""
+_mark: _core.Mark | None = None
+"""The mark by which child processes see that this process already has its rank in the job."""
 
 _joining_callbacks: Final[list[Callable[[int | None], None]]] = []
-"""The functions to call when this process has joined a group that it did not split."""
+"""The functions of `call_after_joining`."""
 
 MOST_BYTES: Final = 4096
-"""The bytes of an exception's text that the other ranks get."""
+"""The longest text of an exception that `raise_together` sends to the other ranks, in bytes."""
 
 
 def call_after_joining(callback: Callable[[int | None], None]) -> None:
-    """Call a function when this process has joined a world, with the number of its ranks.
+    """Register a function to call when this process has joined a world or a local group.
 
-    The argument is None for a group beside the world.
+    The argument is the number of ranks of a world, and None for a group of `make_local_group`.
     """
     _joining_callbacks.append(callback)
 
 
 def report_joining(size: int | None) -> None:
-    """Call the functions of `call_after_joining`."""
+    """Call the functions that `call_after_joining` registered."""
     for callback in _joining_callbacks:
         callback(size)
 
 
 def alone() -> Group:
-    """A group of one rank, which needs no launcher."""
+    """Return a group of one rank, which needs no launcher. It is created once."""
     global _alone
     if _alone is None:
         _alone = Group(_core.Communicator.make_self(), "alone")
@@ -67,18 +68,18 @@ def alone() -> Group:
 
 
 def init(*, comm: Any = None) -> Group:
-    """Join the world: the group of all ranks that the launcher started.
+    """Join the world, the group of all ranks that the launcher started.
 
-    The first collective calls it too, and later calls return the same group. The launcher's
-    environment variables give rank and size (docs/launchers.md). A process without a launcher is a
-    world of one rank. In an elastic job (`ngd run --min-ranks`), a call after ngd.shutdown() joins
-    the next world: the ranks that are left and the new ones.
+    The first collective calls this function if the program has not called it. Later calls return
+    the same group. The launcher's environment variables give rank and size (docs/launchers.md). A
+    process without a launcher is a world of one rank. In an elastic job (`ngd run --min-ranks`), a
+    call after ngd.shutdown() joins the next world, which has the remaining ranks and the new ones.
 
     Parameters
     ----------
     comm : mpi4py communicator, optional
-        Use the ranks of this communicator (build mode OMPI). ngd duplicates the communicator.
-        mpi4py finalizes an MPI that it has initialized.
+        The communicator whose ranks form the world, in build mode OMPI. ngd duplicates it. If
+        mpi4py has initialized MPI, mpi4py also finalizes it.
 
     Returns
     -------
@@ -88,10 +89,10 @@ def init(*, comm: Any = None) -> Group:
     Raises
     ------
     InitError
-        The environment contradicts itself or this build, or a world exists already and comm asks
-        for another one. The message contains the fix.
+        The environment variables contradict each other or this build, or `comm` is given although
+        a world exists. The message contains the fix.
     CollectiveTimeoutError
-        Ranks did not join within NGD_TIMEOUT. The message names them.
+        Other ranks did not join within NGD_TIMEOUT. The message names them.
 
     Examples
     --------
@@ -100,16 +101,16 @@ def init(*, comm: Any = None) -> Group:
     rank 0 of 1
     """
     _core.stay_if_ending()
-    there = current
-    if comm is None and there is not None and not there.closed:
-        return there
+    world = current
+    if comm is None and world is not None and not world.closed:
+        return world
     with _entrance.alone():
         return _join(comm)
 
 
 def _join(comm: Any) -> Group:
     """Join the world, unless another thread has joined it in the meantime."""
-    global current, _place
+    global current, _mark
     if current is not None and not current.closed:
         if comm is None:
             return current
@@ -117,7 +118,7 @@ def _join(comm: Any) -> Group:
             f"ngd.init: comm: expected a process without a world; got {current!r}, which exists "
             "already. Call ngd.shutdown() first."
         )
-    _place = None
+    _mark = None
     config.check_variables()
     timeout = _core.timeout_seconds()
     if comm is not None:
@@ -134,7 +135,7 @@ def _join(comm: Any) -> Group:
             membership.take_place(os.environ, timeout)
             launch = detect()
         communicator = make_communicator(launch, membership.to_meet(timeout) if seat else timeout)
-        _place = mark
+        _mark = mark
     with abort_on_error(communicator):
         install_hooks()
         world = Group(communicator)
@@ -146,7 +147,7 @@ def _join(comm: Any) -> Group:
 
 @contextmanager
 def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
-    """Abort the group if the block raises: the other ranks already have the group."""
+    """Abort the group if the block raises, because the other ranks already use the group."""
     try:
         yield
     except BaseException as error:
@@ -156,7 +157,7 @@ def abort_on_error(communicator: _core.Communicator) -> Iterator[None]:
 
 
 class _Entrance:
-    """A lock for `init()`: one thread joins the world; other threads wait for its result."""
+    """A lock for `init()`. One thread joins the world, and other threads wait for its result."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -167,7 +168,10 @@ class _Entrance:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the lock; raise InitError if the thread that held it before has failed."""
+        """Hold the lock during the block.
+
+        Raise InitError if the attempt of another thread failed while this thread waited.
+        """
         if self.inside == threading.get_ident():
             raise InitError(
                 "ngd.init: expected one call at a time; got another one from a signal handler. "
@@ -194,7 +198,7 @@ _entrance = _Entrance()
 
 
 def _after_fork() -> None:
-    """Forget a thread of the parent that was inside `init`."""
+    """Replace the lock in a forked child, which does not have the thread that may hold it."""
     global _entrance
     _entrance = _Entrance()
 
@@ -203,7 +207,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def chosen(group: Group | None) -> Group:
-    """The group that a caller names, or the world."""
+    """Return `group`, or the world if it is None."""
     if group is None:
         return init()
     if not isinstance(group, Group):
@@ -215,7 +219,17 @@ def chosen(group: Group | None) -> Group:
 
 
 def make_local_group(job_key: str, rank: int, size: int, name: str) -> Group:
-    """A group beside the world, of ranks of this host that know a key of their own."""
+    """Make a group of ranks of this host, in addition to the world.
+
+    Parameters
+    ----------
+    job_key : str
+        A key that only these ranks have. They find each other by it.
+    rank, size : int
+        The number of this rank in the group, and the number of ranks.
+    name : str
+        The name of the group.
+    """
     install_hooks()
     report_joining(None)
     if size == 1:
@@ -226,19 +240,19 @@ def make_local_group(job_key: str, rank: int, size: int, name: str) -> Group:
 
 
 def living_world() -> Group | None:
-    """The world, if there is one that is open."""
+    """Return the world, or None if it is closed or was not joined."""
     return None if current is None or current.closed else current
 
 
 def world_over_mpi() -> Group | None:
-    """The world, if there is one and it is over MPI."""
+    """Return the world if it is open and uses MPI, else None."""
     world = living_world()
     over_mpi = world is not None and world.communicator.name in ("mpi", "hierarchical")
     return world if over_mpi else None
 
 
 def is_initialized() -> bool:
-    """Return True if this process has joined the world and not left it.
+    """Return True if this process has joined the world and has not left it.
 
     Examples
     --------
@@ -252,8 +266,8 @@ def is_initialized() -> bool:
 def rank() -> int:
     """Return the number of this rank in the world, from 0.
 
-    Before the world is joined, the number is the launcher's, and no other rank is waited for. An
-    elastic job numbers its ranks again when it makes a new world.
+    Before the process joins the world, the launcher's environment variables give the number, and
+    the call does not wait for other ranks. In an elastic job the number may change with each world.
 
     Raises
     ------
@@ -272,7 +286,8 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of ranks in the world.
 
-    Before the world is joined, the number is the launcher's, and no other rank is waited for.
+    Before the process joins the world, the launcher's environment variables give the number, and
+    the call does not wait for other ranks.
 
     Raises
     ------
@@ -288,7 +303,7 @@ def world_size() -> int:
 
 
 def shutdown() -> None:
-    """Leave the world in good order. A second call does nothing, and ngd.init() joins a new world.
+    """Leave the world. A second call does nothing. A later ngd.init() joins a new world.
 
     Examples
     --------
@@ -296,20 +311,20 @@ def shutdown() -> None:
     >>> ngd.is_initialized()
     False
     """
-    global current, _place
+    global current, _mark
     if current is not None:
         current.close()
         current = None
-    _place = None
+    _mark = None
 
 
 def leave() -> None:
-    """End the world, and MPI with it: after a failure MPI ends the process at once.
+    """Close all groups and finalize MPI, at the end of the program.
 
-    Threads that are left are daemons, which end with the process: where one waits in a group, its
-    wait ends here, and it does not come back to Python.
+    After a failure of a collective, MPI ends the process here. Only daemon threads are left now. If
+    one waits in a group, its wait ends, and it never returns to Python.
     """
-    if os.getpid() == _hooked_in:
+    if os.getpid() == _hooked_pid:
         tell_launcher()
     _core.begin_end()
     shutdown()
@@ -321,18 +336,22 @@ def leave() -> None:
 
 
 def install_hooks() -> None:
-    """Tell the peers when this rank raises, and leave in order when it ends."""
-    global _hooked_in
-    if _hooked_in is not None:
+    """Install the exception hook and the exit function of a rank, once per process.
+
+    After an uncaught exception, the hook notifies the launcher and the other ranks. At the end of
+    the program, `leave` runs.
+    """
+    global _hooked_pid
+    if _hooked_pid is not None:
         return
-    atexit.unregister(leave)  # of one that was interrupted here
+    atexit.unregister(leave)  # registered by a call that was interrupted
     atexit.register(leave)
     previous = sys.excepthook
 
     def tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == _hooked_in:
+        if os.getpid() == _hooked_pid:
             tell_launcher()
         text = "".join(traceback.format_exception(kind, error, trace))
         for group in [group for group in living(GROUPS) if not group.closed]:
@@ -340,20 +359,21 @@ def install_hooks() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers
-    _hooked_in = os.getpid()
+    _hooked_pid = os.getpid()
 
 
 @contextmanager
 def raise_together(*, group: Group | None = None) -> Iterator[None]:
     """Raise an exception on all ranks if one rank raises in the block.
 
-    Use it around work that can fail on one rank only, such as reading a file. Without it the other
-    ranks would wait for that rank in their next collective. All ranks of the group enter the block.
+    Use it around work that can fail on one rank only, such as reading a file. Without it, the other
+    ranks would wait for that rank in their next collective. All ranks of the group must enter the
+    block.
 
     Parameters
     ----------
     group : Group, optional
-        The ranks. The default is the world.
+        The ranks that enter the block. The default is the world.
 
     Raises
     ------
@@ -372,7 +392,7 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        with suppress(CollectiveError):  # of a closed group: the other ranks have an error already
+        with suppress(CollectiveError):  # if the group is closed, the other ranks have an error
             _exchange(ranks, f"{type(error).__name__}: {error}", site)
         raise
     raised = _exchange(ranks, "", site)
@@ -387,18 +407,18 @@ def raise_together(*, group: Group | None = None) -> Iterator[None]:
 
 
 def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
-    """Return the texts that are not empty, by the numbers of the ranks in the world."""
-    mine = text.encode(errors="replace")[:MOST_BYTES]
-    number = np.array([rank(), len(mine)], np.int64)
+    """Send the text of this rank to all ranks, and return the non-empty texts by world rank."""
+    own_text = text.encode(errors="replace")[:MOST_BYTES]
+    number = np.array([rank(), len(own_text)], np.int64)
     site = f"raise_together() at {site}"
-    heads = ranks.all_gather(number.reshape(1, 2), site=site)
-    counts = [int(length) for length in heads[:, 1]]
+    headers = ranks.all_gather(number.reshape(1, 2), site=site)
+    counts = [int(length) for length in headers[:, 1]]
     if not any(counts):
         return {}
-    together = ranks.all_gather_v(np.frombuffer(mine, np.uint8), counts=counts, site=site)
-    parts = np.split(together, np.cumsum(counts)[:-1])
+    gathered = ranks.all_gather_v(np.frombuffer(own_text, np.uint8), counts=counts, site=site)
+    parts = np.split(gathered, np.cumsum(counts)[:-1])
     return {
         int(number): part.tobytes().decode(errors="replace")
-        for (number, length), part in zip(heads, parts, strict=True)
+        for (number, length), part in zip(headers, parts, strict=True)
         if length
     }

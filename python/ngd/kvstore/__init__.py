@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXNet's KVStore over ngd's collectives, on arrays.
+"""MXNet's KVStore for NumPy arrays, on the collectives of ngd.
 
     store = ngd.kvstore.create("dist_sync")
     store.set_optimizer(ngd.optim.SGD(0.1))
     store.init("weight", weight)
     store.pushpull("weight", gradient, out=weight)
 
-`ngd.kvstore.mxnet` gives it to MXNet itself. docs/mxnet.md tells what it does and what it does not.
+`ngd.kvstore.mxnet` has the same stores for MXNet's arrays. docs/mxnet.md lists the supported calls
+and the differences from MXNet.
 """
 
 from __future__ import annotations
@@ -24,28 +25,53 @@ ASYNCHRONOUS: Final = ("dist_async", "dist_device_async")
 
 def create(
     name: str = "local", *, group: Group | None = None, staleness: int | None = None
-) -> KVStore:
-    """Make a store.
+) -> KVStore:  # long because each argument is described
+    """Create a store of values by key.
 
     Parameters
     ----------
-    name
-        "local", "device" and their longer names: this process alone. "dist_sync" ("dist",
-        "dist_device_sync"): all ranks hold all values, and a push is an all-reduce. "dist_async"
-        ("dist_device_async"): each value lives on one rank, which applies what the others push as
-        it comes.
-    group
-        Who shares a store whose name begins with "dist"; by default the world. All of them call
-        this.
-    staleness
-        Of "dist_async": by how many pushes of a key a worker may be ahead of the slowest one; it
-        waits after a push that takes it further (Ho et al. 2013, "More Effective Distributed ML
-        via a Stale Synchronous Parallel Parameter Server"). None: it never waits.
+    name : str, default "local"
+        The kind of store, as in MXNet:
+
+        - "local", "local_allreduce_cpu", "local_allreduce_device" or "device": a store of this
+          process.
+        - "dist_sync", "dist" or "dist_device_sync": every rank has all values. A push is an
+          all-reduce.
+        - "dist_async" or "dist_device_async": each value is on one rank, its owner. The owner
+          applies each push when it arrives.
+    group : Group, optional
+        The ranks that share a "dist" store. All of them call this function. The default is the
+        world.
+    staleness : int, optional
+        For "dist_async": the largest number of pushes of a key by which a rank may be ahead of the
+        slowest rank. After a push beyond it, the rank waits. By default a rank never waits.
+
+    Returns
+    -------
+    KVStore
+        The store.
 
     Raises
     ------
     ValueError
-        There is no such store, or `staleness` does not fit it.
+        There is no such store, or `group` or `staleness` does not fit the store.
+
+    Notes
+    -----
+    The bound by `staleness` is the stale synchronous parallel model of Ho et al. 2013, "More
+    Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", with a count of
+    pushes per key.
+
+    Examples
+    --------
+    >>> from ngd import kvstore
+    >>> store = kvstore.create("local")
+    >>> store.init("weight", np.zeros(2))
+    >>> store.push("weight", np.ones(2))
+    >>> out = np.empty(2)
+    >>> store.pull("weight", out=out)
+    >>> out
+    array([1., 1.])
     """
     if not isinstance(name, str):
         raise TypeError(f"kvstore.create: name: expected a string; got {type(name).__name__}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of a store gives: keys, and for each key its arrays."""
+"""Checks and conversions of the arguments of a store: keys, and the arrays of each key."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ Key: TypeAlias = int | str
 
 
 def keys_of(where: str, key: Any) -> list[Key]:
-    """One key, or several, all integers or all strings."""
-    many = list(key) if isinstance(key, (list, tuple)) else [key]
-    for each in many:
+    """Return one key or a list of keys as a list; raise TypeError for keys of different types."""
+    items = list(key) if isinstance(key, (list, tuple)) else [key]
+    for each in items:
         if isinstance(each, bool) or not isinstance(each, (int, str, np.integer)):
             raise TypeError(
                 f"{where}: expected a key to be an integer or a string; got {type(each).__name__}"
             )
-    keys = [each if isinstance(each, str) else int(each) for each in many]
+    keys = [each if isinstance(each, str) else int(each) for each in items]
     if len({type(each) for each in keys}) > 1:
         raise TypeError(f"{where}: expected keys of one type, integers or strings; got {keys}")
     return keys
 
 
 def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]:
-    """The values of each key, as they were given; those of a key that comes twice together."""
+    """Return the list of values of each key, unconverted.
+
+    If a key occurs twice, its values are in one list. `where` and `what` are the call and the
+    argument, for error messages.
+    """
     keys = keys_of(where, key)
     per_key: Sequence[Any] = [values]
     if isinstance(key, (list, tuple)):
@@ -40,57 +44,63 @@ def by_key(where: str, what: str, key: Any, values: Any) -> dict[Key, list[Any]]
                 f"{where}: {what}: expected a list of {len(keys)}, one for each key; got {got}"
             )
         per_key = values
-    found: dict[Key, list[Any]] = {}
-    for name, given in zip(keys, per_key, strict=True):
-        several = list(given) if isinstance(given, (list, tuple)) else [given]
-        if not several:
+    values_of_key: dict[Key, list[Any]] = {}
+    for name, value in zip(keys, per_key, strict=True):
+        arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not arrays:
             raise ValueError(f"{where}: {what}: expected an array for key {name!r}; got none")
-        found.setdefault(name, []).extend(several)
-    return found
+        values_of_key.setdefault(name, []).extend(arrays)
+    return values_of_key
 
 
 def read(where: str, value: Any) -> Array:
-    """What is given, as a contiguous array of one of ngd's dtypes."""
-    seen = view(value, where)
-    as_dtype(seen.dtype, where)
-    return np.ascontiguousarray(seen).reshape(seen.shape)
+    """Return a value of the caller as a contiguous array; raise an error for another dtype."""
+    array = view(value, where)
+    as_dtype(array.dtype, where)
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def expect_like(where: str, key: Key, given: Array, stored: Array) -> None:
-    """Refuse what does not fit the stored value."""
-    if given.shape != stored.shape:
+def expect_like(where: str, key: Key, array: Array, stored: Array) -> None:
+    """Raise an error if a value differs from the stored one in shape or dtype."""
+    if array.shape != stored.shape:
         raise ShapeError(
             f"{where}: key {key!r}: expected shape {stored.shape}, as it was initialized with; "
-            f"got {given.shape}"
+            f"got {array.shape}"
         )
-    if given.dtype != stored.dtype:
+    if array.dtype != stored.dtype:
         raise DTypeError(
             f"{where}: key {key!r}: expected {stored.dtype}, as it was initialized with; "
-            f"got {given.dtype}"
+            f"got {array.dtype}"
         )
 
 
 def target(where: str, key: Key, out: Any, shape: tuple[int, ...]) -> Array:
-    """Where to put a value, which may be of another dtype."""
+    """Return an `out` of the caller as an array; raise ShapeError unless a value fits into it.
+
+    Its dtype may differ from that of the value.
+    """
     if isinstance(out, np.ndarray):
-        seen = out
+        array = out
     elif hasattr(out, "__dlpack__") or hasattr(out, "__buffer__"):
-        seen = view(out, f"{where}: out")
+        array = view(out, f"{where}: out")
     else:
         raise TypeError(
             f"{where}: out: expected an array for key {key!r}; got {type(out).__name__}"
         )
-    if seen.shape != shape or not seen.flags.writeable:
-        writable = "" if seen.flags.writeable else "read-only "
+    if array.shape != shape or not array.flags.writeable:
+        writable = "" if array.flags.writeable else "read-only "
         raise ShapeError(
             f"{where}: out: expected a writable array of shape {shape} for key {key!r}; got a "
-            f"{writable}one of {seen.shape}"
+            f"{writable}one of {array.shape}"
         )
-    return seen
+    return array
 
 
 def total(values: list[Array]) -> Array:
-    """The sum of a key's values, in order: an array of the store's own, or the only one given."""
+    """Return the sum of a key's values, added in order.
+
+    The result is a new array, or the array of the caller if there is only one.
+    """
     if len(values) == 1:
         return values[0]
     result = values[0].copy()
@@ -100,17 +110,17 @@ def total(values: list[Array]) -> Array:
 
 
 def rows_of(where: str, row_ids: Any, rows: int) -> Array:
-    """Numbers of rows, each once, in rising order."""
-    given = view(row_ids, f"{where}: row_ids")
-    numbers = given.astype(np.int64)
-    if given.ndim != 1 or (numbers != given).any():
+    """Return distinct row indices in ascending order; raise an error if one is not in range."""
+    array = view(row_ids, f"{where}: row_ids")
+    indices = array.astype(np.int64)
+    if array.ndim != 1 or (indices != array).any():
         raise ValueError(
-            f"{where}: row_ids: expected whole numbers along one axis; got {given.dtype} of shape "
-            f"{given.shape}"
+            f"{where}: row_ids: expected whole numbers along one axis; got {array.dtype} of shape "
+            f"{array.shape}"
         )
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < rows):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < rows):
         raise IndexError(
-            f"{where}: row_ids: expected numbers in [0, {rows}); got {numbers.min()} to "
-            f"{numbers.max()}"
+            f"{where}: row_ids: expected numbers in [0, {rows}); got {indices.min()} to "
+            f"{indices.max()}"
         )
-    return np.unique(numbers)
+    return np.unique(indices)

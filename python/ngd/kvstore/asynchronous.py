@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose values live on one rank each, which applies what is pushed as it comes."""
+"""The `dist_async` store: each value is on one rank, which applies pushes when they arrive."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ from .tables import InGraph, Plain, moved
 
 
 class AsyncStore(KVStore):
-    """The parameter server: MXNet's `dist_async`, whose servers are threads of the workers.
+    """MXNet's `dist_async` store, a parameter server with a server thread on every rank.
 
-    A key lives on the rank that has the fewest bytes when it is initialized. A push sends this
-    rank's gradient there, where the optimizer applies it at once, one push after the other; nobody
-    waits for other workers but as `staleness` says. `pull` gives what is there by then.
+    The owner of a key is the rank that has the fewest bytes when the key is initialized. A push
+    sends this rank's gradient to the owner, whose optimizer applies it at once. Pushes of different
+    ranks are applied one after the other. A rank waits for other ranks only if `staleness` is set.
+    `pull` returns the value that the owner has when the request arrives.
 
-    Ranks need not make the same calls; together they call `init`, `broadcast`, `set_optimizer`,
-    `set_updater` and `barrier`, and at last `close`, which the end of the program calls.
+    All ranks call `init`, `broadcast`, `set_optimizer`, `set_updater` and `barrier` together. The
+    other calls are independent. The last common call is `close`, which the end of the program makes
+    if the program has not.
+
+    Parameters
+    ----------
+    type : str
+        The name of the store.
+    group : Group
+        The ranks that share the store.
+    staleness : int or None
+        The largest number of pushes by which a rank may be ahead of the slowest one; see `create`.
     """
 
     def __init__(self, type: str, group: Group, staleness: int | None) -> None:
@@ -38,14 +49,14 @@ class AsyncStore(KVStore):
         self.staleness = staleness
         self._members = world_ranks_of(group)
         self._service = Service(make_service_group(group, f"kvstore {type}"), staleness)
-        self._numbers: dict[Key, int] = {}
+        self._key_numbers: dict[Key, int] = {}
         self._bytes = [0] * group.size
         self._updates = False
         self._process = os.getpid()
         atexit.register(self._leave)
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Refused: compression is dist_sync's."""
+        """Raise ValueError, because only other stores support compression."""
         raise ValueError(
             "set_gradient_compression: expected a dist_sync or device store; got dist_async. "
             "Remove the call."
@@ -54,48 +65,51 @@ class AsyncStore(KVStore):
     def save_optimizer_states(
         self, fname: str | os.PathLike[str], dump_optimizer: bool = False
     ) -> None:
-        """Refused, as by MXNet: each rank has the state of its own keys."""
+        """Raise ValueError, as MXNet does, because each rank has only the state of its own keys."""
         raise ValueError(
             "save_optimizer_states: expected a dist_sync or local store; got dist_async. Save the "
             "values instead."
         )
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Refused, as by MXNet."""
+        """Raise ValueError, as MXNet does."""
         raise ValueError(
             "load_optimizer_states: expected a dist_sync or local store; got dist_async. Load the "
             "values instead."
         )
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Wait until all ranks have called this method."""
         self._together("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
 
     def close(self) -> None:
-        """Leave the store; returns when all ranks have, and serves them meanwhile. Idempotent.
+        """Leave the store, and serve the other ranks until all of them have left.
+
+        A second call does nothing.
 
         Raises
         ------
         CollectiveTimeoutError
-            Ranks that neither close the store nor use it within NGD_TIMEOUT, named.
+            A rank neither closed the store nor used it for NGD_TIMEOUT seconds. The message names
+            it.
         """
         atexit.unregister(self._leave)
         if not self._service.over:
             self._service.close().result()
 
     def _leave(self) -> None:
-        """At the end of the program, unless it has failed already or is a fork."""
+        """Close the store at the end of the program, unless it has failed or is a forked child."""
         if os.getpid() == self._process and not self._service.over:
             self.close()
 
     def _use(self, table: Plain | InGraph) -> None:
         service = self._service
-        for key, like in self._shapes.items():  # on all ranks alike, also where it does not live
-            table.check(key, like.dtype)
+        for key, template in self._shapes.items():  # all keys, so that all ranks raise
+            table.check(key, template.dtype)
 
         def change() -> None:
             if isinstance(table, InGraph):
-                table.group = None  # a gradient is one worker's
+                table.group = None  # a push has the gradient of one rank: no all-reduce
             service.table = moved(service.table, table)
 
         self._wait("set_optimizer", service.call(change))
@@ -109,7 +123,7 @@ class AsyncStore(KVStore):
         ]
 
     def init(self, key: Any, value: Any) -> None:
-        """See KVStore; returns when all ranks have come."""
+        """Create keys with the values of rank 0, and wait until all ranks have done so."""
         super().init(key, value)
         self.barrier()
 
@@ -118,7 +132,7 @@ class AsyncStore(KVStore):
         owner = self._bytes.index(min(self._bytes))
         self._bytes[owner] += value.nbytes
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
-        number = self._numbers[key] = len(self._numbers)
+        number = self._key_numbers[key] = len(self._key_numbers)
         service, home = self._service, Home(key, owner, value.shape, value.dtype)
 
         def add() -> None:
@@ -130,22 +144,22 @@ class AsyncStore(KVStore):
         self._wait("init", service.call(add))
 
     def _push(
-        self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
+        self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
-        """Ask all at once, then wait for all answers."""
+        """Send the requests for all keys, then wait for the answers."""
         if not self._updates:
             raise ValueError(
                 f"{where}: expected a dist_async store with an optimizer or updater; got none. "
                 "Call set_optimizer or set_updater first."
             )
-        wanted = outs or {}
-        asked = {
-            k: self._request(Kind.PUSH, k, total(values), k in wanted)
-            for k, values in given.items()
+        destinations = outs or {}
+        futures = {
+            k: self._request(Kind.PUSH, k, total(values), k in destinations)
+            for k, values in arrays.items()
         }
-        for k, future in asked.items():
+        for k, future in futures.items():
             value = self._answer(where, k, future)
-            for each in wanted.get(k, []):
+            for each in destinations.get(k, []):
                 np.copyto(each, value, casting="unsafe")
 
     def _value(self, key: Key) -> Array:
@@ -156,19 +170,21 @@ class AsyncStore(KVStore):
         shape = (len(rows), *self._shapes[key].shape[1:])
         if not len(rows):
             return np.empty(shape, self._shapes[key].dtype)
-        asked = self._request(Kind.ROWS, key, rows, True)
-        return self._answer(where, key, asked).reshape(shape)
+        future = self._request(Kind.ROWS, key, rows, True)
+        return self._answer(where, key, future).reshape(shape)
 
-    def _request(self, kind: Kind, key: Key, payload: Array | None, want: bool) -> Future[Any]:
-        return self._service.request(kind, self._numbers[key], payload, want)
+    def _request(
+        self, kind: Kind, key: Key, payload: Array | None, wants_value: bool
+    ) -> Future[Any]:
+        return self._service.request(kind, self._key_numbers[key], payload, wants_value)
 
     def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
-        """The value, of its shape; empty where none was wanted."""
-        owner = self._members[self._service.homes[self._numbers[key]].owner]
+        """Wait for an answer and return its value, or an empty array if it has none."""
+        owner = self._members[self._service.homes[self._key_numbers[key]].owner]
         kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
         if kind == Kind.LATE:
             slow = [self._members[int(rank)] for rank in payload]
-            raise late(
+            raise late_error(
                 f"{where}: key {key!r}: expected at most {self.staleness} pushes more on rank "
                 f"{self._members[self.rank]} than on rank {', '.join(map(str, slow))}; got more, "
                 f"and no push of it for {self._service.group.timeout} s (NGD_TIMEOUT). Find out "
@@ -176,19 +192,23 @@ class AsyncStore(KVStore):
                 slow,
             )
         if payload is None:
-            like = self._shapes[key]
+            template = self._shapes[key]
             return np.empty(
-                0 if like.size or where == "row_sparse_pull" else like.shape, like.dtype
+                0 if template.size or where == "row_sparse_pull" else template.shape, template.dtype
             )
         value: Array = payload
         return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
 
     def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
-        """A collective of all ranks, with a deadline."""
+        """Let the server thread run a collective of its group, and return the result."""
         return self._wait(where, self._service.collective(start))
 
     def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
-        """For the thread, which has deadlines of its own, twice as long as its longest."""
+        """Wait for the server thread for at most twice NGD_TIMEOUT, and return its result.
+
+        The deadlines of the thread are NGD_TIMEOUT. So its own, more exact error comes first.
+        `owner` is the rank of the world that should answer.
+        """
         limit = 2 * self._service.group.timeout
         try:
             return future.result(limit or None)
@@ -196,13 +216,13 @@ class AsyncStore(KVStore):
             if isinstance(error, CollectiveTimeoutError):
                 raise
             ranks = [] if owner is None else [owner]
-            who = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
-            message = f"{what}: expected an answer of {who}; got none in {limit} s"
-            raise late(message, ranks) from None
+            ranks_text = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
+            message = f"{what}: expected an answer of {ranks_text}; got none in {limit} s"
+            raise late_error(message, ranks) from None
 
 
-def late(message: str, ranks: list[int]) -> CollectiveTimeoutError:
-    """The error of ranks that did not come in time."""
+def late_error(message: str, ranks: list[int]) -> CollectiveTimeoutError:
+    """Return a CollectiveTimeoutError for ranks that did not answer in time."""
     error = CollectiveTimeoutError(f"kvstore: {message}")
     error.ranks = tuple(ranks)
     return error

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients in two bits an element, with what that leaves out kept for the next push.
+"""Compression of gradients to two bits per element, with error feedback.
 
-MXNet's "2bit" (its FAQ "Gradient Compression"; the error feedback is that of Seide et al. 2014,
-"1-bit stochastic gradient descent"): an element that, with what was left, reaches the threshold is
-sent as the threshold, one that reaches minus the threshold as that, and all others as zero.
+This is MXNet's "2bit" compression (see its FAQ "Gradient Compression"). The *residual* of an
+element is the part of its earlier values that was not sent. If gradient plus residual is at least
+the threshold t, the code 1 is sent, which means +t. If it is at most -t, the code 2 is sent, which
+means -t. Otherwise the code 0 is sent, which means 0. The difference becomes the new residual. This
+error feedback is that of Seide et al. 2014, "1-bit stochastic gradient descent".
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from ..errors import DTypeError
 
 
 class TwoBits:
-    """The threshold, and what is left of each key's gradients."""
+    """The threshold of the compression, and the residual of each gradient.
+
+    Parameters
+    ----------
+    parameters : mapping
+        MXNet's parameters: "type", which is "2bit", and "threshold", by default 0.5.
+    """
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         where = "set_gradient_compression"
@@ -31,31 +39,34 @@ class TwoBits:
         self.threshold = np.float32(parameters.get("threshold", 0.5))
         if not self.threshold > 0:
             raise ValueError(f"{where}: threshold: expected a number > 0; got {self.threshold}")
-        self._left: dict[Hashable, Array] = {}
+        self._residuals: dict[Hashable, Array] = {}
 
-    def encode(self, whose: Hashable, gradient: Array) -> Array:
-        """Return the codes of a float32 array, four in a byte; keeps what they leave out."""
+    def encode(self, gradient_key: Hashable, gradient: Array) -> Array:
+        """Return the codes of a float32 array, four per byte, and update its residual.
+
+        `gradient_key` identifies the gradient: a key, or a key and the number of a device.
+        """
         if gradient.dtype != np.float32:
             raise DTypeError(
                 f"push: compression to two bits: expected float32; got {gradient.dtype}"
             )
-        left = self._left.get(whose)
-        left = gradient.ravel().copy() if left is None else left + gradient.ravel()
-        up, down = left >= self.threshold, left <= -self.threshold
-        left[up] -= self.threshold
-        left[down] += self.threshold
-        self._left[whose] = left
-        codes = np.zeros(-(-left.size // 4) * 4, np.uint8)
-        codes[: left.size] = up + 2 * down
+        residual = self._residuals.get(gradient_key)
+        residual = gradient.ravel().copy() if residual is None else residual + gradient.ravel()
+        up, down = residual >= self.threshold, residual <= -self.threshold
+        residual[up] -= self.threshold
+        residual[down] += self.threshold
+        self._residuals[gradient_key] = residual
+        codes = np.zeros(-(-residual.size // 4) * 4, np.uint8)
+        codes[: residual.size] = up + 2 * down
         fours = codes.reshape(-1, 4)
         packed: Array = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
         return packed
 
     def total(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """The float32 sum of what some codes, a row each, stand for."""
+        """Return the float32 sum of several encoded arrays of a shape; each row is one array."""
         size = int(np.prod(shape))
         count = np.zeros(packed.shape[1] * 4, np.int32)
-        for place in range(4):
-            codes = packed >> 2 * place & 3
-            count[place::4] = (codes == 1).sum(0, np.int32) - (codes == 2).sum(0, np.int32)
+        for position in range(4):
+            codes = packed >> 2 * position & 3
+            count[position::4] = (codes == 1).sum(0, np.int32) - (codes == 2).sum(0, np.int32)
         return (count[:size] * self.threshold).astype(np.float32).reshape(shape)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores of ngd.kvstore for MXNet 1.9.1: on its arrays, and by `mx.kv.create("ngd")`.
+"""The stores of ngd.kvstore for the arrays of MXNet 1.9.1, and for `mx.kv.create("ngd")`.
 
     import ngd.kvstore.mxnet   # before mxnet
     import mxnet as mx
 
     trainer = mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1}, kvstore="ngd")
 
-Stores read and write the memory of MXNet's arrays; docs/mxnet.md has what to install.
+The stores read and write the memory of MXNet's arrays. docs/mxnet.md lists the packages to install.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from . import create as create_on_arrays
 from .mxnet_optimizers import Updater, mx
 from .store import KVStore
 
-from mxnet.kvstore import KVStoreBase  # isort: skip  # once mx is there
+from mxnet.kvstore import KVStoreBase  # isort: skip  # after the import of `mx`
 
 NDArray: Any = mx.nd.NDArray
 
 
-class Shared:
-    """What NumPy asks for the memory of an array of MXNet's, when nobody uses it any more."""
+class WritableMemory:
+    """An object with DLPack methods, by which NumPy gets the writable memory of an MXNet array.
+
+    MXNet completes all operations on the array first.
+    """
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -42,24 +45,25 @@ class Shared:
 
 
 def writable(array: Any) -> Array:
-    """The memory of a dense array of MXNet's on the CPU, once MXNet has done what it had to.
+    """Return the memory of a dense MXNet array on the CPU as a writable NumPy array.
 
-    NumPy marks what comes by DLPack as read-only, so its address is taken.
+    It waits until MXNet has completed all operations on the array. NumPy marks arrays from DLPack
+    as read-only. So the result is made from the address of such an array.
     """
     if array.context.device_type not in ("cpu", "cpu_pinned", "cpu_shared"):
         raise TypeError(f"ngd.kvstore: expected an array of MXNet on the CPU; got {array.context}")
     if array.size == 0:
         return np.empty(array.shape, array.dtype)
-    seen = np.from_dlpack(Shared(array))
-    memory = (ctypes.c_byte * seen.nbytes).from_address(seen.ctypes.data)
-    memory.keeps = seen  # type: ignore[attr-defined]
-    return np.ndarray(seen.shape, seen.dtype, memoryview(memory))
+    view = np.from_dlpack(WritableMemory(array))
+    memory = (ctypes.c_byte * view.nbytes).from_address(view.ctypes.data)
+    memory.keeps = view  # type: ignore[attr-defined]
+    return np.ndarray(view.shape, view.dtype, memoryview(memory))
 
 
-def given(values: Any) -> Any:
-    """Arrays of MXNet's in a structure of lists, as NumPy sees them."""
+def as_numpy(values: Any) -> Any:
+    """Return dense MXNet arrays, in nested lists, as NumPy arrays with the same memory."""
     if isinstance(values, (list, tuple)):
-        return [given(each) for each in values]
+        return [as_numpy(each) for each in values]
     if not isinstance(values, NDArray):
         return values
     if values.stype != "default":
@@ -70,143 +74,152 @@ def given(values: Any) -> Any:
     return writable(values)
 
 
-def dense(values: Any) -> Any:
-    """The same structure with the sparse ones made dense."""
+def as_dense(values: Any) -> Any:
+    """Return nested lists of MXNet arrays with dense copies of the sparse arrays."""
     if isinstance(values, (list, tuple)):
-        return [dense(each) for each in values]
+        return [as_dense(each) for each in values]
     sparse = isinstance(values, NDArray) and values.stype != "default"
     return values.tostype("default") if sparse else values
 
 
 def pairs(one: Any, other: Any) -> list[tuple[Any, Any]]:
-    """What stands in the same places of two structures."""
+    """Return the pairs of elements at the same positions of two nested lists."""
     if isinstance(one, (list, tuple)):
         return [pair for each in zip(one, other, strict=True) for pair in pairs(*each)]
     return [(one, other)]
 
 
 class Store(KVStoreBase):
-    """A store of ngd's on arrays of MXNet's; its methods are those of ngd.kvstore.KVStore.
+    """A store of ngd for MXNet arrays, with the methods of ngd.kvstore.KVStore.
 
-    Sparse arrays that are initialized or pushed are made dense, and row_sparse_pull fills sparse
-    ones; elsewhere they are refused.
+    `init` and `push` convert sparse arrays to dense ones, and `row_sparse_pull` fills sparse
+    arrays. The other methods raise TypeError for sparse arrays.
+
+    Parameters
+    ----------
+    store : KVStore
+        The store for NumPy arrays that holds the values.
     """
 
     def __init__(self, store: KVStore) -> None:
         self.store = store
 
     def init(self, key: Any, value: Any) -> None:
-        """See ngd.kvstore.KVStore.init, as for all of these."""
-        self.store.init(key, given(dense(value)))
+        """Create keys with the values of rank 0; see KVStore.init."""
+        self.store.init(key, as_numpy(as_dense(value)))
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """See KVStore.push."""
-        self.store.push(key, given(dense(value)))
+        """Add up gradients over the ranks and update the values; see KVStore.push."""
+        self.store.push(key, as_numpy(as_dense(value)))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """See KVStore.pull."""
-        self.store.pull(key, given(out))
+        """Copy values into `out`; see KVStore.pull."""
+        self.store.pull(key, as_numpy(out))
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """See KVStore.pushpull."""
-        values = given(value)
-        self.store.pushpull(key, values, values if out is None else given(out))
+        """Push, then copy the new values into `out`; see KVStore.pushpull."""
+        values = as_numpy(value)
+        self.store.pushpull(key, values, values if out is None else as_numpy(out))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """See KVStore.broadcast."""
-        self.store.broadcast(key, given(value), given(out))
+        """Create keys, and copy the values of rank 0 into `out`; see KVStore.broadcast."""
+        self.store.broadcast(key, as_numpy(value), as_numpy(out))
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
-        """See KVStore.row_sparse_pull; `out` is dense or row_sparse."""
-        filled = dense(out)
-        self.store.row_sparse_pull(key, given(filled), row_ids=given(row_ids))
-        for wanted, full in pairs(out, filled):
-            if full is not wanted:
-                full.tostype(wanted.stype).copyto(wanted)
+        """Copy rows of values into `out`, dense or row_sparse; see KVStore.row_sparse_pull."""
+        filled = as_dense(out)
+        self.store.row_sparse_pull(key, as_numpy(filled), row_ids=as_numpy(row_ids))
+        for destination, full in pairs(out, filled):
+            if full is not destination:
+                full.tostype(destination.stype).copyto(destination)
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """See KVStore.set_optimizer."""
+        """Update values with an optimizer; see KVStore.set_optimizer."""
         self.store.set_optimizer(optimizer)
 
     def set_updater(self, updater: Callable[[Any, Any, Any], Any]) -> None:
-        """As KVStore.set_updater, of a function on arrays of MXNet's."""
+        """Update values with a function on MXNet arrays; see KVStore.set_updater."""
         self.store.set_updater(Updater(updater))
 
     _set_updater = set_updater
 
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """See KVStore.set_gradient_compression."""
+        """Compress pushed gradients to two bits; see KVStore.set_gradient_compression."""
         self.store.set_gradient_compression(compression_params)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """See KVStore.save_optimizer_states."""
+        """Write the optimizer state to a file; see KVStore.save_optimizer_states."""
         self.store.save_optimizer_states(fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """See KVStore.load_optimizer_states."""
+        """Read the optimizer state from a file; see KVStore.load_optimizer_states."""
         self.store.load_optimizer_states(fname)
 
     def is_capable(self, capability: str) -> bool:
-        """See KVStore.is_capable."""
+        """Return True for "optimizer", the only capability; see KVStore.is_capable."""
         return self.store.is_capable(capability)
 
     def barrier(self) -> None:
-        """See KVStore.barrier."""
+        """Wait until all ranks have called this method."""
         self.store.barrier()
 
     _barrier = barrier
 
     def close(self) -> None:
-        """See KVStore.close."""
+        """Leave the store, and release the values."""
         self.store.close()
 
     @property
     def _updater(self) -> Any:
-        """What MXNet's Trainer takes the optimizer of, after it has loaded its states."""
+        """The updater from which MXNet's Trainer takes its optimizer after it loads states."""
         return getattr(self.store.updater, "updater", None)
 
     @property
     def type(self) -> str:
-        """The name that the store was made by; that of "ngd" is "dist_sync"."""
+        """The name of the store; for "ngd" it is "dist_sync"."""
         return self.store.type
 
     @property
     def rank(self) -> int:
-        """See KVStore."""
+        """The number of this rank among the ranks that share the store."""
         return self.store.rank
 
     @property
     def num_workers(self) -> int:
-        """See KVStore."""
+        """The number of ranks that share the store."""
         return self.store.num_workers
 
 
 def create(
     name: str = "dist_sync", *, group: Group | None = None, staleness: int | None = None
 ) -> Store:
-    """Make a store for MXNet's arrays, with the arguments of ngd.kvstore.create.
+    """Create a store for MXNet arrays, with the arguments of ngd.kvstore.create.
 
-    MXNet's `Trainer` and `Module` take it as their `kvstore`.
+    Returns
+    -------
+    Store
+        The store. MXNet's `Trainer` and `Module` accept it as their `kvstore`.
     """
     return Store(create_on_arrays(name, group=group, staleness=staleness))
 
 
 @KVStoreBase.register
 class NGD(Store):
-    """What `mx.kv.create("ngd")` makes: a dist_sync store over the world."""
+    """The class of `mx.kv.create("ngd")`: a dist_sync store of the world."""
 
     def __init__(self) -> None:
         super().__init__(create_on_arrays("dist_sync"))
 
 
 def serve_strings() -> None:
-    """Let MXNet make the store also where it passes over names without "dist".
+    """Make MXNet's Trainer and Module create the store for `kvstore="ngd"`.
 
-    Its Trainer and Module train alone, without a word, where they have one device and such a name.
+    With one device, MXNet ignores a name without "dist", and each rank would train separately
+    without a warning. So this function replaces the functions of MXNet that read the name.
     """
     from mxnet import model, module
     from mxnet.gluon import trainer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MXNet, and its optimizers on arrays."""
+"""The import of MXNet, and MXNet's optimizers for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .arguments import Key
 INSTALL = "pip install 'mxnet==1.9.1' 'numpy<2'"
 
 
-def imported() -> Any:
-    """MXNet. It asks NumPy for `numpy.bool`, which 1.24 dropped, and is given it back."""
+def import_mxnet() -> Any:
+    """Import MXNet and return the module.
+
+    MXNet uses `numpy.bool`, which NumPy 1.24 removed. So `numpy.bool` is defined again.
+    """
     if "mxnet" not in sys.modules:
         if int(np.__version__.partition(".")[0]) >= 2:
             raise ImportError(
@@ -33,36 +36,39 @@ def imported() -> Any:
     return mxnet
 
 
-mx = imported()
+mx = import_mxnet()
 
 
 def updater_of(optimizer: Any) -> Updater:
-    """What applies an optimizer of MXNet's to arrays."""
+    """Return an updater that applies an optimizer of MXNet to NumPy arrays."""
     return Updater(mx.optimizer.get_updater(optimizer))
 
 
 class Updater:
-    """MXNet's updater on arrays: `updater(key, gradient, value)`."""
+    """An updater of MXNet for NumPy arrays, called as `updater(key, gradient, value)`."""
 
     def __init__(self, updater: Any) -> None:
         self.updater = updater
 
     def __call__(self, key: Key, gradient: Array, value: Array) -> None:
-        """Change `value` in place."""
-        weight = lent(value)
-        self.updater(key, lent(gradient), weight)
+        """Update `value` in place."""
+        weight = as_mxnet(value)
+        self.updater(key, as_mxnet(gradient), weight)
         weight.wait_to_read()
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """MXNet's pickle."""
+        """Return the optimizer state as a pickle of MXNet."""
         states: bytes = self.updater.get_states(dump_optimizer)
         return states
 
     def set_states(self, states: bytes) -> None:
-        """See get_states."""
+        """Set the optimizer state from a result of `get_states`."""
         self.updater.set_states(states)
 
 
-def lent(array: Array) -> Any:
-    """An array of MXNet's on this memory, which marks the view that it is given as read-only."""
+def as_mxnet(array: Array) -> Any:
+    """Return an MXNet array with the memory of a NumPy array.
+
+    MXNet marks the NumPy array that it gets as read-only. So it gets a view, or a reshaped scalar.
+    """
     return mx.nd.from_numpy(array.view() if array.ndim else array.reshape(1), zero_copy=True)

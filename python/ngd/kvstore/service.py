@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that every rank of a `dist_async` store runs: a thread with a group of its own.
+"""The server thread that every rank of a `dist_async` store runs.
 
-All communication of the store is this thread's: it answers the other ranks' requests about the keys
-that live here, and sends this rank's own. A message is a header of five numbers and, where it says
-so, a payload; docs/adr/0035 has the protocol.
+The thread has its own group, and does all communication of the store. It answers the requests of
+the other ranks about the keys that this rank owns, and sends the requests of this rank.
+docs/adr/0035 describes the protocol.
+
+- The *owner* of a key is the rank that has its value and applies its pushes.
+- A *message* is a header of five numbers, and a payload if the header gives its length.
+- A *ticket* is a number in a request. The answer has the same number.
+- The *clock* of a key is the number of pushes of each rank. With `staleness`, the answer to a push
+  waits until the rank is at most `staleness` pushes ahead of the slowest rank.
 """
 
 from __future__ import annotations
@@ -28,36 +34,41 @@ from .arguments import Key
 from .tables import InGraph, Plain
 
 SHORTEST_NAP, LONGEST_NAP = 20e-6, 1e-3
-"""Seconds between two looks for messages: after one the next comes soon, and an idle store costs
-little (see docs/adr/0035)."""
+"""The shortest and longest time between two polls for messages, in seconds.
+
+After a message the next one is likely, so the thread polls often. An idle store polls rarely
+(docs/adr/0035).
+"""
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     PUSH = 0
     PULL = 1
     ROWS = 2
     ANSWER = 3
     LATE = 4
-    """The answer to a push whose worker has waited in vain for the ranks of the payload."""
+    """The answer to a push after a timeout. The payload has the slow ranks."""
     HERE = 5
-    """My worker goes on: to a rank that has said bye."""
+    """The sender still uses the store. It is sent to ranks that have sent BYE."""
     BYE = 6
-    """My worker will ask for nothing more."""
+    """The sender will send no more requests."""
     END = 7
-    """All have said bye, and this is my last message."""
+    """All ranks have sent BYE, and this is the last message of the sender."""
 
 
 HEADER = 5
-"""int64: the kind, the key's number, elements of the payload, the ticket, is a value wanted."""
+"""The length of a header in int64: kind, number of the key, number of elements of the payload,
+ticket, and 1 if the answer should have the value."""
 
 Answer: TypeAlias = Callable[[Kind, Array | None], None]
+"""A function that sends the answer to a request."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """A key: where it lives, and what it is."""
+    """A key, its owner, and the shape and dtype of its value."""
 
     key: Key
     owner: int
@@ -66,123 +77,146 @@ class Home:
 
 
 class Peer:
-    """What comes from another rank."""
+    """The state of the messages from another rank.
+
+    Parameters
+    ----------
+    rank : int
+        The other rank.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.header = np.zeros(HEADER, np.int64)
         self.payload: Array | None = None
         self.work: Work | None = None
-        self.heard = 0.0
+        self.last_message_time = 0.0
+        """The time of its last message."""
         self.ended = False
+        """True if it has sent END."""
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A push that is done, whose worker may be too far ahead to go on."""
+class PendingPush:
+    """A push that was applied and not answered, because its rank may be too far ahead."""
 
-    who: int
+    from_rank: int
     number: int
-    want: bool
+    wants_value: bool
     answer: Answer
     since: float
 
 
 class Service:
-    """The thread, its group and this rank's part of the values.
+    """The server thread, its group, and the values of the keys that this rank owns.
 
-    Whoever uses the store asks by a method, which gives a Future. All else is the thread's.
+    Other threads call the methods without an underscore, which return a Future. Only the server
+    thread runs the other methods and uses the group and the values, so no locks are needed.
+
+    Parameters
+    ----------
+    group : Group
+        A group for the server threads only.
+    staleness : int or None
+        The largest number of pushes by which a rank may be ahead; None means no limit.
     """
 
     def __init__(self, group: Group, staleness: int | None) -> None:
         self.group, self.staleness = group, staleness
         self.table: Plain | InGraph = Plain()
         self.homes: list[Home] = []
+        """All keys of the store, by number."""
         self._clocks: dict[int, list[int]] = {}
-        """Of each key that lives here: the pushes of each rank."""
-        self._gone: set[int] = set()
+        """The number of pushes of each rank, for each key that this rank owns."""
+        self._ended_ranks: set[int] = set()
+        """The ranks that have sent BYE."""
         self._peers = [Peer(rank) for rank in range(group.size) if rank != group.rank]
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
-        self._asked: set[Future[Any]] = set()
+        self._futures: set[Future[Any]] = set()
         self._sends: deque[Work] = deque()
         self._works: deque[tuple[Work, Future[Any]]] = deque()
         self._tickets: dict[int, Future[Any]] = {}
-        self._tickets_given = 0
-        self._waiting: list[Waiting] = []
+        self._num_tickets = 0
+        self._pending_pushes: list[PendingPush] = []
         self._closing: Future[Any] | None = None
-        self._said_end = False
-        self._active, self._told = False, time.monotonic()
+        self._has_sent_end = False
+        self._active, self._last_here_time = False, time.monotonic()
         self._over: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=group.name, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Let the thread call a function."""
+        """Call a function in the server thread. The Future gets its result or its error."""
         future: Future[Any] = Future()
 
         def command() -> None:
             try:
                 future.set_result(function())
-            except Exception as error:  # the caller's, not the thread's
+            except Exception as error:  # it belongs to the caller and must not end the thread
                 future.set_exception(error)
 
         return self._ask(command, future)
 
     def collective(self, start: Callable[[Group], Work]) -> Future[Any]:
-        """Let the thread start a collective of its group; gives what it returns."""
+        """Start a collective in the server thread. The Future gets its result."""
         future: Future[Any] = Future()
         return self._ask(lambda: self._works.append((start(self.group), future)), future)
 
-    def request(self, kind: Kind, number: int, payload: Array | None, want: bool) -> Future[Any]:
-        """Ask where a key lives; gives the kind and the payload of the answer.
+    def request(
+        self, kind: Kind, number: int, payload: Array | None, wants_value: bool
+    ) -> Future[Any]:
+        """Send a request to the owner of a key. The Future gets kind and payload of the answer.
 
-        The payload that is sent is not copied.
+        The payload is not copied, so it must not change before the answer. `wants_value` asks for
+        the value in the answer to a push.
         """
         future: Future[Any] = Future()
         owner, me = self.homes[number].owner, self.group.rank
 
-        def here() -> None:
-            self._serve(me, kind, number, payload, want, lambda *said: future.set_result(said))
+        def serve_locally() -> None:
+            self._serve(
+                me, kind, number, payload, wants_value, lambda *result: future.set_result(result)
+            )
 
-        def away() -> None:
-            self._tickets_given += 1
-            self._tickets[self._tickets_given] = future
-            self._send(owner, kind, number, payload, self._tickets_given, want)
+        def send_request() -> None:
+            self._num_tickets += 1
+            self._tickets[self._num_tickets] = future
+            self._send(owner, kind, number, payload, self._num_tickets, wants_value)
 
-        return self._ask(here if owner == me else away, future)
+        return self._ask(serve_locally if owner == me else send_request, future)
 
     def close(self) -> Future[Any]:
-        """Say bye, and serve the others until all have; the thread ends then."""
+        """Send BYE, and serve the other ranks until all have sent BYE. Then the thread ends."""
         future: Future[Any] = Future()
 
         def command() -> None:
             self._closing = future
-            self._gone.add(self.group.rank)
+            self._ended_ranks.add(self.group.rank)
             for peer in self._peers:
-                peer.heard = time.monotonic()
+                peer.last_message_time = time.monotonic()
                 self._send(peer.rank, Kind.BYE)
 
         return self._ask(command, future)
 
     @property
     def over(self) -> bool:
-        """Whether the thread has ended, in good order or not."""
+        """True if the thread has ended, with or without an error."""
         return self._over is not None
 
     def _ask(self, command: Callable[[], None], future: Future[Any]) -> Future[Any]:
-        self._asked.add(future)
-        future.add_done_callback(self._asked.discard)
+        self._futures.add(future)
+        future.add_done_callback(self._futures.discard)
         self._active = True
         self._commands.append(command)
         self._wake.set()
-        if self._over is not None:  # set before the thread looks for the last time who has asked
+        if self._over is not None:  # set before the last call of _fail_asked by the thread
             self._fail_asked(self._over)
         return future
 
     def _fail_asked(self, why: BaseException) -> None:
-        for future in list(self._asked):
-            with contextlib.suppress(InvalidStateError):  # it has an end, or gets one this moment
+        for future in list(self._futures):
+            with contextlib.suppress(InvalidStateError):  # it has a result or an error already
                 future.set_exception(why)
 
     def _run(self) -> None:
@@ -197,7 +231,7 @@ class Service:
                 self.group.abort("".join(traceback.format_exception(error)))
         self._over = why
         self.group.close()
-        if self._closing is not None and isinstance(why, GroupClosedError) and self._said_end:
+        if self._closing is not None and isinstance(why, GroupClosedError) and self._has_sent_end:
             self._closing.set_result(None)
         self._fail_asked(why)
 
@@ -214,101 +248,119 @@ class Service:
             nap = min(1.5 * nap, LONGEST_NAP)
 
     def _take_commands(self) -> bool:
-        moved = bool(self._commands)
+        has_work = bool(self._commands)
         while self._commands:
             self._commands.popleft()()
-        return moved
+        return has_work
 
     def _receive(self) -> bool:
-        """Take in what has come."""
-        moved = False
+        """Handle the messages that have arrived; return True if there were any."""
+        has_work = False
         for peer in self._peers:
             if peer.work is None or not peer.work.done():
                 continue
             peer.work.wait()
-            peer.heard, moved = time.monotonic(), True
+            peer.last_message_time, has_work = time.monotonic(), True
             kind, number, length = (int(n) for n in peer.header[:3])
             if length and peer.payload is None:
-                numbers = kind in (Kind.ROWS, Kind.LATE)
-                dtype = np.dtype(np.int64) if numbers else self.homes[number].dtype
+                has_indices = kind in (Kind.ROWS, Kind.LATE)
+                dtype = np.dtype(np.int64) if has_indices else self.homes[number].dtype
                 peer.payload = np.empty(length, dtype)
                 peer.work = self._receiving(peer, peer.payload)
                 continue
             payload, peer.payload = peer.payload, None
-            ticket, want = int(peer.header[3]), bool(peer.header[4])
+            ticket, wants_value = int(peer.header[3]), bool(peer.header[4])
             peer.ended = kind == Kind.END
             peer.work = None if peer.ended else self._receiving(peer, peer.header)
-            self._handle(peer.rank, Kind(kind), number, payload, ticket, want)
-        return moved
+            self._handle(peer.rank, Kind(kind), number, payload, ticket, wants_value)
+        return has_work
 
     def _receiving(self, peer: Peer, buffer: Array) -> Work:
         work: Work = self.group.recv(peer.rank, out=buffer, async_op=True, site="kvstore")
         return work
 
     def _handle(
-        self, who: int, kind: Kind, number: int, payload: Array | None, ticket: int, want: bool
+        self,
+        rank: int,
+        kind: Kind,
+        number: int,
+        payload: Array | None,
+        ticket: int,
+        wants_value: bool,
     ) -> None:
         if kind in (Kind.PUSH, Kind.PULL, Kind.ROWS):
-            if payload is None and kind != Kind.PULL:  # of no elements, which are not sent
+            if payload is None and kind != Kind.PULL:  # a payload without elements is not sent
                 payload = np.empty(0, np.int64 if kind == Kind.ROWS else self.homes[number].dtype)
 
-            def answer(said: Kind, value: Array | None) -> None:
-                self._send(who, said, number, value, ticket)
+            def answer(answer_kind: Kind, value: Array | None) -> None:
+                self._send(rank, answer_kind, number, value, ticket)
 
-            self._serve(who, kind, number, payload, want, answer)
+            self._serve(rank, kind, number, payload, wants_value, answer)
         elif kind in (Kind.ANSWER, Kind.LATE):
             self._tickets.pop(ticket).set_result((kind, payload))
         elif kind == Kind.BYE:
-            self._gone.add(who)
+            self._ended_ranks.add(rank)
 
     def _serve(
-        self, who: int, kind: Kind, number: int, payload: Array | None, want: bool, answer: Answer
+        self,
+        rank: int,
+        kind: Kind,
+        number: int,
+        payload: Array | None,
+        wants_value: bool,
+        answer: Answer,
     ) -> None:
-        """Do what a worker asks of a key that lives here."""
+        """Handle a request of a rank about a key that this rank owns."""
         if kind == Kind.PUSH:
             assert payload is not None
             self._apply(self.homes[number], payload)
             clock = self._clocks.setdefault(number, [0] * self.group.size)
-            clock[who] += 1
-            self._waiting.append(Waiting(who, number, want, answer, time.monotonic()))
+            clock[rank] += 1
+            self._pending_pushes.append(
+                PendingPush(rank, number, wants_value, answer, time.monotonic())
+            )
             self._release()
             return
         value = self._value(number)
         answer(Kind.ANSWER, value if kind == Kind.PULL else value[payload])
 
     def _apply(self, home: Home, gradient: Array) -> None:
-        given, table = gradient.reshape(home.shape), self.table
+        array, table = gradient.reshape(home.shape), self.table
         if isinstance(table, Plain):
-            table.push(home.key, given)
+            table.push(home.key, array)
             return None
         end = time.monotonic() + self.group.timeout if self.group.timeout else None
         while True:
             try:
-                return table.push({home.key: given}, None, summed=True)
-            except BusyError:  # the program assigns the learning rate, or reads the state
+                return table.push({home.key: array}, None, summed=True)
+            except BusyError:  # the program assigns the learning rate or reads the state now
                 if end is not None and time.monotonic() > end:
                     raise
                 time.sleep(SHORTEST_NAP)
 
     def _value(self, number: int) -> Array:
-        """A copy, which no later push changes."""
+        """Return a copy of a value, which later pushes do not change."""
         value = self.table.value(self.homes[number].key)
         return value.copy() if isinstance(self.table, Plain) else value
 
     def _release(self) -> None:
-        """Answer the pushes whose workers are not too far ahead, or have waited too long."""
-        for each in list(self._waiting):
+        """Answer the pushes whose ranks are not too far ahead, or have waited for NGD_TIMEOUT."""
+        for each in list(self._pending_pushes):
             clock = self._clocks[each.number]
-            active = [r for r in range(self.group.size) if r not in self._gone or r == each.who]
-            least = clock[each.who] - (self.staleness or 0)
+            active = [
+                r
+                for r in range(self.group.size)
+                if r not in self._ended_ranks or r == each.from_rank
+            ]
+            least = clock[each.from_rank] - (self.staleness or 0)
             slow = [] if self.staleness is None else [r for r in active if clock[r] < least]
             if not slow:
-                each.answer(Kind.ANSWER, self._value(each.number) if each.want else None)
+                each.answer(Kind.ANSWER, self._value(each.number) if each.wants_value else None)
             elif self._past(each.since):
                 each.answer(Kind.LATE, np.array(slow, np.int64))
             else:
                 continue
-            self._waiting.remove(each)
+            self._pending_pushes.remove(each)
 
     def _past(self, since: float) -> bool:
         return bool(self.group.timeout) and time.monotonic() - since > self.group.timeout
@@ -320,43 +372,50 @@ class Service:
         number: int = 0,
         payload: Array | None = None,
         ticket: int = 0,
-        want: bool = False,
+        wants_value: bool = False,
     ) -> None:
         flat = np.empty(0) if payload is None else np.ascontiguousarray(payload).reshape(-1)
-        header = np.array([kind, number, flat.size, ticket, want], np.int64)
+        header = np.array([kind, number, flat.size, ticket, wants_value], np.int64)
         for part in [header, flat][: 2 if flat.size else 1]:
             self._sends.append(self.group.send(part, to, async_op=True, site="kvstore"))
 
     def _reap(self) -> bool:
-        """Let go of what has arrived: sends, and collectives in their order."""
-        moved = False
+        """Complete finished sends, and finished collectives in their order.
+
+        Return True if there were any.
+        """
+        has_work = False
         for _ in range(len(self._sends)):
             work = self._sends.popleft()
             if work.done():
                 work.wait()
-                moved = True
+                has_work = True
             else:
                 self._sends.append(work)
         while self._works and self._works[0][0].done():
             work, future = self._works.popleft()
             future.set_result(work.wait())
-            moved = True
-        return moved
+            has_work = True
+        return has_work
 
     def _keep_time(self) -> None:
-        """Tell those that have closed that the worker goes on; notice a worker that does not."""
+        """Send HERE to ranks that have closed, and raise an error if a rank stays silent.
+
+        While this rank uses the store, it sends HERE four times per NGD_TIMEOUT. If this rank has
+        closed the store, and another rank sends nothing for NGD_TIMEOUT, the error names it.
+        """
         limit = self.group.timeout
-        if not limit or not self._gone:
+        if not limit or not self._ended_ranks:
             return
         now = time.monotonic()
-        if self._active and now - self._told > limit / 4:
+        if self._active and now - self._last_here_time > limit / 4:
             for peer in self._peers:
-                if peer.rank in self._gone and not peer.ended and not self._said_end:
+                if peer.rank in self._ended_ranks and not peer.ended and not self._has_sent_end:
                     self._send(peer.rank, Kind.HERE)
-            self._active, self._told = False, now
+            self._active, self._last_here_time = False, now
         if self._closing is None:
             return
-        silent = [p.rank for p in self._peers if not p.ended and self._past(p.heard)]
+        silent = [p.rank for p in self._peers if not p.ended and self._past(p.last_message_time)]
         if silent:
             error = CollectiveTimeoutError(
                 f"kvstore: close: rank {', '.join(map(str, silent))} has not closed the store, nor "
@@ -366,11 +425,11 @@ class Service:
             raise error
 
     def _at_end(self) -> bool:
-        """Whether all is said; says the last word where all have said bye."""
-        if self._closing is None or len(self._gone) < self.group.size:
+        """Send END if all ranks have sent BYE. Return True if all messages are complete."""
+        if self._closing is None or len(self._ended_ranks) < self.group.size:
             return False
-        if not self._said_end:
-            self._said_end = True
+        if not self._has_sent_end:
+            self._has_sent_end = True
             for peer in self._peers:
                 self._send(peer.rank, Kind.END)
         return not self._sends and all(peer.ended for peer in self._peers)

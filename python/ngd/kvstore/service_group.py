@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of a store's service thread: the ranks of another group, in a group of their own."""
+"""The group of the server threads of a `dist_async` store."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ..comm.world import init, make_local_group, world_over_mpi
 
 
 def world_ranks_of(group: Group) -> list[int]:
-    """The ranks of the world that a group has, in its order; all of them call this."""
-    mine = np.array([init().rank])
-    return [int(rank) for rank in group.all_gather(mine, site="ngd.kvstore.create()")]
+    """Return the world rank of each rank of a group. All ranks of the group call this function."""
+    own_rank = np.array([init().rank])
+    return [int(rank) for rank in group.all_gather(own_rank, site="ngd.kvstore.create()")]
 
 
 def make_service_group(group: Group, name: str) -> Group:
-    """A group of the same ranks for another thread, which all of them make together.
+    """Return a new group with the same ranks, for another thread. All ranks call this function.
 
-    On one host it shares no family with `group`, so neither thread finds the other one inside.
+    On one host it is made by a separate rendezvous. So no call to one group finds the other group
+    in use by another thread. Over MPI it is a group of the world.
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose every rank holds all values, and whose pushes are all-reduces."""
+"""The class `KVStore`: every rank has all values, and a push is an all-reduce."""
 
 from __future__ import annotations
 
@@ -20,22 +20,41 @@ from .tables import InGraph, Plain, Updater, moved
 
 
 class KVStore:
-    """Values by key, with the methods of MXNet 1.9.1's KVStore, on arrays.
+    """A store of values by key, with the methods of MXNet 1.9.1's KVStore.
 
-    A key is an integer or a string; all keys of a store are of one type. Methods take one key and
-    its value, or a list of keys and a list of values; the value of a key is an array, or a list of
-    arrays, whose sum counts: MXNet's one array a device. An array is what NumPy can read.
+    Use ngd.kvstore.create to create one. A key is an integer or a string, and all keys of a store
+    have the same type. A method takes one key and its value, or a list of keys and a list of
+    values. The value of a key is an array, or a list of arrays, which are added up. MXNet gives
+    such a list with one array per device. An array is a NumPy array, a DLPack tensor or a buffer.
 
-    All ranks of a distributed store make the same calls in one order, with the same keys; `pull`,
-    `row_sparse_pull` and `save_optimizer_states` are a rank's own. Calls return when they are done,
-    and `priority` changes nothing.
+    All ranks of a "dist_sync" store make the same calls in the same order, with the same keys.
+    `pull`, `row_sparse_pull` and `save_optimizer_states` are exceptions, because they do not
+    communicate. A call returns when it is complete.
+
+    Parameters
+    ----------
+    type : str
+        The name of the store.
+    group : Group or None
+        The ranks that share the store; None for a store of this process.
 
     Attributes
     ----------
-    type
-        The name that it was made by.
-    rank, num_workers
-        This process's number among those that share the store, and how many there are.
+    type : str
+        The name of the store.
+    rank, num_workers : int
+        The number of this rank among the ranks that share the store, and the number of these ranks.
+
+    Examples
+    --------
+    >>> from ngd import kvstore, optim
+    >>> store = kvstore.create("local")
+    >>> store.set_optimizer(optim.SGD(0.5))
+    >>> store.init("weight", np.ones(2, np.float32))
+    >>> weight = np.empty(2, np.float32)
+    >>> store.pushpull("weight", np.ones(2, np.float32), out=weight)
+    >>> weight
+    array([0.5, 0.5], dtype=float32)
     """
 
     def __init__(self, type: str, group: Group | None) -> None:
@@ -51,50 +70,68 @@ class KVStore:
 
     @property
     def updater(self) -> Updater | None:
-        """What changes values, where that is neither an optimizer of ngd nor the sum itself."""
+        """The function of set_updater, or the updater of an MXNet optimizer; otherwise None."""
         return getattr(self._table, "updater", None)
 
     def init(self, key: Any, value: Any) -> None:
-        """Make keys, each once, before anything else is done with them.
-
-        Every rank gives values of the same shapes and dtypes, and those of rank 0 count.
-
-        Raises
-        ------
-        KeyError
-            There is such a key already, or the store's keys are of the other type.
-        """
-        given = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
-        for k in given:
-            self._expect_new("init", k)
-        for k, array in zip(given, self._of_first(list(given.values())), strict=True):
-            self._add(k, array)
-
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Sum values over what is given for a key and over the ranks, and take the sum in.
-
-        Without an optimizer or an updater the sum is the new value.
+        """Create keys with initial values. Every key is created once, before its first use.
 
         Parameters
         ----------
-        key, value
-            See the class; of the stored value's shape and dtype.
-        priority
-            Taken, and not used.
+        key : int, str, or list of them
+            The new keys.
+        value : array_like, or list of them
+            The initial values. All ranks give the same shapes and dtypes, and the values of rank 0
+            are stored.
 
         Raises
         ------
         KeyError
-            A key that was not initialized.
+            The key exists already, or the other keys of the store have another type.
         """
-        self._push("push", self._given("push", key, value), None)
+        arrays = {k: read("init", v[0]) for k, v in by_key("init", "value", key, value).items()}
+        for k in arrays:
+            self._expect_new("init", k)
+        for k, array in zip(arrays, self._of_first(list(arrays.values())), strict=True):
+            self._add(k, array)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Add up the arrays of a key over all ranks, and update the value with the sum.
+
+        With an optimizer or an updater, the sum is the gradient of the update. Otherwise it is the
+        new value.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+            The keys.
+        value : array_like, or list of them
+            One array per key, or a list of arrays per key, which are added up. They have the shape
+            and dtype of the stored value.
+        priority : int
+            Not used.
+
+        Raises
+        ------
+        KeyError
+            The key was not created by `init`.
+        """
+        self._push("push", self._read_arrays("push", key, value), None)
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """Copy values into `out`: an array a key, or a list of arrays, each of which gets it.
+        """Copy values into arrays.
 
-        The arrays are of the value's shape; another dtype gets the value converted.
+        Parameters
+        ----------
+        key : int, str, or list of them
+            The keys.
+        out : array, or list of them
+            One array per key, or a list of arrays per key, each of which gets the value. An array
+            has the shape of the value. The value is converted to its dtype.
+        priority, ignore_sparse
+            Not used.
         """
         for k, outs in self._targets("pull", key, out).items():
             value = self._value(k)
@@ -102,13 +139,33 @@ class KVStore:
                 np.copyto(each, value, casting="unsafe")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push and pull in one: into `out`, or where it is None into the arrays of `value`."""
+        """Push arrays, and copy the new values into `out`.
+
+        Parameters
+        ----------
+        key, value
+            The same as in `push`.
+        out : array, or list of them, optional
+            The same as in `pull`. The default is `value`.
+        priority : int
+            Not used.
+        """
         where = "pushpull"
-        given = self._given(where, key, value)
-        self._push(where, given, self._targets(where, key, value if out is None else out))
+        arrays = self._read_arrays(where, key, value)
+        self._push(where, arrays, self._targets(where, key, value if out is None else out))
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Initialize keys with rank 0's values, and put these into `out`."""
+        """Create keys with the values of rank 0, and copy these into `out`.
+
+        Parameters
+        ----------
+        key, value
+            The same as in `init`.
+        out
+            The same as in `pull`.
+        priority : int
+            Not used.
+        """
         first = {k: v[0] for k, v in by_key("broadcast", "value", key, value).items()}
         self.init(list(first), list(first.values()))
         self.pull(key, out)
@@ -116,46 +173,54 @@ class KVStore:
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None
     ) -> None:
-        """Copy some rows of values into `out`, whose other rows become zero.
+        """Copy some rows of values into arrays, and set their other rows to zero.
 
         Parameters
         ----------
         key, out
-            As in `pull`.
-        row_ids
-            Numbers of rows, an array of one axis, in any order and as often as one likes; or a list
-            of such, one for each array of `out`.
+            The same as in `pull`.
+        priority : int
+            Not used.
+        row_ids : array_like of ints, or list of them
+            The indices of the rows, along one axis, in any order. An index may occur several times.
+            A list has one such array for each array of `out`.
+
+        Raises
+        ------
+        IndexError
+            An index is outside of the value.
         """
         where = "row_sparse_pull"
-        wanted = self._targets(where, key, out)
+        destinations = self._targets(where, key, out)
         ids = by_key(where, "row_ids", key, row_ids)
-        for k, outs in wanted.items():
-            numbers = ids[k] * len(outs) if len(ids[k]) == 1 else ids[k]
-            if len(numbers) != len(outs):
+        for k, outs in destinations.items():
+            index_arrays = ids[k] * len(outs) if len(ids[k]) == 1 else ids[k]
+            if len(index_arrays) != len(outs):
                 raise ValueError(
                     f"{where}: row_ids: expected one for each of {len(outs)} arrays of key {k!r}; "
-                    f"got {len(numbers)}"
+                    f"got {len(index_arrays)}"
                 )
             shape = self._shapes[k].shape
             if not shape:
                 raise ShapeError(
                     f"{where}: key {k!r}: expected a value that has rows; got a scalar"
                 )
-            for each, of_each in zip(outs, numbers, strict=True):
-                rows = rows_of(where, of_each, shape[0])
+            for each, indices in zip(outs, index_arrays, strict=True):
+                rows = rows_of(where, indices, shape[0])
                 values = self._rows(k, rows)
                 each[...] = 0
                 each[rows] = values
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Update values by an optimizer from now on; what is pushed are gradients.
+        """Update values with an optimizer from now on. Pushed arrays are then gradients.
 
         Parameters
         ----------
-        optimizer
-            One of ngd.optim: the sum over the ranks and the update are one compiled step for the
-            keys of a call, with a count of updates and a state for each key, and clip_norm over the
-            keys of the call. Or one of MXNet's, whose arrays share the store's memory.
+        optimizer : ngd.optim.Optimizer or mxnet.optimizer.Optimizer
+            The optimizer. With one of ngd.optim, the all-reduce and the updates of a push are one
+            compiled step for all keys of the call. Each key has its own state and its own count of
+            updates, and clip_norm applies to all keys of the call. With one of MXNet, its arrays
+            share the memory of the store.
         """
         if isinstance(optimizer, optim.Optimizer):
             self._use(InGraph(optimizer, self.group))
@@ -170,19 +235,30 @@ class KVStore:
             )
 
     def set_updater(self, updater: Updater) -> None:
-        """Update values by `updater(key, gradient, value)`, which changes `value` in place.
+        """Update values with a function from now on. Pushed arrays are then gradients.
 
-        All ranks give the same function, which depends on its arguments alone.
+        Parameters
+        ----------
+        updater : function
+            It is called as `updater(key, gradient, value)` and changes `value` in place. All ranks
+            give the same function, and its effect depends only on its arguments.
         """
         if not callable(updater):
             raise TypeError(f"set_updater: expected a function; got {type(updater).__name__}")
         self._use(Plain(updater))
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Send float32 gradients in two bits an element: {"type": "2bit", "threshold": 0.5}.
+        """Compress float32 gradients to two bits per element.
 
-        What that leaves out is kept, and added to the next gradient of the key. As in MXNet: a
-        distributed store compresses what a rank sends, "device" each of the values of a key.
+        The part of a gradient that is not sent is added to the next gradient of the key. As in
+        MXNet, a "dist" store compresses the sum of a rank's arrays. A "device" store compresses
+        each of the arrays of a key.
+
+        Parameters
+        ----------
+        compression_params : mapping
+            {"type": "2bit", "threshold": 0.5}. An element is sent as the threshold, its negative,
+            or zero.
         """
         if self.group is None and "device" not in self.type:
             raise ValueError(
@@ -194,26 +270,47 @@ class KVStore:
     def save_optimizer_states(
         self, fname: str | os.PathLike[str], dump_optimizer: bool = False
     ) -> None:
-        """Write the optimizer's state: MXNet's as MXNet does, one of ngd's as safetensors."""
+        """Write the state of the optimizer to a file.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file. For an optimizer of ngd it is a safetensors file, for one of MXNet it is
+            MXNet's pickle.
+        dump_optimizer : bool, default False
+            Save MXNet's optimizer too. It must be False for an optimizer of ngd.
+        """
         self._table.save(Path(fname), dump_optimizer)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what `save_optimizer_states` wrote; every rank does."""
+        """Read a file of `save_optimizer_states`. Every rank calls this method.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file.
+        """
         self._table.load(Path(fname))
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store has "optimizer", the one capability that MXNet asks for: it has."""
+        """Return True for "optimizer", the only capability that MXNet asks for.
+
+        Raises
+        ------
+        ValueError
+            The capability has another name.
+        """
         if capability.lower() != "optimizer":
             raise ValueError(f"is_capable: expected 'optimizer'; got {capability!r}")
         return True
 
     def barrier(self) -> None:
-        """Return when all ranks have come."""
+        """Wait until all ranks have called this method."""
         if self.group is not None:
             self.group.barrier()
 
     def close(self) -> None:
-        """Let go of the values; idempotent."""
+        """Release the values. A second call does nothing."""
         self._table = Plain()
 
     def _use(self, table: Plain | InGraph) -> None:
@@ -240,19 +337,19 @@ class KVStore:
         self._table.add(key, value)
         self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
 
-    def _given(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
-        """What is pushed, by key in rising order."""
-        found = by_key(where, "value", key, value)
-        given: dict[Key, list[Array]] = {}
-        for k in sorted(found, key=lambda k: (isinstance(k, str), k)):
-            like = self._expect_known(where, k)
-            given[k] = [read(where, each) for each in found[k]]
-            for array in given[k]:
-                expect_like(where, k, array, like)
-        return given
+    def _read_arrays(self, where: str, key: Any, value: Any) -> dict[Key, list[Array]]:
+        """Return the arrays of a push, checked, with the keys in ascending order."""
+        values_of_key = by_key(where, "value", key, value)
+        arrays: dict[Key, list[Array]] = {}
+        for k in sorted(values_of_key, key=lambda k: (isinstance(k, str), k)):
+            template = self._expect_known(where, k)
+            arrays[k] = [read(where, each) for each in values_of_key[k]]
+            for array in arrays[k]:
+                expect_like(where, k, array, template)
+        return arrays
 
     def _targets(self, where: str, key: Any, out: Any) -> dict[Key, list[Array]]:
-        """Where values are to go."""
+        """Return the arrays of `out`, checked, by key."""
         if out is None:
             raise TypeError(f"{where}: out: expected an array, or a list of arrays; got None")
         return {
@@ -261,51 +358,53 @@ class KVStore:
         }
 
     def _of_first(self, values: list[Array]) -> list[Array]:
-        """Rank 0's values."""
+        """Return the values of rank 0, by a broadcast."""
         if self.group is None or not values:
             return values
         first: list[Array] = self.group.broadcast(values, 0)
         return first
 
     def _push(
-        self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
+        self, where: str, arrays: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
     ) -> None:
-        """Sum, update, and copy the new values where they are wanted."""
-        if not given:
+        """Add up gradients over the ranks, update the values, and copy them into `outs`."""
+        if not arrays:
             return
         table = self._table
         if isinstance(table, InGraph):
             summed = self._compression is not None
-            sums = self._compressed(given) if summed else {k: total(v) for k, v in given.items()}
+            sums = (
+                self._sum_compressed(arrays) if summed else {k: total(v) for k, v in arrays.items()}
+            )
             direct = direct_outs(sums, outs)
             table.push(sums, direct, summed)
-            done = {} if direct is None else direct
+            updated = {} if direct is None else direct
         else:
-            for k, gradient in self._sums(table, given).items():
+            for k, gradient in self._sums(table, arrays).items():
                 table.push(k, gradient)
-            done = {}
-        for k, wanted in (outs or {}).items():
-            value = done[k] if k in done else self._value(k)
-            for each in wanted:
+            updated = {}
+        for k, destinations in (outs or {}).items():
+            value = updated[k] if k in updated else self._value(k)
+            for each in destinations:
                 if each is not value:
                     np.copyto(each, value, casting="unsafe")
 
-    def _sums(self, table: Plain, given: dict[Key, list[Array]]) -> dict[Key, Array]:
-        """Over the values of a key, and over the ranks."""
+    def _sums(self, table: Plain, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
+        """Return the sum of each key over its arrays and over the ranks."""
         if self._compression is not None:
-            return self._compressed(given)
-        local = {k: total(v) for k, v in given.items()}
+            return self._sum_compressed(arrays)
+        local = {k: total(v) for k, v in arrays.items()}
         if self.group is None:
             return local
-        rooms = [table.room(k) for k in local]
-        self.group.all_reduce(list(local.values()), op="sum", out=rooms)
-        return dict(zip(local, rooms, strict=True))
+        buffers = [table.room(k) for k in local]
+        self.group.all_reduce(list(local.values()), op="sum", out=buffers)
+        return dict(zip(local, buffers, strict=True))
 
-    def _compressed(self, given: dict[Key, list[Array]]) -> dict[Key, Array]:
-        """The same, of what two bits say of the values."""
+    def _sum_compressed(self, arrays: dict[Key, list[Array]]) -> dict[Key, Array]:
+        """Return the sum of the compressed arrays of each key, over the ranks."""
         two_bits, sums = self._compression, {}
         assert two_bits is not None
-        for k, values in given.items():
+        for k, values in arrays.items():
             if self.group is None:
                 packed = np.stack([two_bits.encode((k, i), v) for i, v in enumerate(values)])
             else:
@@ -317,14 +416,18 @@ class KVStore:
         return self._table.value(key)
 
     def _rows(self, key: Key, rows: Array) -> Array:
-        found: Array = self._table.value(key)[rows]
-        return found
+        values: Array = self._table.value(key)[rows]
+        return values
 
 
 def direct_outs(
     sums: Mapping[Key, Array], outs: Mapping[Key, list[Array]] | None
 ) -> dict[Key, Array] | None:
-    """The first array of each key, where a step can write into them while it reads the sums."""
+    """Return the first `out` of each key, if a step can write its results into them directly.
+
+    Return None if the keys differ, or if an array has another dtype, is not contiguous, or may
+    overlap a sum, which the step reads.
+    """
     if outs is None or outs.keys() != sums.keys():
         return None
     chosen = {k: outs[k][0] for k in sums}

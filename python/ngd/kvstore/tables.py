@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a store keeps its values, and what a sum of gradients does to them."""
+"""The tables of a store: they hold the values, and update them with sums of gradients."""
 
 from __future__ import annotations
 
@@ -19,42 +19,51 @@ from ..optim import Optimizer, clip_by_global_norm
 from .arguments import Key
 
 Updater: TypeAlias = Callable[[Key, Array, Array], Any]
-"""Takes a key, the sum of what was pushed, and the stored value, which it changes in place."""
+"""A function of a key, the sum of gradients, and the stored value, which it changes in place."""
 
 
 class Plain:
-    """Arrays, which a push replaces, or which an updater changes."""
+    """A table of NumPy arrays. A push replaces a value, or an updater changes it.
+
+    Parameters
+    ----------
+    updater : function, optional
+        The function that changes a value in place. By default the pushed sum is the new value.
+    """
 
     def __init__(self, updater: Updater | None = None) -> None:
         self.updater = updater
         self._values: dict[Key, Array] = {}
-        self._rooms: dict[Key, Array] = {}
+        self._buffers: dict[Key, Array] = {}
 
     def names(self) -> list[Key]:
-        """All keys, in the order in which they came."""
+        """Return all keys, in the order in which they were added."""
         return list(self._values)
 
     def check(self, key: Key, dtype: np.dtype[Any]) -> None:
-        """Raise TypeError where no value of this dtype can be here."""
+        """Raise TypeError if the table does not support values of this dtype."""
 
     def add(self, key: Key, value: Array) -> None:
-        """Take in a new key, with a copy of its value."""
+        """Add a key with a copy of its value."""
         self._values[key] = value.copy()
 
     def value(self, key: Key) -> Array:
-        """What is stored: to be read, or copied, before the next push."""
+        """Return the stored array. It may change at the next push."""
         return self._values[key]
 
     def room(self, key: Key) -> Array:
-        """Where to put the sum of what is pushed: the value itself where a push replaces it."""
+        """Return the array for the sum of the pushed arrays.
+
+        Without an updater this is the stored value itself, so `push` has nothing to copy.
+        """
         if self.updater is None:
             return self._values[key]
-        if key not in self._rooms:
-            self._rooms[key] = np.empty_like(self._values[key])
-        return self._rooms[key]
+        if key not in self._buffers:
+            self._buffers[key] = np.empty_like(self._values[key])
+        return self._buffers[key]
 
     def push(self, key: Key, gradient: Array) -> None:
-        """Take in a sum over all that push."""
+        """Update a value with the sum of the pushed arrays."""
         stored = self._values[key]
         if self.updater is not None:
             self.updater(key, gradient, stored)
@@ -62,27 +71,35 @@ class Plain:
             np.copyto(stored, gradient)
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """Write the state of the updater into a file, as it gives it: MXNet's do."""
-        states = self._of_updater("save_optimizer_states", "get_states")(dump_optimizer)
+        """Write the result of the updater's `get_states` to a file; updaters of MXNet have it."""
+        states = self._updater_method("save_optimizer_states", "get_states")(dump_optimizer)
         checkpoint.replace(path, [states])
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote."""
-        self._of_updater("load_optimizer_states", "set_states")(path.read_bytes())
+        """Read the state of the updater from a file of `save`."""
+        self._updater_method("load_optimizer_states", "set_states")(path.read_bytes())
 
-    def _of_updater(self, where: str, method: str) -> Any:
-        found = getattr(self.updater, method, None)
-        if found is None:
+    def _updater_method(self, where: str, method: str) -> Any:
+        function = getattr(self.updater, method, None)
+        if function is None:
             raise ValueError(
                 f"{where}: expected a store with an optimizer; got none. Call set_optimizer first."
             )
-        return found
+        return function
 
 
 class InGraph:
-    """Variables, which an optimizer of ngd updates; the all-reduce is a node of the same step.
+    """A table of variables that an optimizer of ngd updates in compiled steps.
 
-    Each key has its own count of updates and state, so that keys may be pushed in any sets.
+    A step has the all-reduce of the gradients and the updates of the keys of one push. Each key has
+    its own optimizer state and count of updates, so any set of keys can be pushed together.
+
+    Parameters
+    ----------
+    optimizer : ngd.optim.Optimizer
+        The optimizer, which is copied for each key.
+    group : Group or None
+        The ranks of the all-reduce; None for no all-reduce.
     """
 
     def __init__(self, optimizer: Optimizer, group: Group | None) -> None:
@@ -92,44 +109,47 @@ class InGraph:
         self._steps: dict[tuple[tuple[Key, ...], bool, bool], Executable] = {}
 
     def names(self) -> list[Key]:
-        """See Plain."""
+        """Return all keys, in the order in which they were added."""
         return list(self._variables)
 
     def check(self, key: Key, dtype: np.dtype[Any]) -> None:
-        """See Plain."""
+        """Raise TypeError unless the dtype is a float."""
         if dtype.kind not in "fV":  # V: bfloat16
             raise TypeError(
                 f"init: key {key!r}: expected floats, which an optimizer updates; got {dtype}"
             )
 
     def add(self, key: Key, value: Array) -> None:
-        """See Plain."""
+        """Add a key: a variable, and an optimizer with its state."""
         self.check(key, value.dtype)
-        made = self._variables[key] = variable(str(key), value)
-        apart = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
-        apart.apply({made: placeholder("gradient", made.shape, made.dtype)})  # makes its state
+        added = self._variables[key] = variable(str(key), value)
+        optimizer = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
+        # This creates the state of the optimizer.
+        optimizer.apply({added: placeholder("gradient", added.shape, added.dtype)})
 
     def value(self, key: Key) -> Array:
-        """See Plain."""
+        """Return a copy of the value."""
         return self._variables[key].numpy()
 
     def push(
         self, gradients: Mapping[Key, Array], outs: Mapping[Key, Array] | None, summed: bool
     ) -> None:
-        """Update the values of some keys, and put them into `outs` where it is given.
+        """Update the values of some keys, and write the new values into `outs` if it is given.
 
-        `summed`: the gradients are sums over the ranks already.
+        `summed` means that the gradients are sums over the ranks already.
         """
         step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
         step(*gradients.values(), out=None if outs is None else list(outs.values()))
 
     def _step(self, keys: tuple[Key, ...], with_values: bool, summed: bool) -> Executable:
-        """The compiled step of a set of keys."""
+        """Return the compiled step for a set of keys."""
         which = keys, with_values, summed
         if which not in self._steps:
             variables = [self._variables[key] for key in keys]
-            given = [placeholder(f"gradient of {v.name}", v.shape, v.dtype) for v in variables]
-            sums = given if summed else [ops.all_reduce(g, op="sum") for g in given]
+            placeholders = [
+                placeholder(f"gradient of {v.name}", v.shape, v.dtype) for v in variables
+            ]
+            sums = placeholders if summed else [ops.all_reduce(g, op="sum") for g in placeholders]
             gradients = dict(zip(variables, sums, strict=True))
             if self.optimizer.clip_norm is not None:
                 gradients, _ = clip_by_global_norm(gradients, self.optimizer.clip_norm)
@@ -137,7 +157,7 @@ class InGraph:
             for key, v in zip(keys, variables, strict=True):
                 updates |= self._optimizers[key].apply({v: gradients[v]})
             outputs = [updates[v] for v in variables] if with_values else []
-            self._steps[which] = compile_step(given, outputs, updates, group=self.group)
+            self._steps[which] = compile_step(placeholders, outputs, updates, group=self.group)
         return self._steps[which]
 
     def _state(self) -> dict[str, Variable]:
@@ -145,7 +165,7 @@ class InGraph:
         return {name: v for state in (*states, self.optimizer.state) for name, v in state.items()}
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """Write safetensors of the state of all keys, and of the learning rate."""
+        """Write the optimizer state of all keys, and the learning rate, as safetensors."""
         if dump_optimizer:
             raise ValueError(
                 "save_optimizer_states: dump_optimizer: expected False with an optimizer of ngd; "
@@ -154,7 +174,7 @@ class InGraph:
         checkpoint.replace(path, checkpoint.safetensors(self._state()))
 
     def load(self, path: Path) -> None:
-        """See Plain."""
+        """Read the optimizer state from a file of `save`."""
         saved, state = checkpoint.read_safetensors(path), self._state()
         if saved.keys() != state.keys():
             raise ValueError(
@@ -166,7 +186,7 @@ class InGraph:
 
 
 def moved(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
-    """The values of a table in another one."""
+    """Copy all values of the old table into the new one, and return the new one."""
     for key in old.names():
         new.add(key, old.value(key))
     return new

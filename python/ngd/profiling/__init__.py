@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Profiling: the time of each instruction, its cost, and a file for Perfetto."""
+"""Profiling: the time and the cost of each instruction of a step, and timelines for Perfetto."""
 
 from .perfetto import timeline
 from .recording import Recording, profile

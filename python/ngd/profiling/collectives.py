@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables that the collectives of a step update, for reports and timelines."""
+"""The variables that a step updates from the result of each collective, for reports."""
 
 from __future__ import annotations
 
@@ -9,47 +9,52 @@ from ..passes import Plan
 from ..passes.memory.plan import Storage
 
 NAMED = 2
-"""The number of variables that a text names."""
+"""The largest number of variables that a text names."""
 
 
 def variables_of(plan: Plan) -> dict[int, tuple[str, ...]]:
-    """Return the names of the variables that each collective updates, by its instructions.
+    """Return the names of the variables that are updated from each collective.
 
-    An instruction that reads the result of a collective and writes a variable updates it. If it
-    writes optimizer state too, the names are those of the other variables.
+    The keys are the numbers of the instructions that start a collective or wait for it. A variable
+    is updated from a collective if an instruction reads its result and writes the variable, or if
+    the result is written into the variable itself. Optimizer state is named only if no other
+    variable is updated.
     """
     readers = updating_reads(plan)
-    found: dict[int, tuple[str, ...]] = {}
+    names: dict[int, tuple[str, ...]] = {}
     for number, step in enumerate(plan.steps):
         if step.action not in ("start", "wait"):
             continue
         type, result = step.outputs[0]
-        places = [result.place] if result.lane == "variable" and type.bytes else []
+        positions = [result.place] if result.lane == "variable" and type.bytes else []
         for reader, operand, written in readers[id(result.whole or result)]:
             if reader > number and type.bytes and operand.meets(result):
-                places += written
-        found[number] = names_of(plan, places)
-    return found
+                positions += written
+        names[number] = names_of(plan, positions)
+    return names
 
 
 def updating_reads(plan: Plan) -> defaultdict[int, list[tuple[int, Storage, list[int]]]]:
-    """Return the reads of instructions that write variables, by the id of the whole storage."""
-    found: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
+    """Return the reads of instructions that write variables, by the id of the storage they read.
+
+    A read is (instruction, storage, positions of the written variables).
+    """
+    reads: defaultdict[int, list[tuple[int, Storage, list[int]]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
         written = [storage.place for _, storage in step.outputs if storage.lane == "variable"]
         for _, storage in step.inputs if written else ():
-            found[id(storage.whole or storage)].append((number, storage, written))
-    return found
+            reads[id(storage.whole or storage)].append((number, storage, written))
+    return reads
 
 
-def names_of(plan: Plan, places: list[int]) -> tuple[str, ...]:
-    """Return the names of variables, without optimizer state if there are others."""
-    written = [plan.variables[place] for place in dict.fromkeys(places)]
+def names_of(plan: Plan, positions: list[int]) -> tuple[str, ...]:
+    """Return the names of variables by position, without optimizer state if there are others."""
+    written = [plan.variables[position] for position in dict.fromkeys(positions)]
     parameters = [node for node in written if getattr(node, "owner", None) is None]
     return tuple(str(node.attrs["name"]) for node in parameters or written)
 
 
 def shown_names(names: tuple[str, ...]) -> str:
-    """Return the first names and the number of the others."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    """Return a text with the first names and the number of the others."""
+    num_others = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {num_others} more" if num_others > 0 else "")

@@ -16,15 +16,24 @@ from ..dtypes import Array
 from ..errors import BusyError
 
 Times: TypeAlias = tuple[int, int, int, int]
-"""Calls, ns of all calls, ns of the shortest call; for a wait, ns since its start began."""
+"""The number of calls, ns of all calls, ns of the shortest call, and for a wait the ns since its
+collective started."""
 Record: TypeAlias = tuple[Times, Sequence[Times], Sequence[Any]]
-"""For a program: whole runs, its instructions, and the records of the programs that these run."""
+"""The times of a program, of its instructions, and the records of the programs that these run."""
 
 
 class FirstRun(_core.Hold):
-    """Holds the variables of a step for its first run, and then stores the times of that run.
+    """The hold of a step during its first run, which stores the times of that run.
 
-    Then the step gets its ordinary hold.
+    A hold (_core.Hold) locks the variables of a step while it runs. After the first run, the step
+    gets its ordinary hold again.
+
+    Parameters
+    ----------
+    step : Executable
+        The step.
+    records : mapping from Executable to Record
+        The mapping that gets the times of the first run.
     """
 
     def __init__(self, step: Any, records: MutableMapping[Any, Record]) -> None:
@@ -32,18 +41,18 @@ class FirstRun(_core.Hold):
         self.step, self.hold, self.records = step, step.hold, records
 
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
-        """Run native.run(inputs, outputs), and store what it took."""
+        """Run native.run(inputs, outputs), and store its times."""
         try:
             self.hold.run(native, inputs, outputs)
         finally:
             if self.step.hold is self:
                 self.step.hold = self.hold
-            with suppress(BusyError):  # another thread runs the step, too
+            with suppress(BusyError):  # another thread runs the step too
                 self.records[self.step] = native.record()
 
 
 def subtract_record(record: Record, first: Record) -> Record:
-    """Return the times of the runs after the first one."""
+    """Return a record without the times of the first run."""
     bodies = [subtract_record(*pair) for pair in zip(record[2], first[2], strict=True)]
     instructions = [subtract_times(*pair) for pair in zip(record[1], first[1], strict=True)]
     return subtract_times(record[0], first[0]), instructions, bodies

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a report as a table of text, and as a page of HTML."""
+"""The output of a report: a table of text, or a page of HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .collectives import shown_names
 from .rows import Row
 
 SHOWN: Final = 40
-"""Rows of the table of text."""
+"""The largest number of rows in the table of text."""
 HEAD: Final = ("#", "op", "calls", "us", "%", "GFLOP/s", "GB/s", "% of peak", "call site", "")
 NUMBERS: Final = range(2, 8)
 
@@ -29,10 +29,10 @@ small { color: #666 }
 
 
 def text(summary: str, rows: Sequence[Row]) -> str:
-    """Return a summary and the longest rows."""
+    """Return a text with the summary and a table of the longest rows."""
     rows = sorted(rows, key=lambda row: -row.seconds)
-    shown = rows[:SHOWN]
-    table = [HEAD, *[cells(row) for row in shown]]
+    visible = rows[:SHOWN]
+    table = [HEAD, *[cells(row) for row in visible]]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(
@@ -41,15 +41,15 @@ def text(summary: str, rows: Sequence[Row]) -> str:
         ).rstrip()
         for line in table
     ]
-    rest = [row for row in rows[SHOWN:] if row.depth == 0]
-    if rest:
-        share = 100 * sum(row.share for row in rest)
+    hidden = [row for row in rows[SHOWN:] if row.depth == 0]
+    if hidden:
+        share = 100 * sum(row.share for row in hidden)
         lines.append(f"and {len(rows) - SHOWN} more, {share:.1f} % of the time; .rows has all")
     return "\n".join([summary, *lines])
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row as text."""
+    """Return the cells of a row as texts."""
     mean = row.mean
     return (
         "  " * row.depth + row.number,
@@ -66,7 +66,11 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def detail(row: Row) -> str:
-    """Return what a row consists of; for a wait, the collective and the ranks that were last."""
+    """Return the text of the last column.
+
+    For a wait, it has the types, the variables, the overlap, and the ranks that arrived last. For
+    an instruction of several ops, it has the ops and their lines. Otherwise it has the types.
+    """
     if row.action == "wait":
         types = ", ".join(type.short for type in row.results if type.bytes)
         names = f" of {shown_names(row.variables)}" if row.variables else ""
@@ -76,20 +80,20 @@ def detail(row: Row) -> str:
         return ", ".join(filter(None, facts))
     if len(row.made_of) > 1:
         counted = Counter(op for op, _ in row.made_of)
-        made = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())
+        ops = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())
         lines = dict.fromkeys(short(site) for _, site in row.made_of if site != row.site)
-        also = f"; also {', '.join(lines)}" if lines else ""
-        return f"{made}{also}"
+        other_lines = f"; also {', '.join(lines)}" if lines else ""
+        return f"{ops}{other_lines}"
     return row.types + ("" if row.layout == "row-major" else f", {row.layout}")
 
 
 def micros(seconds: float) -> str:
-    """Microseconds in three digits or more."""
+    """Return seconds as a text in microseconds, with one decimal below 100."""
     return f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
 
 
 def rate(amount: int, seconds: float) -> str:
-    """Billions a second."""
+    """Return `amount` per second as a text, in units of 1e9; empty if it is unknown."""
     return f"{amount / seconds / 1e9:.1f}" if amount and seconds else ""
 
 
@@ -101,7 +105,7 @@ def short(site: str) -> str:
 
 
 def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int]) -> str:
-    """Return a page with all rows, in the order of the program."""
+    """Return an HTML page with all rows, in the order of the program."""
     head = "".join(f"<th{number(i)}>{name}</th>" for i, name in enumerate(HEAD))
     body = "\n".join(html_row(row) for row in rows)
     lines = escape(summary).replace("\n", "<br>")
@@ -115,21 +119,21 @@ def html(title: str, summary: str, rows: Sequence[Row], memory: Mapping[str, int
 
 
 def html_row(row: Row) -> str:
-    """A row of the page: its cells, and a bar as long as its share."""
-    given = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
-    columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(given))
+    """Return a row of the HTML table: the cells, and a bar whose length is the share."""
+    escaped = [escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
+    columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(escaped))
     sites = escape("\n".join(f"{op} {site}" for op, site in row.made_of) or row.site)
     bar = f'<span class="bar" style="width:{300 * min(row.share, 1.0):.0f}px"></span>'
     return f'<tr title="{sites}">{columns}<td>{bar}</td></tr>'
 
 
 def number(column: int) -> str:
-    """The class of a column of numbers."""
+    """Return the HTML attribute of a column of numbers, or an empty text."""
     return ' class="n"' if column in NUMBERS else ""
 
 
 def escape(text: str) -> str:
-    """Return HTML that shows a text as it is."""
+    """Return a text with the special characters of HTML escaped."""
     from html import escape as escape_html  # here, because it is slow to import
 
     return escape_html(text)

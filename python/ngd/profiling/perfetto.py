@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that shows when each rank ran which instruction: `ngd.timeline("trace.json")`.
+"""`ngd.timeline`: a file that shows when each rank ran each instruction.
 
-The format is the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+The file has the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open. In
+this format a *slice* is an entry with a begin and a duration, and a *row* is a thread of a process.
 """
 
 from __future__ import annotations
@@ -29,53 +30,62 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_EVENTS: Final = 1_000_000
-"""An event takes 40 bytes of memory, and about 150 in the file."""
+"""The default limit of events per rank. An event takes 40 bytes of memory, and about 150 bytes in
+the file."""
 PINGS: Final = 30
+"""The number of round trips that measure the offset of a clock."""
 BRIDGES: Final = 1_000_000
-"""The row on which collectives stand that a bridge has noted; threads have smaller numbers."""
+"""The number of the row for collectives of a bridge. The numbers of threads are smaller."""
 
 Event: TypeAlias = tuple[int, int, int, int, int]
-"""Program, instruction or -1, thread, begin and end in ns."""
+"""The program, the instruction or -1 for a whole run, the thread, begin and end in ns."""
 Label: TypeAlias = tuple[str, str, str, int]
-"""Action, op, call site, the start of a wait."""
+"""The action, op and call site of an instruction; for a wait, the instruction that started it."""
 
 
 @contextmanager
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
-) -> Iterator[Recording]:
-    """Write when each instruction of the steps in a block ran, on all ranks, for Perfetto.
+) -> Iterator[Recording]:  # long because each argument is described
+    """Record when each instruction of the steps in a block runs, and write a file for Perfetto.
 
-    In the file a process is a rank, and a slice is an instruction or a whole step. Pending
-    collectives are below them, from the start to the end of the wait. All times are by the clock of
-    rank 0. Collectives of ngd.horovod are in the file too. After the block `Executable.report()`
-    has times.
+    The file shows a rank as a process, and an instruction or a whole step as a slice. Pending
+    collectives are below them, from the start of the collective to the end of the wait. All times
+    are in the clock of rank 0. The file also has the collectives of ngd.horovod. After the block,
+    `Executable.report()` has times too.
 
-    All ranks of a job enter and leave the block. At its end rank 0 gathers the events and writes
+    All ranks of a job enter and leave the block. At its end, rank 0 gathers the events and writes
     the file. If an exception leaves the block, or if there is no world at its end, each rank writes
-    its own events, by its own clock, to PATH with its rank: `trace.rank1.json`.
+    its own events to a separate file with its rank in the name, such as `trace.rank1.json`. These
+    files use the clock of their rank.
 
     Parameters
     ----------
     path : str or path
-        The JSON file, which is replaced when the new one is complete. A relative path is resolved
-        when the block begins.
-    most_events : int
+        The JSON file. An existing file is replaced when the new one is complete. A relative path is
+        resolved when the block begins.
+    most_events : int, default 1000000
         The largest number of events per rank. The file has the number of events that were dropped.
+
+    Yields
+    ------
+    Recording
+        The steps that were compiled in the block.
 
     Raises
     ------
     BusyError
-        As for ngd.profile.
+        The process is in a block of ngd.profile or ngd.timeline already.
     ValueError
         most_events is less than 1.
     OSError
-        The file cannot be written; on the rank that writes it.
+        The file cannot be written. It is raised on the rank that writes the file.
 
     Notes
     -----
-    Ranks of one kernel share its clock. For a rank of another one, the offset is half of the
-    shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
+    Ranks on one kernel use the same clock. For a rank on another kernel, the offset to the clock of
+    rank 0 is measured by 30 round trips. The shortest one counts, and rank 0 is assumed to read its
+    clock in the middle of it (F. Cristian 1989, "Probabilistic clock synchronization").
 
     Examples
     --------
@@ -101,44 +111,44 @@ def timeline_file(path: Path, most_events: int) -> Iterator[Recording]:
             yield recording
     except BaseException:
         if entered:
-            write_beside_an_error(path)
+            write_after_error(path)
         raise
     world = living_world()
     if world is None:
-        write_alone(path)
+        write_own_events(path)
     else:
         try:
             with world.under_way():
-                parts = gathered(world)
+                parts = gather_events(world)
         except BaseException:
-            write_beside_an_error(path)
+            write_after_error(path)
             raise
         if world.rank == 0:
             save(path, parts)
 
 
-def gathered(world: Group) -> list[bytes]:
-    """The events of all ranks, on rank 0."""
+def gather_events(world: Group) -> list[bytes]:
+    """Return the JSON texts of the events of all ranks on rank 0, and nothing on other ranks."""
     events = _core.recorded_events()
     offset = offset_to_root(world)
     begin = int(world.all_reduce(np.int64(first(events) + offset), op="min"))
-    mine = part(world.rank, events, offset, begin)
-    lengths = world.all_gather(np.array([len(mine)]))
+    own_part = part(world.rank, events, offset, begin)
+    num_bytes = world.all_gather(np.array([len(own_part)]))
     if world.rank > 0:
-        world.send(np.frombuffer(mine, np.uint8), 0)
+        world.send(np.frombuffer(own_part, np.uint8), 0)
         return []
-    parts = [mine]
+    parts = [own_part]
     for rank in range(1, world.size):
-        parts.append(world.recv(rank, shape=(int(lengths[rank]),), dtype=np.uint8).tobytes())
+        parts.append(world.recv(rank, shape=(int(num_bytes[rank]),), dtype=np.uint8).tobytes())
     return parts
 
 
-def write_alone(path: Path) -> None:
-    """Write the events of this rank, by its own clock."""
+def write_own_events(path: Path) -> None:
+    """Write the events of this rank to a separate file, in the clock of this rank."""
     try:
         me = detect()
         rank, size = me.rank, me.size
-    except InitError:  # what the launcher says makes no sense, and nobody needed it
+    except InitError:  # the launcher's variables are invalid, and the program has not needed them
         rank, size = 0, 1
     if size > 1:
         path = path.with_suffix(f".rank{rank}{path.suffix}")
@@ -146,32 +156,35 @@ def write_alone(path: Path) -> None:
     save(path, [part(rank, events, 0, first(events))])
 
 
-def write_beside_an_error(path: Path) -> None:
-    """Write them without a word of another error than the one under way."""
+def write_after_error(path: Path) -> None:
+    """Write the events of this rank while another exception is raised.
+
+    If the file cannot be written, issue a warning, so that the other exception is not replaced.
+    """
     try:
-        write_alone(path)
+        write_own_events(path)
     except OSError as error:
         warnings.warn(f"ngd.timeline: the file was not written: {error}", stacklevel=5)
 
 
 def first(events: Iterable[Event]) -> int:
-    """Where the first event begins."""
+    """Return the begin of the first event in ns, or the present time if there are no events."""
     begins = [event[3] for event in events] + [begin for _, _, begin, _ in noted()]
     return min(begins, default=_core.clock_ns())
 
 
 def save(path: Path, parts: Iterable[bytes]) -> None:
-    """Write the file as one; what is no file, such as a pipe, is written to."""
+    """Write the file and replace an old one atomically. A pipe or device is written in place."""
     path = path.resolve()
-    whole = path if path.exists() and not path.is_file() else None
+    special_file = path if path.exists() and not path.is_file() else None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with (whole or temporary).open("wb") as file:
+        with (special_file or temporary).open("wb") as file:
             file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
             for number, each in enumerate(parts):
                 file.write(b",\n" * (number > 0) + each)
             file.write(b"\n]}\n")
-        if whole is None:
+        if special_file is None:
             temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -179,7 +192,10 @@ def save(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
-    """The events of a rank as JSON objects: times plus `offset`, from `begin` on, in us."""
+    """Return the events of a rank as JSON objects.
+
+    `offset` is added to the times, which then count from `begin`. The file has microseconds.
+    """
     dropped = _core.dropped_events()
     name = f"rank {rank} on {os.uname().nodename}" + (
         f", {dropped} events dropped" if dropped else ""
@@ -188,34 +204,45 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
     ]
-    shown = Shown(rank, _core.recorded_labels())
+    converter = EventConverter(rank, _core.recorded_labels())
     shift = offset - begin
-    lines = [*head, *[each for event in events for each in shown.objects(event, shift)]]
-    lines += [of_a_bridge(rank, call, shift) for call in noted()]
+    lines = [*head, *[each for event in events for each in converter.objects(event, shift)]]
+    lines += [bridge_slice(rank, call, shift) for call in noted()]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
 
 
-def of_a_bridge(rank: int, call: Noted, shift: int) -> dict[str, Any]:
-    """A collective on arrays, as a slice of a row of its own."""
+def bridge_slice(rank: int, call: Noted, shift: int) -> dict[str, Any]:
+    """Return the JSON object of a collective that a bridge has recorded: a slice in its own row."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
     at = {"ph": "X", "cat": "collective", "pid": rank, "tid": BRIDGES}
     return {**at, "name": name, **length, "args": {"site": site}}
 
 
-class Shown:
-    """Makes objects of the file of the events of a rank."""
+class EventConverter:
+    """The conversion of the events of a rank to JSON objects of the file.
+
+    Parameters
+    ----------
+    rank : int
+        The rank.
+    labels : dict
+        The labels of the instructions of each program.
+    """
 
     def __init__(self, rank: int, labels: dict[int, list[Label]]) -> None:
         self.rank, self.labels = rank, labels
         self.programs = {program: n for n, program in enumerate(sorted(labels))}
         self.details = details_of(labels)
         self.started: dict[tuple[int, int], int] = {}
-        """Program and number of a start: where its last one began."""
-        self.flights = 0
+        """The begin of the last run of each start, by program and instruction."""
+        self.num_collectives = 0
 
     def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
-        """An instruction or a run as a slice; behind a wait, its collective's flight."""
+        """Yield the slice of an event, and after a wait the time span of its collective.
+
+        `shift` is added to the times.
+        """
         program, number, thread, begin, end = event
         at = {"pid": self.rank, "tid": thread}
         length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
@@ -231,8 +258,13 @@ class Shown:
         if action == "start":
             self.started[program, number] = begin
         elif action == "wait" and (program, start) in self.started:
-            self.flights += 1
-            same = {"name": op, "cat": "collective", "id": f"{self.rank}.{self.flights}", **at}
+            self.num_collectives += 1
+            same = {
+                "name": op,
+                "cat": "collective",
+                "id": f"{self.rank}.{self.num_collectives}",
+                **at,
+            }
             started = self.started.pop((program, start))
             yield {"ph": "b", **same, "ts": (started + shift) / 1e3, "args": details}
             yield {"ph": "e", **same, "ts": (end + shift) / 1e3}
@@ -241,37 +273,41 @@ class Shown:
 def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]]:
     """Return the type and the variables of each collective, by program and instruction.
 
-    The events have no link to a plan. So programs are found by their labels. If plans with the same
-    labels differ in a collective, for example in its shape, it gets no details.
+    The events do not refer to a plan, so the plan of a program is found by equal labels. If plans
+    with the same labels differ in a collective, for example in its shape, it gets no details.
     """
-    found: dict[tuple[Label, ...], list[dict[str, str]]] = {}
-    waiting = list(plans())
-    while waiting:
-        plan = waiting.pop()
-        waiting += [body for step in plan.steps for body in step.bodies]
+    details_of_labels: dict[tuple[Label, ...], list[dict[str, str]]] = {}
+    remaining = list(plans())
+    while remaining:
+        plan = remaining.pop()
+        remaining += [body for step in plan.steps for body in step.bodies]
         key = tuple((each.action, each.op, each.site, each.start) for each in plan.steps)
         details = collectives_of(plan)
-        pairs = zip(found.get(key, details), details, strict=True)
-        found[key] = [one if one == other else {} for one, other in pairs]
+        pairs = zip(details_of_labels.get(key, details), details, strict=True)
+        details_of_labels[key] = [one if one == other else {} for one, other in pairs]
     nothing: dict[str, str] = {}
     return {
-        program: found.get(tuple(each), [nothing] * len(each)) for program, each in labels.items()
+        program: details_of_labels.get(tuple(each), [nothing] * len(each))
+        for program, each in labels.items()
     }
 
 
 def collectives_of(plan: Plan) -> list[dict[str, str]]:
     """Return the type and the variables of each instruction that is part of a collective."""
     variables = variables_of(plan)
-    found: list[dict[str, str]] = [{} for _ in plan.steps]
+    details: list[dict[str, str]] = [{} for _ in plan.steps]
     for number, names in variables.items():
-        found[number]["type"] = plan.steps[number].outputs[0][0].short
+        details[number]["type"] = plan.steps[number].outputs[0][0].short
         if names:
-            found[number]["variables"] = shown_names(names)
-    return found
+            details[number]["variables"] = shown_names(names)
+    return details
 
 
 def clock_name() -> str:
-    """What processes with one CLOCK_MONOTONIC have in common: a kernel, and its time namespace."""
+    """Return a name that is equal in processes with the same CLOCK_MONOTONIC.
+
+    It consists of the boot id of the kernel and the time namespace.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             kernel = file.read()
@@ -285,31 +321,31 @@ def clock_name() -> str:
 
 
 def offset_to_root(world: Group) -> int:
-    """What to add to this rank's clock to have that of rank 0, in ns."""
+    """Return the number of ns to add to this rank's clock to get the clock of rank 0."""
     digest = hashlib.sha256(clock_name().encode()).digest()[:8]
     clocks = world.all_gather(np.frombuffer(digest, np.uint64))
     for rank in np.flatnonzero(clocks != clocks[0]).tolist():
         if world.rank == 0:
-            answer(world, rank)
+            answer_pings(world, rank)
         elif world.rank == rank:
-            return ask(world)
+            return measure_offset(world)
     return 0
 
 
-def answer(world: Group, rank: int) -> None:
-    """Tell a rank what time it is, again and again."""
+def answer_pings(world: Group, rank: int) -> None:
+    """Send this rank's time to another rank, once per round trip."""
     for _ in range(PINGS):
         world.recv(rank, shape=(1,), dtype=np.int64)
         world.send(np.array([_core.clock_ns()]), rank)
 
 
-def ask(world: Group) -> int:
-    """The offset by the shortest round trip to rank 0."""
+def measure_offset(world: Group) -> int:
+    """Return the offset of the clock of rank 0, from the shortest round trip to rank 0."""
     trips = []
     for _ in range(PINGS):
         begin = _core.clock_ns()
         world.send(np.array([begin]), 0)
-        there = int(world.recv(0, shape=(1,), dtype=np.int64)[0])
+        root_time = int(world.recv(0, shape=(1,), dtype=np.int64)[0])
         end = _core.clock_ns()
-        trips.append((end - begin, there - (begin + end) // 2))
+        trips.append((end - begin, root_time - (begin + end) // 2))
     return min(trips)[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recording of a process: times of instructions, and the last ranks at collectives."""
+"""Recordings of a process: times of instructions, events, and the ranks that arrive last."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..passes import Plan
 from .first_runs import FirstRun, Record
 
 Call: TypeAlias = tuple[str, str]
-"""A collective, as "all_reduce(sum)", and its call site."""
+"""A collective, such as "all_reduce(sum)", and its call site."""
 
 
 class Recording:
-    """The result of `with ngd.profile()` and `with ngd.timeline()`.
+    """The object that the blocks of ngd.profile and ngd.timeline get.
 
     Attributes
     ----------
@@ -33,34 +33,36 @@ class Recording:
 
 
 class Latecomers:
-    """How often each rank was the last to come to a collective, in a recording."""
+    """The number of times that each rank arrived last at a collective, during a recording."""
 
     def __init__(self) -> None:
-        self.before = counted()
+        self.before = count_last_arrivals()
         self.after: Counter[tuple[Call, int]] | None = None
 
     def end(self) -> None:
-        """The recording is over."""
-        self.after = counted()
+        """Read the counts at the end of the recording."""
+        self.after = count_last_arrivals()
 
     def of(self, call: Call) -> dict[int, int]:
-        """By rank, how often; of the ranks that ever were."""
-        seen = (self.after or counted()) - self.before
-        return {rank: n for (each, rank), n in sorted(seen.items()) if each == call}
+        """Return the count of each rank for a collective, without ranks whose count is 0."""
+        counts = (self.after or count_last_arrivals()) - self.before
+        return {rank: n for (each, rank), n in sorted(counts.items()) if each == call}
 
 
 Noted: TypeAlias = tuple[str, str, int, int]
-"""A collective on arrays that a bridge has noted: its name and call site, begin and end in ns."""
+"""A collective on arrays that a bridge has recorded: its name, call site, begin and end in ns."""
 
 _on: Recording | None = None
+"""The recording that runs now."""
 _noted: list[Noted] = []
-"""Of the newest recording."""
+"""The collectives of bridges in the newest recording."""
 _most_noted = 0
+"""The largest number of them."""
 _latecomers: Latecomers | None = None
 _leaves_out_first_runs = False
-"""True in the block of `ngd profile`."""
+"""True while `ngd profile` runs a script."""
 _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
-"""The times of the first runs of steps in the newest recording, if it leaves them out."""
+"""The times of the first run of each step in the newest recording, if it leaves them out."""
 _steps: Final[WeakSet[Any]] = WeakSet()
 """All steps of the process that have a plan."""
 _recorded_steps: WeakSet[Any] = WeakSet()
@@ -71,9 +73,9 @@ _recorded_steps: WeakSet[Any] = WeakSet()
 def profile() -> Iterator[Recording]:
     """Time each instruction of every step that runs in the block, for `Executable.report()`.
 
-    A step forgets its times when it runs in a new block. Each rank has a block of its own and needs
-    no other rank to enter one. In the block an instruction takes less than 0.1 us longer, and
-    outside nothing is measured.
+    The times of a step are those of the last block in which it ran. A rank may enter a block
+    without the other ranks. In the block, an instruction takes less than 0.1 us longer. Outside of
+    blocks, nothing is measured.
 
     Yields
     ------
@@ -100,7 +102,7 @@ def profile() -> Iterator[Recording]:
 
 @contextmanager
 def recorded(most_events: int) -> Iterator[Recording]:
-    """A recording, of so many events beside the times."""
+    """Record times in the block, and at most `most_events` events."""
     global \
         _on, \
         _latecomers, \
@@ -124,7 +126,7 @@ def recorded(most_events: int) -> Iterator[Recording]:
 
 
 def made(step: Any) -> None:
-    """Note that a step was compiled."""
+    """Register a compiled step, for the recording that runs now and for later ones."""
     has_plan = getattr(step, "plan", None) is not None
     if has_plan:
         _steps.add(step)
@@ -138,7 +140,7 @@ def made(step: Any) -> None:
 
 
 def leave_out_first_runs() -> None:
-    """Leave the first run of each step that is compiled from now on out of this recording."""
+    """Exclude the first run of each step that is compiled from now on from this recording."""
     global _leaves_out_first_runs
     _leaves_out_first_runs = True
 
@@ -151,37 +153,40 @@ def first_record(step: Any) -> Record | None:
 def plans() -> list[Plan]:
     """Return the plans of the existing steps that may have run in the newest recording with events.
 
-    A plan refers to the groups of its collectives, and so to their memory. A reference to it here
-    would keep that memory after the step has been deleted.
+    This module keeps only weak references to steps. A plan refers to the groups of its collectives,
+    and so to their memory, which must be released when the step is deleted.
     """
     return [step.plan for step in _recorded_steps]
 
 
 def clock() -> int:
-    """The clock of recordings, in ns."""
+    """Return the present time in the clock of recordings, in ns."""
     return _core.clock_ns()
 
 
 def note(name: str, site: str, begin: int) -> None:
-    """Note a collective on arrays that is over, for the file of a trace, if one is recorded."""
+    """Record a complete collective on arrays, for the timeline, if events are recorded now.
+
+    It began at `begin`, a result of `clock`, and ends now.
+    """
     if _on is not None and len(_noted) < _most_noted:
         _noted.append((name, site, begin, _core.clock_ns()))
 
 
 def noted() -> list[Noted]:
-    """What was noted in the newest recording."""
+    """Return the collectives that `note` has added to the newest recording."""
     return _noted
 
 
 def last_to_come(call: Call) -> dict[int, int]:
-    """By rank, how often it was the last to come to a collective, in the newest recording."""
+    """Return how often each rank arrived last at a collective, in the newest recording."""
     return {} if _latecomers is None else _latecomers.of(call)
 
 
-def counted() -> Counter[tuple[Call, int]]:
-    """How often each rank was the last to come to each collective so far."""
-    found: Counter[tuple[Call, int]] = Counter()
+def count_last_arrivals() -> Counter[tuple[Call, int]]:
+    """Return how often each rank has arrived last at each collective, since the start."""
+    counts: Counter[tuple[Call, int]] = Counter()
     for row in comm_stats():
         for rank, times in enumerate(row.last):
-            found[(row.op, row.site), rank] += times
-    return found
+            counts[(row.op, row.site), rank] += times
+    return counts

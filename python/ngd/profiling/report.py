@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of each instruction of a compiled step: `Executable.report()`."""
+"""The class `Report`: the time of each instruction of a compiled step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from .first_runs import Record, subtract_record
 from .rows import NEVER, Peaks, Row, dtype_of, rows_of, steps_of
 
 NUM_SHARES: Final = 10
-"""The number of kinds of instructions that a summary shows."""
+"""The largest number of kinds of instructions in a summary."""
 
 
 @dataclass(frozen=True)
 class Report:
     """The time of each instruction of a compiled step, in the order of the program.
 
-    print() shows a table of the longest instructions, and `rows` has all of them. Instructions of
-    loops and branches follow the instruction that runs them, whose time includes theirs.
+    `Executable.report()` returns it. print() shows a table of the longest instructions, and `rows`
+    has all of them. The instructions of a loop or branch follow the instruction that runs them. The
+    time of that instruction includes theirs.
 
     Attributes
     ----------
@@ -34,17 +35,18 @@ class Report:
     runs : int
         The number of runs that were timed. If it is 0, no row has times.
     seconds : float
-        The time of all runs.
+        The time of all runs, in seconds.
     peaks : Peaks
-        The machine's speed.
+        The speed of the machine.
     site : str
         `file:line` of the code that compiled the step.
     device : str
-        The device.
+        The name of the device.
     memory : mapping from str to int
-        Bytes, as `Executable.memory()` returns them.
+        The sizes of memory in bytes, as `Executable.memory()` returns them.
     first_run_seconds : float
-        The time of the first run in `ngd profile`, which times it separately; otherwise 0.
+        The time of the first run in seconds if it was timed separately, as in `ngd profile`;
+        otherwise 0.
     has_first_run : bool
         False if `runs` and all times leave out the first run of the step, as in `ngd profile`. A
         step that ran once has only this run, so its times include it.
@@ -52,15 +54,15 @@ class Report:
 
     rows: tuple[Row, ...]
     runs: int
-    """How many were timed; 0: none, and no row has times."""
+    """The number of runs that were timed. If it is 0, no row has times."""
     seconds: float
-    """Of all runs together."""
+    """The time of all runs, in seconds."""
     peaks: Peaks
     site: str
-    """`file:line` of what has compiled the step."""
+    """The `file:line` of the code that compiled the step."""
     device: str
     memory: Mapping[str, int]
-    """As Executable.memory(): bytes."""
+    """The sizes of memory in bytes, as Executable.memory() returns them."""
     first_run_seconds: float = 0.0
     has_first_run: bool = True
 
@@ -73,39 +75,44 @@ class Report:
 
     @property
     def cost(self) -> Cost:
-        """FLOP and bytes of one run."""
+        """The FLOP and bytes of one run."""
         return sum((row.cost for row in self.rows if row.depth == 0), Cost())
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each kind of instruction in the step's time, the largest first."""
-        found: dict[str, float] = {}
+        """Return the share of each kind of instruction in the step's time, from 0 to 1.
+
+        The largest share comes first.
+        """
+        totals: dict[str, float] = {}
         for row in self.rows:
             if row.depth == 0:
-                found[row.title] = found.get(row.title, 0.0) + row.share
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                totals[row.title] = totals.get(row.title, 0.0) + row.share
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts and lists, in seconds, bytes and FLOP."""
-        rows = [named(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
-        own = named(self) | {"peaks": named(self.peaks), "cost": self.cost}
-        own |= {"overlap": self.overlap}
-        made: dict[str, Any] = plain(own | {"rows": rows, "shares": self.shares()})
-        return made
+        rows = [fields_of(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
+        report_fields = fields_of(self) | {"peaks": fields_of(self.peaks), "cost": self.cost}
+        report_fields |= {"overlap": self.overlap}
+        result: dict[str, Any] = as_json_value(
+            report_fields | {"rows": rows, "shares": self.shares()}
+        )
+        return result
 
     def to_json(self) -> str:
-        """Return the report as JSON."""
+        """Return the report as a text in JSON, with the content of `to_dict`."""
         return json.dumps(self.to_dict(), indent=1)
 
     def to_html(self) -> str:
-        """Return the report as one HTML page that needs no other file."""
+        """Return the report as an HTML page that needs no other file."""
         return pages.html(pages.short(self.site), summary(self), self.rows, self.memory)
 
     def __str__(self) -> str:
         return pages.text(summary(self), self.rows)
 
 
-def named(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass."""
+def fields_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as a dict, without conversion of their values."""
     return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
@@ -118,46 +125,61 @@ def report_of(
     memory: Mapping[str, int],
     first: Record | None = None,
 ) -> Report:
-    """Put a report together.
+    """Return the report of a step.
 
-    `measure` gives the bytes a second of a copy for None, and the FLOP a second of a product of a
-    dtype. `first` has the times of the first run, which are left out if there are others.
+    Parameters
+    ----------
+    plan : Plan
+        The instructions of the step.
+    record : Record or None
+        The times of the runs, or None if nothing was recorded.
+    measure : function or None
+        A function that measures the machine. It returns the bytes per second of a copy for None,
+        and the FLOP per second of a matmul for a dtype.
+    site : str
+        `file:line` of the code that compiled the step.
+    device : str
+        The name of the device.
+    memory : mapping from str to int
+        The sizes of memory in bytes.
+    first : Record, optional
+        The times of the first run. They are left out if there are other runs.
     """
     has_first_run = first is None or record is None or record[0][0] <= first[0][0]
     if first is not None and record is not None and not has_first_run:
         record = subtract_record(record, first)
-    whole = record[0] if record is not None else NEVER
+    program_times = record[0] if record is not None else NEVER
     peaks = Peaks(0.0)
-    if whole[0] and measure:
+    if program_times[0] and measure:
         dtypes = {dtype_of(step) for step in steps_of(plan) if step.cost.flops} - {None}
-        known = {dtype.name: measure(dtype) for dtype in sorted(dtypes, key=str) if dtype}
-        peaks = Peaks(measure(None), known)
-    rows = tuple(rows_of(plan, record, whole[1], peaks, ""))
+        flops = {dtype.name: measure(dtype) for dtype in sorted(dtypes, key=str) if dtype}
+        peaks = Peaks(measure(None), flops)
+    rows = tuple(rows_of(plan, record, program_times[1], peaks, ""))
     first_seconds = first[0][1] / 1e9 if first is not None else 0.0
     return Report(
-        *(rows, whole[0], whole[1] / 1e9, peaks, site, device, dict(memory)),
+        *(rows, program_times[0], program_times[1] / 1e9, peaks, site, device, dict(memory)),
         first_run_seconds=first_seconds,
         has_first_run=has_first_run,
     )
 
 
-def plain(value: Any) -> Any:
-    """What JSON can say of a value."""
+def as_json_value(value: Any) -> Any:
+    """Return a value in a form that JSON supports."""
     if isinstance(value, Type):
         return {"dtype": value.dtype.name, "shape": value.shape}
     if isinstance(value, Cost):
         return asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): as_json_value(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(each) for each in value]
+        return [as_json_value(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def summary(report: Report) -> str:
-    """Return the line about the whole step."""
+    """Return the lines about the whole step, before the table."""
     cost, instructions = report.cost, sum(row.depth == 0 for row in report.rows)
     where = f"step compiled at {pages.short(report.site)} for {report.device}"
     step = f"{where}: {instructions} instructions, {cost.flops / 1e9:.3g} GFLOP"
@@ -182,12 +204,15 @@ def summary(report: Report) -> str:
 
 
 def counted_runs(report: Report) -> str:
-    """Return the number of runs that were timed."""
+    """Return the text of the number of timed runs, such as "3 runs"."""
     return f"{report.runs} run{'s' * (report.runs != 1)}"
 
 
 def first_run(report: Report) -> str:
-    """Tell whether the times include the first run, if it was timed separately."""
+    """Return the part of the summary about the first run, or an empty text.
+
+    It says if the times include the first run, if that run was timed separately.
+    """
     if not report.has_first_run:
         return f" without the first run of {pages.micros(report.first_run_seconds)} us"
     return " (the first run, which includes the warm-up)" if report.first_run_seconds else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instructions of a compiled step with their times: the rows of a report."""
+"""The rows of a report: the instructions of a compiled step, with their times."""
 
 from __future__ import annotations
 
@@ -15,27 +15,39 @@ from .first_runs import Record, Times
 from .recording import last_to_come
 
 NEVER: Final[Times] = (0, 0, 0, 0)
+"""The times of an instruction that has not run."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The speed of the machine that this process measured, with the threads that its kernels use.
+    """The speed of this machine, measured by this process with the threads of its kernels.
 
     Attributes
     ----------
     bytes : float
-        Bytes per second that a copy of more memory than the caches hold reads and writes.
+        The memory bandwidth: bytes per second that a copy reads and writes. The copied array is
+        larger than the caches.
     flops : mapping from str to float
-        FLOP per second of a large matmul, by dtype.
+        The FLOP per second of a large matmul, by the name of the dtype.
     """
 
     bytes: float
-    """Bytes per second that a copy of more memory than the caches hold reads and writes."""
+    """The bytes per second that a copy larger than the caches reads and writes."""
     flops: Mapping[str, float] = field(default_factory=dict)
-    """FLOP per second of a large matmul, by dtype."""
+    """The FLOP per second of a large matmul, by the name of the dtype."""
 
     def least_seconds(self, cost: Cost, dtype: str) -> float:
-        """Return the time at the peaks, of arithmetic or of memory traffic, whichever is longer."""
+        """Return the least time of a computation at this speed, in seconds.
+
+        It is the time of the arithmetic or of the memory traffic, whichever is longer.
+
+        Parameters
+        ----------
+        cost : Cost
+            The FLOP and bytes of the computation.
+        dtype : str
+            The name of the dtype in which it computes.
+        """
         peak = self.flops.get(dtype)
         traffic = cost.bytes / self.bytes if self.bytes else 0.0
         return max(traffic, cost.flops / peak if peak else 0.0)
@@ -48,7 +60,8 @@ class Row:
     Attributes
     ----------
     number : str
-        The number in the program. "4.1.0" is instruction 0 of program 1 that instruction 4 runs.
+        The number in the program. "4.1.0" is instruction 0 of program 1 of instruction 4, which is
+        a loop or a branch.
     action : str
         "run", "start" or "wait" of a collective, "scan", or "cond".
     op : str
@@ -58,44 +71,44 @@ class Row:
     made_of : tuple of pairs of str
         The ops that the instruction computes together, with their call sites.
     operands, results : tuple of types
-        Dtypes and shapes.
+        The dtypes and shapes of the operands and results.
     attrs : mapping
         The attributes of the kernel or of the collective.
     layout : str
         The layout of the elements.
     cost : Cost
-        FLOP and bytes of one call.
+        The FLOP and bytes of one call.
     calls : int
         The number of calls.
     seconds : float
-        The time of all calls. For a wait, the time that this rank waited.
+        The time of all calls, in seconds. For a wait, the time that this rank waited.
     least : float
         The shortest call, in seconds.
     share : float
         The part of the step's time, 0 to 1.
     of_peak : float
-        The time at the machine's peaks, divided by the time of a call. It may exceed 1 if caches
-        are faster than memory.
+        The least time at the machine's peaks, divided by the time of a call. It may exceed 1,
+        because caches are faster than memory.
     flight : float
-        For a wait: seconds from the start of the collective to the end of the wait.
+        For a wait: the time from the start of the collective to the end of the wait, in seconds.
     last : mapping from int to int
-        For a wait: per rank, how often it was the last one to arrive. It is summed over all
-        collectives of this op and call site in the block, including first runs, because the
-        runtime counts per call site. Several rows of one line have the same counts.
+        For a wait: how often each rank arrived last. The counts are sums over all collectives of
+        this op and call site in the block, including first runs, because the runtime counts per
+        call site. Several rows of one line have the same counts.
     variables : tuple of str
         For a start or wait: the names of the variables that an instruction updates from the
         result, such as a parameter for its gradient.
     """
 
     number: str
-    """In the program; "4.1.0" is instruction 0 of program 1 that instruction 4 runs."""
+    """The number in the program. "4.1.0" is instruction 0 of program 1 of instruction 4."""
     action: str
-    """ "run", "start" or "wait" of a collective, "scan", "cond"."""
+    """The action: "run", "start" or "wait" of a collective, "scan", or "cond"."""
     op: str
     site: str
-    """`file:line` of the user's code."""
+    """The `file:line` of the user's code."""
     made_of: tuple[tuple[str, str], ...]
-    """The ops that it computes in one, with their call sites."""
+    """The ops that the instruction computes together, with their call sites."""
     operands: tuple[Type, ...]
     results: tuple[Type, ...]
     attrs: Mapping[str, Any]
@@ -105,28 +118,28 @@ class Row:
     """The FLOP and bytes of one call."""
     calls: int
     seconds: float
-    """The seconds of all calls; for a wait, those that this rank waited."""
+    """The time of all calls, in seconds. For a wait, the time that this rank waited."""
     least: float
     """The shortest call, in seconds."""
     share: float
     """The share of the time of the step, 0 to 1."""
     of_peak: float
-    """The time that this machine's peaks allow, divided by the time of a call, 0 to 1.
+    """The least time at the machine's peaks, divided by the time of a call.
 
-    Above 1 where caches are faster than memory.
+    It may exceed 1, because caches are faster than memory.
     """
     flight: float = 0.0
-    """For a wait: the seconds from the start of the collective to the wait."""
+    """The time from the start of a collective to the end of its wait, in seconds, for a wait."""
     last: Mapping[int, int] = field(default_factory=dict)
-    """Per rank, how often it was the last one to arrive at any collective of this op and line."""
+    """The counts of last arrivals of each rank, at all collectives of this op and line."""
     variables: tuple[str, ...] = ()
-    """For a start or wait: the variables that are updated from the result."""
+    """The names of the variables that are updated from the result, for a start or wait."""
 
     @property
     def types(self) -> str:
-        """The operands and results, as listings of graphs print them."""
-        both = (", ".join(t.short for t in types) for types in (self.operands, self.results))
-        return " -> ".join(both).strip()
+        """The types of operands and results, as in printed graphs."""
+        texts = (", ".join(t.short for t in types) for types in (self.operands, self.results))
+        return " -> ".join(texts).strip()
 
     @property
     def title(self) -> str:
@@ -135,12 +148,12 @@ class Row:
 
     @property
     def depth(self) -> int:
-        """The number of instructions that contain this one."""
+        """The number of loops and branches that contain this instruction."""
         return self.number.count(".") // 2
 
     @property
     def mean(self) -> float:
-        """Seconds per call."""
+        """The mean time of a call, in seconds."""
         return self.seconds / self.calls if self.calls else 0.0
 
     @property
@@ -150,7 +163,7 @@ class Row:
 
 
 def steps_of(plan: Plan) -> Iterator[Step]:
-    """All steps of a plan, and of the plans in it."""
+    """Yield all instructions of a plan, including those of loops and branches."""
     for step in plan.steps:
         yield step
         for body in step.bodies:
@@ -158,7 +171,10 @@ def steps_of(plan: Plan) -> Iterator[Step]:
 
 
 def dtype_of(step: Step) -> DType | None:
-    """The dtype that a step computes in: that of its first operand of floats."""
+    """Return the dtype in which an instruction computes: that of its first float operand.
+
+    Return None if it has none.
+    """
     types = [type for type, _ in (*step.inputs, *step.outputs)]
     return next((t.dtype for t in types if t.dtype.kind in "fV"), None)
 
@@ -166,7 +182,7 @@ def dtype_of(step: Step) -> DType | None:
 def rows_of(
     plan: Plan, record: Record | None, whole_ns: int, peaks: Peaks, prefix: str
 ) -> Iterator[Row]:
-    """The rows of a plan: each step's, then those of what it runs."""
+    """Yield the rows of a plan. The rows of a loop or branch follow its own row."""
     instructions, bodies = (record[1], iter(record[2])) if record else ((), iter(()))
     variables = variables_of(plan)
     for number, step in enumerate(plan.steps):
@@ -174,19 +190,19 @@ def rows_of(
         name = f"{prefix}{number}"
         row = row_of(plan, step, name, times, whole_ns, peaks)
         yield replace(row, variables=variables.get(number, ()))
-        for place, body in enumerate(step.bodies):
-            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{place}.")
+        for index, body in enumerate(step.bodies):
+            yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{index}.")
 
 
 def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, peaks: Peaks) -> Row:
-    """The row of one step."""
+    """Return the row of one instruction."""
     calls, ns, least, flight = times
     dtype, cost = dtype_of(step), step.cost
-    op, begun = step.op, plan.steps[step.start] if step.action == "wait" else step
-    if step.action in ("start", "wait") and "reduce_op" in begun.attrs:
-        op = f"{op}({begun.attrs['reduce_op']})"
+    op, start = step.op, plan.steps[step.start] if step.action == "wait" else step
+    if step.action in ("start", "wait") and "reduce_op" in start.attrs:
+        op = f"{op}({start.attrs['reduce_op']})"
     bound = peaks.least_seconds(cost, dtype.name if dtype else "") if calls else 0.0
-    lent = 2 if step.bodies else 0  # the last outputs are memory, no values
+    num_buffers = 2 if step.bodies else 0  # the last two outputs are working memory, not results
     return Row(
         number,
         step.action,
@@ -194,7 +210,7 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
         step.site,
         step.made_of,
         tuple(type for type, _ in step.inputs),
-        tuple(type for type, _ in step.outputs[: len(step.outputs) - lent]),
+        tuple(type for type, _ in step.outputs[: len(step.outputs) - num_buffers]),
         step.attrs,
         step.layout,
         cost,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank, size and job of this process, from the environment variables of each launcher.
+"""Detection of rank, size and job, from the environment variables of each launcher.
 
-A launcher is a module with a `Launcher`, and an entry in registry.py.
+Each launcher has a module that defines a `Launcher`, and an entry in registry.py.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch, a launcher, and the checks of the variables that all launchers set."""
+"""The classes `Launch` and `Launcher`, and checks of the variables that all launchers set."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from ...errors import InitError
 
 Environ: TypeAlias = Mapping[str, str]
+"""The environment variables of a process, by name."""
 
 MOST: Final = 2**31 - 1
 """The largest number of ranks, hosts or tasks that a launcher may set."""
@@ -22,10 +23,13 @@ class Launch(NamedTuple):
     rank: int
     size: int
     local_rank: int
-    """My number among the ranks of my host. Where the launcher is silent, one host is assumed."""
+    """The number of this rank among the ranks of its host.
+
+    If the launcher does not give it, all ranks are assumed to be on one host.
+    """
     local_size: int
     job_key: str | None
-    """Equal on all ranks of the job and on no rank of another; None where a rank is alone."""
+    """A key that is equal on all ranks of the job and differs between jobs; None for one rank."""
 
     @property
     def one_host(self) -> bool:
@@ -38,17 +42,17 @@ class Launcher(NamedTuple):
 
     name: str
     is_present: Callable[[Environ], bool]
-    """Returns True if this launcher started the process."""
+    """A function that returns True if this launcher started the process."""
     read: Callable[[Environ], Launch]
-    """Returns the launch; called only if `is_present` returns True."""
+    """A function that returns the launch. It is called only if `is_present` returns True."""
     variables: tuple[str, ...] = ()
     """The variables that identify the launcher and its job."""
     mpi: str | None = None
-    """The MPI library of its ranks, "" if unknown; None for a launcher that is not MPI's."""
+    """The MPI library that its ranks use: a name, "" if it may be any, None if they use no MPI."""
 
 
 def expect_size(size: int, launcher: str, environ: Environ) -> None:
-    """Refuse a job of another size than NGD_EXPECT_SIZE, where that is set."""
+    """Raise InitError if NGD_EXPECT_SIZE is set and differs from the number of ranks."""
     if not environ.get("NGD_EXPECT_SIZE"):
         return
     count = read_number(environ, "NGD_EXPECT_SIZE", least=1)
@@ -61,7 +65,7 @@ def expect_size(size: int, launcher: str, environ: Environ) -> None:
 
 
 def read_plain_launch(environ: Environ, launcher: str, job_key: str) -> Launch:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+    """Return the launch that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE give."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return read_launch(environ, launcher, job_key, *names)
 
@@ -75,7 +79,11 @@ def read_launch(
     local_rank_name: str,
     local_size: str | int | None,
 ) -> Launch:
-    """Read four variables; the local ones may be absent. A local size may be known already."""
+    """Return the launch that four variables give, and check them.
+
+    `local_size` is the name of a variable, or the number itself if the launcher's module has
+    computed it. Both local values may be absent: then all ranks are assumed to be on one host.
+    """
     size = read_number(environ, size_name, least=1, because=rank_name)
     rank = read_number(environ, rank_name, least=0, because=size_name)
     if rank >= size:
@@ -84,8 +92,8 @@ def read_launch(
             "is not below it. Ranks count from 0."
         )
     if isinstance(local_size, str):
-        known = local_size in environ
-        local_size = read_number(environ, local_size, least=1) if known else None
+        is_set = local_size in environ
+        local_size = read_number(environ, local_size, least=1) if is_set else None
     if local_size is None:
         return Launch(launcher, rank, size, rank, size, job_key)
     if local_size > size:
@@ -104,7 +112,11 @@ def read_launch(
 
 
 def read_number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
-    """Return the value of a variable; InitError if it is not a whole number in the range."""
+    """Return the value of a variable as a number; raise InitError if it is invalid or missing.
+
+    `because` is a variable that is set and needs this one. The message of a missing variable names
+    it.
+    """
     text = environ.get(name)
     if text is None:
         hint = f" although {because} is" if because in environ else ""
@@ -112,11 +124,11 @@ def read_number(environ: Environ, name: str, least: int, because: str | None = N
             f"ngd.init: expected the variable {name}; got none: {name} is not set{hint}. Start the "
             "ranks with a launcher, or set both."
         )
-    plain = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
-    if not plain or not least <= int(text) <= MOST:
-        shown = text if len(text) < 40 else f"{text[:40]}..."
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
+    if not is_number or not least <= int(text) <= MOST:
+        quoted = text if len(text) < 40 else f"{text[:40]}..."
         raise InitError(
-            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}. "
+            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={quoted!r}. "
             "Set it as the launcher does, or unset it."
         )
     return int(text)

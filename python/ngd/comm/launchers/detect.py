@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch of this process: its launcher, rank, size and job.
+"""Detection of the launch of this process: its launcher, rank, size and job.
 
-docs/launchers.md is the table of these modules. Nothing is imported from, or asked of, any
-launcher.
+Only environment variables and /proc are read. No code of a launcher is imported, and no launcher is
+contacted. docs/launchers.md lists the launchers.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from .registry import OTHER_LAUNCHERS
 
 
 def detect(environ: Environ | None = None) -> Launch:
-    """Find this process's place, by the first launcher whose variables are set; alone if none is.
+    """Return the launch of this process, from the first launcher whose variables are set.
 
-    Raises InitError that names the variable where one is missing, no number, or out of range; or
-    where there are not as many ranks as NGD_EXPECT_SIZE says.
+    Without a launcher, the process is rank 0 of 1. Raise InitError if a variable is missing or
+    invalid, or if the number of ranks differs from NGD_EXPECT_SIZE.
     """
     environ = os.environ if environ is None else environ
-    found = told_by_launcher(environ)
-    expect_size(found.size, found.launcher, environ)
-    return found
+    launch = told_by_launcher(environ)
+    expect_size(launch.size, launch.launcher, environ)
+    return launch
 
 
 def launched_rank_and_size() -> tuple[int, int]:
-    """Return the launcher's rank and number of ranks for this process."""
+    """Return the rank of this process and the number of ranks, as the launcher set them."""
     launch = detect()
     return launch.rank, launch.size
 
 
 def told_by_launcher(environ: Environ) -> Launch:
-    """The same, of however many ranks: for what only names this process."""
+    """Return the same as `detect`, without the check of NGD_EXPECT_SIZE.
+
+    It is for log fields and names of this process.
+    """
     for launcher in (NGD, *OTHER_LAUNCHERS):
         if launcher.is_present(environ):
             return launcher.read(environ)

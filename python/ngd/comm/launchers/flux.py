@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flux run`."""
+"""The launcher of Flux, `flux run`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ RANK: Final = "FLUX_TASK_RANK"
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True for a task of Flux, but not for a rank of Hydra that such a task started."""
+    """Return True for a task of Flux, except for a rank that Hydra started in such a task."""
     return RANK in environ and environ.get("PMI_SIZE") in (None, environ.get("FLUX_JOB_SIZE"))
 
 
 def read(environ: Environ) -> Launch:
-    """A task of `flux run`; it has PMI's variables as well, with the same numbers.
+    """Return the launch of a task of `flux run`.
 
-    How many tasks a node has is not told, only how many nodes there are: on several, the tasks are
-    taken to be spread evenly.
+    Flux gives the number of nodes, and not the number of tasks on this node. So the tasks are
+    assumed to be spread evenly. Flux also sets the variables of PMI, with the same numbers.
     """
     size = read_number(environ, "FLUX_JOB_SIZE", least=1, because=RANK)
     nodes = read_number(environ, "FLUX_JOB_NNODES", least=1, because=RANK)
     local_rank = read_number(environ, "FLUX_TASK_LOCAL_ID", least=0, because=RANK)
-    most = max(1, size - nodes + 1)  # where every other node has one
+    max_local_size = max(1, size - nodes + 1)  # if every other node has one task
     return read_launch(
         environ,
         "flux",
@@ -32,7 +32,7 @@ def read(environ: Environ) -> Launch:
         RANK,
         "FLUX_JOB_SIZE",
         "FLUX_TASK_LOCAL_ID",
-        min(max(-(-size // nodes), local_rank + 1), most),
+        min(max(-(-size // nodes), local_rank + 1), max_local_size),
     )
 
 

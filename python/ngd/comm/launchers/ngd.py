@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd run`."""
+"""The launcher of ngd, `ngd run`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from .registry import surroundings
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True if `ngd run` started the process itself, not through another launcher."""
+    """Return True if `ngd run` started this process directly.
+
+    The hash in NGD_SURROUNDINGS differs if another launcher started this process inside a rank.
+    """
     recorded = environ.get("NGD_SURROUNDINGS")
     return "NGD_JOB" in environ and recorded in (None, surroundings(environ))
 
 
 def read(environ: Environ) -> Launch:
-    """Read the variables of `ngd run`."""
+    """Return the launch of a rank of `ngd run`."""
     return read_plain_launch(environ, "ngd", f"ngd:{environ['NGD_JOB']}")
 
 

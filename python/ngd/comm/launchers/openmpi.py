@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open MPI's mpirun."""
+"""The launcher of Open MPI, `mpirun`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ RANK: Final = "OMPI_COMM_WORLD_RANK"
 
 
 def is_present(environ: Environ) -> bool:
-    """Return True for a rank of Open MPI."""
+    """Return True for a rank that Open MPI's mpirun started."""
     return RANK in environ
 
 
 def read(environ: Environ) -> Launch:
-    """Read the variables of Open MPI."""
+    """Return the launch of a rank of Open MPI."""
     namespace = environ.get("PMIX_NAMESPACE")
     return read_launch(
         environ,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PMI and PMIx: Hydra (MPICH, Intel MPI) and srun --mpi."""
+"""Launchers with PMI or PMIx: Hydra (MPICH, Intel MPI) and `srun --mpi`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from .slurm import tasks_on_this_node
 
 
 def has_pmi(environ: Environ) -> bool:
-    """Return True for a rank of a launcher with PMI."""
+    """Return True for a rank that a launcher with PMI started."""
     return "PMI_RANK" in environ
 
 
 def read_pmi(environ: Environ) -> Launch:
-    """Hydra (MPICH, Intel MPI) and srun --mpi=pmi2.
+    """Return the launch of a rank of Hydra (MPICH, Intel MPI) or of `srun --mpi=pmi2`.
 
-    The job's name could be asked for over PMI_FD, but there is no way back from the first request:
-    Hydra kills the other ranks, with exit code 0, when a rank that has spoken PMI exits without
-    `finalize`; and after `finalize` it has closed the channel, so that a later MPI_Init of the same
-    process aborts (seen with MPICH 5.0.2). Every rank of a host descends from one launcher process,
-    though, and in mode MLSL a job is on one host.
+    The job key is that of the launcher process, from which every rank of a host descends. In mode
+    MLSL a job is on one host, so this is enough.
+
+    PMI would give the name of the job over PMI_FD, but ngd must not send a request. If a rank that
+    has sent one exits without `finalize`, Hydra kills the other ranks with exit code 0. After
+    `finalize`, Hydra has closed the channel, and a later MPI_Init of the same process aborts (seen
+    with MPICH 5.0.2).
     """
-    of_srun = "MPI_LOCALNRANKS" not in environ and all(
-        environ.get(ours) == environ.get(slurms)
-        for ours, slurms in (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    is_srun = "MPI_LOCALNRANKS" not in environ and all(
+        environ.get(pmi_name) == environ.get(slurm_name)
+        for pmi_name, slurm_name in (
+            ("PMI_RANK", "SLURM_PROCID"),
+            ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
+        )
     )
     return read_launch(
         environ,
@@ -34,18 +39,21 @@ def read_pmi(environ: Environ) -> Launch:
         process_job_key(environ, "PMI_RANK"),
         "PMI_RANK",
         "PMI_SIZE",
-        "SLURM_LOCALID" if of_srun else "MPI_LOCALRANKID",
-        tasks_on_this_node(environ) if of_srun else "MPI_LOCALNRANKS",
+        "SLURM_LOCALID" if is_srun else "MPI_LOCALRANKID",
+        tasks_on_this_node(environ) if is_srun else "MPI_LOCALNRANKS",
     )
 
 
 def has_pmix(environ: Environ) -> bool:
-    """Return True for a rank of a launcher with PMIx."""
+    """Return True for a rank that a launcher with PMIx started."""
     return "PMIX_RANK" in environ
 
 
 def read_pmix(environ: Environ) -> Launch:
-    """PMIx without Open MPI's variables: srun --mpi=pmix, whose step sets the size."""
+    """Return the launch of a rank of `srun --mpi=pmix`, which has no variables of Open MPI.
+
+    The variables of the Slurm step give the number of ranks.
+    """
     namespace = environ.get("PMIX_NAMESPACE")
     return read_launch(
         environ,

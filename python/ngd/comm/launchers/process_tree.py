@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes above this one, as /proc shows them."""
+"""The ancestors of this process, read from /proc."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from .job_names import name_of_place
 
 
 def process_job_key(environ: Environ, rank_name: str) -> str:
-    """A job key for ranks of one host: the nearest ancestor that is none of this rank's wrappers.
+    """Return a job key for ranks of one host, which identifies their launcher process.
 
-    A wrapper (a shell, numactl, a profiler) was started with the rank in its environment as this
-    process was; the launcher was not. A pid may be used again, but not with the same start time.
+    The launcher process is the nearest ancestor that is not a wrapper of this rank. A wrapper, such
+    as a shell, numactl or a profiler, was started with the same value of `rank_name` as this
+    process. The key contains the start time of the launcher process, because its pid may be used
+    again.
     """
     pid = os.getppid()
     while pid > 1 and initial_variable(pid, rank_name) == environ.get(rank_name):
@@ -25,7 +27,10 @@ def process_job_key(environ: Environ, rank_name: str) -> str:
 
 
 def refuse_inherited_place(launch: Launch) -> None:
-    """Raise InitError if an ancestor is the rank that the environment says that this process is."""
+    """Raise InitError if an ancestor is already the rank that the environment gives this process.
+
+    Such a process has inherited the environment of the rank that started it.
+    """
     mark, pid = name_of_place(launch).encode(), os.getppid()
     while pid > 0:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
@@ -40,7 +45,7 @@ def refuse_inherited_place(launch: Launch) -> None:
 
 
 def initial_variable(pid: int, name: str) -> str | None:
-    """The value of a variable in the environment that a process was started with, if we may see."""
+    """Return the value of a variable at the start of a process; None if unset or unreadable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             entries = file.read().split(b"\0")
@@ -51,7 +56,10 @@ def initial_variable(pid: int, name: str) -> str | None:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the command's name (proc(5): the third one is first)."""
+    """Return the fields of /proc/PID/stat after the command's name, from the third field on.
+
+    proc(5) describes them. For a process that does not exist, all are "0" or "?".
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -60,10 +68,10 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def parent(pid: int) -> int:
-    """Return the pid of a process's parent; 0 if the process does not exist."""
+    """Return the pid of the parent of a process; 0 if the process does not exist."""
     return int(stat_fields(pid)[1])
 
 
 def start_time(pid: int) -> str:
-    """Return the time at which a process started, in clock ticks since the boot."""
+    """Return the start time of a process, in clock ticks since the boot."""
     return stat_fields(pid)[19]

@@ -13,18 +13,21 @@ from .pmi import PMI, PMIX
 from .slurm import SLURM
 from .torchrun import TORCHRUN
 
-# The most specific first: Open MPI's ranks see PMIx's and, inside a job of Slurm, srun's as well;
-# Flux's see PMI's.
+# The most specific launcher comes first. Ranks of Open MPI also have the variables of PMIx and, in
+# a job of Slurm, those of srun. Ranks of Flux also have the variables of PMI.
 OTHER_LAUNCHERS: Final[tuple[Launcher, ...]] = (OPENMPI, FLUX, PMI, PMIX, TORCHRUN, SLURM)
 
 
 def surroundings(environ: Environ) -> str:
-    """Return a hash of the variables of other launchers. A launcher inside a rank changes it."""
+    """Return a hash of the variables of all launchers except `ngd run`.
+
+    If a rank of `ngd run` starts a job with another launcher, the hash differs in that job.
+    """
     names = (name for launcher in OTHER_LAUNCHERS for name in launcher.variables)
-    found = {name: environ[name] for name in names if name in environ}
-    return hashlib.sha256(repr(found).encode(errors="surrogateescape")).hexdigest()[:16]
+    variables = {name: environ[name] for name in names if name in environ}
+    return hashlib.sha256(repr(variables).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def mpi_of(name: str) -> str | None:
-    """Return `Launcher.mpi` of the launcher with this name, or None if there is no such one."""
+    """Return `Launcher.mpi` of the launcher with this name; None for an unknown name."""
     return next((each.mpi for each in OTHER_LAUNCHERS if each.name == name), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's srun."""
+"""The launcher of Slurm, `srun`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from ...errors import InitError
 from .base import Environ, Launch, Launcher, read_launch
 
 FIRST_SPECIAL_STEP: Final = 0xFFFF_FFF0
-"""Slurm numbers the interactive, the batch and the external step from the top of 32 bits."""
+"""The lowest number of a special step. Slurm gives the interactive, batch and external steps the
+highest numbers of 32 bits."""
 
 
 def is_present(environ: Environ) -> bool:
-    """A task of srun. A shell of salloc or a batch script is none, whatever SLURM_NTASKS says."""
+    """Return True for a task of srun.
+
+    A shell of salloc and a batch script are not tasks, although SLURM_NTASKS is set in them.
+    """
     step = environ.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in environ
 
 
 def read(environ: Environ) -> Launch:
-    """Read the variables of a step of Slurm."""
+    """Return the launch of a task of srun."""
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     return read_launch(
         environ,
@@ -33,7 +37,10 @@ def read(environ: Environ) -> Launch:
 
 
 def tasks_on_this_node(environ: Environ) -> int | None:
-    """The tasks on this node, from a list such as "4(x2),3": two nodes with 4 tasks, one with 3."""
+    """Return the number of tasks on this node, or None if Slurm does not give it.
+
+    Slurm gives a list for all nodes. "4(x2),3" means two nodes with 4 tasks and one with 3.
+    """
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE"))
     if tasks is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchrun, and launchers that set RANK and WORLD_SIZE only."""
+"""torchrun, and launchers that set only RANK and WORLD_SIZE."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_present(environ: Environ) -> bool:
 
 
 def read(environ: Environ) -> Launch:
-    """Read the variables of torchrun; without its address, the launcher is "plain"."""
+    """Return the launch of a rank; without MASTER_ADDR and MASTER_PORT, it is "plain"."""
     if not any(name in environ for name in ADDRESS):
         return read_plain_launch(environ, "plain", process_job_key(environ, "RANK"))
     for name in ADDRESS:
