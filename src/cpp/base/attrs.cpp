@@ -21,8 +21,8 @@ const T& get(const std::map<std::string, Attr>& values, const std::string& name)
 }
 
 double to_double(std::int64_t integer, const std::string& name) {
-  constexpr std::int64_t kMaxExact = std::int64_t{1}
-                                     << 53;  // doubles represent all integers up to it
+  // A double represents all integers up to this one.
+  constexpr std::int64_t kMaxExact = std::int64_t{1} << 53;
   check(-kMaxExact <= integer && integer <= kMaxExact, "attribute ", name,
         " is too large for a double");
   return static_cast<double>(integer);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop is that of XXH3 (Y. Collet, https://github.com/Cyan4973/xxHash). The data is divided
 // into blocks of 16 stripes, and a stripe has 8 words of 64 bits. Word i of every stripe belongs to
-// lane i, which has an accumulator. To it are added the product of the halves of the word (after a
-// key), and the word with its halves exchanged; XXH3 adds the latter to the neighbour's
-// accumulator. After each block, the accumulators are scrambled. The compiler vectorizes the loop.
-// With SSE2 and a prefetch it reaches the speed of memory, so this file is compiled for the
-// baseline only.
+// lane i, which has an accumulator. The loop adds two terms to it: the product of the halves of the
+// word xor a key, and the word with its halves exchanged. XXH3 adds the second term to the
+// neighbour's accumulator. After each block, the accumulators are scrambled. The compiler
+// vectorizes the loop. With SSE2 and a prefetch it reaches the speed of memory, so this file is
+// compiled for the baseline only.
 #include "base/checksum.hpp"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ Checksum checksum(const void* data, std::size_t bytes) {
   const auto* begin = static_cast<const unsigned char*>(data);
   const std::size_t blocks = bytes / kBlock, rest = bytes % kBlock;
   add_blocks(lanes, begin, blocks);
-  if (rest != 0) {  // the last block is filled up with zeros; `bytes` enters the result below
+  if (rest != 0) {  // the last block is padded with zeros; `bytes` enters the result below
     unsigned char last[kBlock] = {};
     std::memcpy(last, begin + blocks * kBlock, rest);
     add_blocks(lanes, last, 1);

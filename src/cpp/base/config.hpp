@@ -27,7 +27,8 @@ inline int numa_node() {
 }
 // "auto", "on" or "off": the progress thread, which moves data between hosts while kernels run
 inline std::string progress() { return text("NGD_PROGRESS", "auto"); }
-// If true, a step fails at the first instruction that computes a NaN or an infinity.
+// If true, a step fails at the first instruction whose result has a NaN or an infinity that its
+// operands do not have.
 inline bool check_finite() { return whole_number("NGD_CHECK_FINITE", 0, 0, 1) == 1; }
 inline std::string simd() { return text("NGD_SIMD", ""); }  // the highest level that is used
 // 0 = this rank's share of the cores. 1024 is the number of CPUs in an affinity mask (cpu_set_t).

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies past the caches, with non-temporal stores.
 //
-// A normal store first reads the cache line of its target into the cache, and later evicts other
-// data. A non-temporal store writes a whole line to memory directly. This saves the read, and keeps
-// the caches for other data. It is faster only if the copy is larger than the caches, because its
-// next reader reads it from memory. CPUs may reorder non-temporal stores, so finish_past_caches()
-// must follow them before another thread or process is notified.
+// A normal store first reads the cache line of its target into the cache, and evicts other data. A
+// non-temporal store writes to memory directly. This saves the read, and keeps the caches for other
+// data. But the next reader of the copy reads it from memory, so it pays only for copies that are
+// larger than the caches. CPUs may reorder non-temporal stores, so finish_past_caches() must follow
+// them before another thread or process is notified.
 #pragma once
 
 #include <cstddef>

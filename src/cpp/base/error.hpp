@@ -28,7 +28,7 @@ enum class ErrorKind {
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
   Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt
-  NotFinite,    // ngd.errors.NotFiniteError: an instruction has computed a NaN or an infinity
+  NotFinite,    // ngd.errors.NotFiniteError: the first NaN or infinity in the values of a step
   DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
 };
 

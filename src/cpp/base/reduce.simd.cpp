@@ -9,8 +9,8 @@
 //
 // A sum can overflow although its quotient does not. The division finds elements whose sum is
 // infinite or NaN, at no extra cost. It does not write these elements, because the destination may
-// be one of the sources. They are then summed again: floats in float64, and float64 after a scaling
-// by a power of two. All other elements have the same bits as without this second pass.
+// be one of the sources. They are then summed again in float64. Terms that are float64 already are
+// scaled by a power of two. All other elements have the same bits as without this second pass.
 #include "base/reduce.hpp"
 
 #include <bit>

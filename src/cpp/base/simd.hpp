@@ -36,7 +36,7 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name 
 #define NGD_BUILT_SIMD_LEVELS(ROW, ...)
 #endif
 
-// NGD_DECLARE_SIMD_LEVELS(declaration) declares a function in the namespace of each level.
+// Declare a function in the namespace of each level: NGD_DECLARE_SIMD_LEVELS(declaration).
 #define NGD_DECLARE_IN_LEVEL(level, name, features, flags, ...) \
   namespace name {                                              \
   __VA_ARGS__;                                                  \

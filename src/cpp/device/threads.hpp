@@ -6,8 +6,8 @@ namespace ngd::device {
 
 // Return the number of threads that compute kernels. It is NGD_THREADS if that is set; otherwise,
 // the value of set_thread_share() if it was called; otherwise, available_cores(). The result is
-// lower if the system cannot start so many threads. It is 1 in a forked child, where libgomp hangs
-// with more. Throws Init if NGD_THREADS is not a number, or if so many threads cannot be started.
+// lower if the system can start only fewer threads. It is 1 in a forked child, where libgomp hangs
+// with more. Throws Init if NGD_THREADS is not a number, or exceeds what the system can start.
 int thread_count();
 // The number of cores that the affinity mask and the quotas of enclosing cgroups allow.
 int available_cores() noexcept;

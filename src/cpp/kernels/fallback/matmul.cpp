@@ -114,8 +114,8 @@ bool has_mostly_empty_vector(const MatmulShape& shape) {
 // copies that oneDNN makes of such a matrix share few sets of the caches, and wait for memory. On
 // one core of an EPYC (Zen 5), ngd's GEMM takes 0.7 to 0.9 of oneDNN's time, and 0.92 with 192
 // rows. With fewer than 32 rows, it is not faster if the matrix is in no cache, and takes up to 1.9
-// times as long if the matrix is in a cache, because it packs the whole matrix. 128 x 768 by 768 x
-// 3072 takes as long.
+// times as long if the matrix is in a cache, because it packs the whole matrix. For 128 x 768 by
+// 768 x 3072, both take equally long.
 bool has_conflicting_rows(const MatmulShape& shape) {
   constexpr std::int64_t kMaxRows = 128, kMinColumns = 512, kMinDepth = 128;
   return !shape.transpose_a && shape.m <= kMaxRows && shape.n >= kMinColumns &&

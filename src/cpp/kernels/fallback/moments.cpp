@@ -2,8 +2,8 @@
 // The mean and the variance over any axes, in one pass over memory.
 //
 // A chunk (reduce/geometry.hpp) fits in a cache, and is read twice. First, its mean is computed and
-// rounded: this is the shift. Then the differences of its elements from the shift are summed, and
-// the squares of these differences. They give the exact mean, and the sum of squares around it.
+// rounded to the shift. Then the differences of its elements from the shift, and the squares of
+// these differences, are summed. From these sums follow the mean, and the sum of squares around it.
 // Chunks are combined in order, by Chan, Golub and LeVeque, "Updating formulae and a pairwise
 // algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are widened buffer
 // by buffer, and have moments in float32.

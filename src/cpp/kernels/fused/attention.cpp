@@ -41,7 +41,7 @@ const AttentionLoops<T>& loops_of(SimdLevel level) {
     return table.f64;
 }
 
-// Return the shape of an operand as [..., heads, positions, elements], also if heads_last is set.
+// Return the shape of an operand as [..., heads, positions, elements], even if heads_last is set.
 Shape heads_first(const KernelQuery& query, std::size_t input) {
   Shape shape = query.inputs[input].shape;
   if (query.attrs.integer("heads_last") != 0)

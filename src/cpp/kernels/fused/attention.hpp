@@ -46,8 +46,8 @@ struct AttentionLoops {
   // Add a mask. A score becomes -inf if the mask is -inf, even if the score is NaN or infinite.
   void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);
   // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Replace the
-  // scores by e^(score - maximum), and update the maxima and sums. `factors` is e^(old maximum -
-  // new maximum): the caller multiplies its earlier sums of values by it.
+  // scores by e^(score - maximum), and update the maxima and sums. `factors` becomes
+  // e^(old maximum - new maximum): the caller multiplies its earlier sums of values by it.
   void (*exponentials)(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
                        T* factors);
   // Replace the scores by the weights, e^(score - logsum).

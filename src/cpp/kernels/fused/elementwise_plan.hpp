@@ -3,7 +3,7 @@
 //
 // A fused kernel does not compute one statement after the other over whole arrays. It divides the
 // arrays into tiles, and computes all statements for one tile, then for the next one. So the values
-// of statements stay in the first-level cache, and each input and output is read or written once.
+// of statements stay in the first-level cache, and are not written to memory and read again.
 //
 // Neighbouring axes are merged if every input is dense or constant over both. The result is a
 // matrix of rows along the inner axis. A tile is a piece of one row if rows are long, and several
@@ -43,12 +43,12 @@ struct TileLoop {
 
 // The way in which an input gets into its slot. To gather is to copy elements to a buffer.
 enum class Reading : std::uint8_t {
-  InPlace,    // the slot is the input's memory, because the input is as dense as the output
+  InPlace,    // the slot is the input's memory, because the input has the strides of the output
   InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
   Once,       // gathered when a thread begins, because all tiles have the same values
   PerRow,     // gathered when the row changes: one value per row, and tiles are within rows
   EveryTile,  // gathered for every tile
-  Given,      // the caller of the walk passes the values of each tile
+  Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
 // An input of the body.

@@ -71,7 +71,7 @@ void merge_axes(Plan& plan, const KernelQuery& query, const Shape& body_shape) {
                               std::multiplies<>());
 }
 
-// Choose tiles of several whole rows if a row fits in a tile. Otherwise, choose pieces of rows.
+// Choose tiles of whole rows if a row fits in a tile. Otherwise, choose pieces of rows.
 void choose_tiles(Plan& plan, std::int64_t max_length) {
   if (plan.inner == 0 || plan.rows == 0) return;
   if (plan.rows > 1 && plan.inner <= max_length && plan.given.empty()) {

@@ -29,8 +29,8 @@ const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
     return table.f64;
 }
 
-// The rows of a tensor along one axis. Row r begins at element r / inner * length * inner + r %
-// inner, and the stride of its elements is `inner`.
+// The rows of a tensor along one axis. Row r begins at element
+// r / inner * length * inner + r % inner, and the stride of its elements is `inner`.
 struct Rows {
   Rows(const Shape& shape, std::size_t axis, int threads) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)

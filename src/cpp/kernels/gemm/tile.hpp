@@ -17,9 +17,9 @@ struct View {
   std::int64_t row, column;
 };
 
-// The work of one tile: c[i * c_stride + j] (+)= the sum over p < depth of A(i, p) * b[p * b_step +
-// j], for i < rows and j < columns. It is added to c if `add`. Then the bias is added and relu is
-// applied, if they are set.
+// The work of one tile. For i < rows and j < columns, the sum over p < depth of
+// A(i, p) * b[p * b_step + j] is stored in c[i * c_stride + j], or added to it if `add`. Then the
+// bias is added and relu is applied, if they are set.
 //
 // A(i, p) is a[i / R * a_panel + p * a_step + i % R], with R = GemmTile::rows. In each step, the R
 // rows of a panel of A are adjacent, and all of them are read.

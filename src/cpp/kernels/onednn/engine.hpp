@@ -22,8 +22,8 @@ dnnl::memory::data_type data_type(DType dtype);  // F32, F16, BF16
 // on other CPUs with AVX-512.
 bool has_native_products(DType dtype);
 
-// Add a post-operation, which a primitive applies to its own result. Return false if there is none
-// of this name. relu is not one of them, because oneDNN's relu turns NaN into 0. The others keep
+// Add a post-operation, which a primitive applies to its own result. Return false if the name is
+// unknown. relu is not a post-operation, because oneDNN's relu turns NaN into 0. The others keep
 // NaN on each SIMD level.
 bool append_post(dnnl::post_ops& posts, const std::string& name);
 

@@ -33,7 +33,7 @@ memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t column
   return {dims, type, strides};
 }
 
-// Merge neighbouring batch axes along which an operand has all matrices, or broadcasts. oneDNN's
+// Merge neighbouring batch axes if each operand broadcasts along both or along neither. oneDNN's
 // fast code is for two and three axes.
 void merge_batch(MatmulShape& shape) {
   Shape batch, batch_a, batch_b;
@@ -50,8 +50,8 @@ void merge_batch(MatmulShape& shape) {
       batch_b.push_back(b);
     }
   }
-  // If B is a single matrix, the batch becomes rows: [batch, m, k] @ [k, n] is [batch * m, k] @ [k,
-  // n].
+  // If B is a single matrix, the batch becomes rows: [batch, m, k] @ [k, n] has the elements of
+  // [batch * m, k] @ [k, n].
   if (batch.size() == 1 && batch_b[0] == 1 && !shape.transpose_a) {
     shape.m *= batch[0];
     batch.clear(), batch_a.clear(), batch_b.clear();

@@ -40,7 +40,7 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // A block of dy fills at most half of the core's cache.
+    // A block of dy fills half of the core's cache, between the limits of its length.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
     // The threads divide the output positions if all their sums fit a quarter of the shared cache.
     divides_positions_ =

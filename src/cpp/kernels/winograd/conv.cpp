@@ -9,9 +9,9 @@
 // data and the transformed dy over all tiles, so the depth of its GEMMs is the number of tiles.
 //
 // Transformed values must be used while they are in a cache. If the transformed kernels fit the
-// shared cache, each thread computes some tiles, with all kernels. Otherwise the work is done in
-// phases: all threads transform the tiles of a phase, and then each thread computes some groups of
-// kernels.
+// shared cache, and each thread has enough tiles, a thread computes some tiles with all kernels.
+// Otherwise, the work is done in phases: all threads transform the tiles of a phase, and then each
+// thread computes some groups of kernels.
 #include <algorithm>
 #include <vector>
 
