@@ -10,9 +10,10 @@ namespace ngd::config {
 
 std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws Init if it is not a number >= 0
-// Return an integer from `least` to `most`. Throws Init for any other value. `others` is a part of
-// the message: the other values that the caller accepts.
-int whole_number(const char* name, int fallback, int least, int most, const char* others = "");
+// Return an integer from `min_value` to `max_value`. Throws Init for any other value.
+// `alternatives` is a part of the message: the other values that the caller accepts.
+int whole_number(const char* name, int fallback, int min_value, int max_value,
+                 const char* alternatives = "");
 
 // 0 = no deadline. Values above 1e9 seconds ("inf") become 30 years, which clocks can represent.
 inline double timeout_seconds() { return std::min(number("NGD_TIMEOUT", 300.0), 1e9); }

@@ -5,9 +5,10 @@
 // A lane is one element of a vector. There are four accumulators of 64 bytes, with kLanes lanes
 // each. A step combines kStep = 4 * kLanes elements with them: element i of a step belongs to lane
 // i of the four accumulators together. Whole vectors after the last step are combined with the
-// first accumulator. At the end, the accumulators are combined in pairs, and so are the lanes: lane
-// l with lane l + kLanes / 2, and so on. If a SIMD level has smaller registers, an accumulator
-// consists of kParts registers, which does not change the order.
+// first accumulator. At the end, the four accumulators are combined in pairs, lane by lane. Then
+// the lanes of the result are combined: lane l with lane l + kLanes / 2, then with lane l + kLanes
+// / 4, and so on. If a SIMD level has smaller registers, an accumulator consists of kParts
+// registers, which does not change the order.
 #pragma once
 
 #include <cstdint>

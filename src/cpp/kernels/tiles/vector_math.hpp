@@ -7,8 +7,8 @@
 // reduction of W. Cody and W. Waite, "Software Manual for the Elementary Functions" (1980). Their
 // error is at most 2 ulp, including results that are subnormal. The polynomials of the other
 // functions were fitted for ngd, by weighted least squares that approach the minimax polynomial. No
-// operation depends on the SIMD level, so the results do not, either. float64 uses libm. 16-bit
-// floats are computed in float32 and rounded.
+// operation depends on the SIMD level, so the results do not depend on it. float64 uses libm.
+// 16-bit floats are computed in float32 and rounded.
 #pragma once
 
 #include <cstdint>
@@ -223,8 +223,8 @@ NGD_INLINE double error_function(double x) { return __builtin_erf(x); }
 NGD_INLINE double sine(double x) { return __builtin_sin(x); }
 NGD_INLINE double cosine(double x) { return __builtin_cos(x); }
 
-// NumPy's remainder: the result has the sign of the divisor. For integers, the remainder by zero is
-// 0.
+// NumPy's remainder: the result has the sign of the divisor. The remainder of an integer by zero
+// is 0.
 template <class T>
 NGD_INLINE T floor_remainder(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
