@@ -199,7 +199,8 @@ struct Range {
 // -> 25.6 GB/s. At 4 MiB the next reader loses as much time as the store gains.
 constexpr std::size_t kMinBytesPastCaches = 16 << 20;
 
-bool bypasses_caches(const Range& range, std::size_t element_bytes) {
+// Return true if a result is large enough, and aligned, to be stored past the caches.
+bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
   if (!kCanBypassCaches || bytes < kMinBytesPastCaches) return false;
   for (int j = 0; j < range.m; ++j)
@@ -224,7 +225,7 @@ void store(const Range& range, const void* result, std::size_t offset, std::size
 template <class T>
 void run_divided(const Range& range) {
   alignas(64) T sums[kBlock];
-  const bool is_past_caches = bypasses_caches(range, sizeof(T));
+  const bool is_past_caches = can_bypass_caches(range, sizeof(T));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     T* out = is_past_caches ? sums : static_cast<T*>(range.destinations[0]) + offset;
@@ -248,7 +249,7 @@ void run(const Range& range) {
   if constexpr (std::is_floating_point_v<T> && std::is_same_v<Op, Add>)
     if (range.divisor != 1.0) return run_divided<T>(range);
   alignas(64) T scratch[kBlock];
-  const bool is_past_caches = bypasses_caches(range, sizeof(T));
+  const bool is_past_caches = can_bypass_caches(range, sizeof(T));
   const bool is_direct = range.n <= 4 && !is_past_caches;
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
@@ -263,7 +264,7 @@ template <class Op>
 void run_halves(const Range& range, bool is_bf16) {
   alignas(64) float accumulators[kBlock];
   alignas(64) std::uint16_t result[kBlock];
-  const bool is_past_caches = bypasses_caches(range, sizeof(std::uint16_t));
+  const bool is_past_caches = can_bypass_caches(range, sizeof(std::uint16_t));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     tree_of_halves<Op>(range.sources, range.n, offset,

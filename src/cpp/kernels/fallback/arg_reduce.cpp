@@ -83,7 +83,7 @@ bool less(T a, T b) {
 }
 
 // Store the k largest or smallest elements of a row, and their indices, unless the pointer is null.
-// `positions` is memory for all indices of the row, of which only the first k are sorted by value.
+// `positions` is memory for all indices of the row. Only the first k of them are sorted by value.
 template <class T>
 void select_top_k(const T* x, std::int64_t length, std::int64_t k, bool is_largest,
                   std::int64_t* positions, T* values, std::int64_t* indices) {
