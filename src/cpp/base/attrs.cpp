@@ -8,9 +8,9 @@ namespace ngd {
 namespace {
 
 const Attr& find(const std::map<std::string, Attr>& values, const std::string& name) {
-  const auto found = values.find(name);
-  check(found != values.end(), "an instruction lacks its attribute ", name);
-  return found->second;
+  const auto entry = values.find(name);
+  check(entry != values.end(), "an instruction lacks its attribute ", name);
+  return entry->second;
 }
 
 template <class T>
@@ -20,9 +20,11 @@ const T& get(const std::map<std::string, Attr>& values, const std::string& name)
   return *value;
 }
 
-double exact(std::int64_t integer, const std::string& name) {
-  constexpr std::int64_t kExact = std::int64_t{1} << 53;  // all up to here are doubles
-  check(-kExact <= integer && integer <= kExact, "attribute ", name, " is too large for a double");
+double to_double(std::int64_t integer, const std::string& name) {
+  // A double represents all integers up to this one.
+  constexpr std::int64_t kMaxExact = std::int64_t{1} << 53;
+  check(-kMaxExact <= integer && integer <= kMaxExact, "attribute ", name,
+        " is too large for a double");
   return static_cast<double>(integer);
 }
 
@@ -36,7 +38,7 @@ std::int64_t Attrs::integer(const std::string& name, std::int64_t fallback) cons
 }
 double Attrs::number(const std::string& name) const {
   const auto* integer = std::get_if<std::int64_t>(&find(values_, name));
-  return integer != nullptr ? exact(*integer, name) : get<double>(values_, name);
+  return integer != nullptr ? to_double(*integer, name) : get<double>(values_, name);
 }
 const std::string& Attrs::text(const std::string& name) const {
   return get<std::string>(values_, name);
@@ -48,7 +50,7 @@ std::vector<double> Attrs::numbers(const std::string& name) const {
   const auto* integers = std::get_if<std::vector<std::int64_t>>(&find(values_, name));
   if (integers == nullptr) return get<std::vector<double>>(values_, name);
   std::vector<double> result;
-  for (const std::int64_t n : *integers) result.push_back(exact(n, name));
+  for (const std::int64_t n : *integers) result.push_back(to_double(n, name));
   return result;
 }
 std::vector<std::string> Attrs::texts(const std::string& name) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attributes of an instruction: few, named, read once when a kernel is constructed.
+// The attributes of an instruction: a few named values. A kernel reads them once, when it is
+// constructed.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ class Attrs {
   Attrs() = default;
   Attrs(Attrs&&) noexcept = default;
   Attrs& operator=(Attrs&&) noexcept = default;
-  // One by one: where there is no memory for a copy, libstdc++ 12 destroys a variant of texts and
-  // lists that was never made.
+  // Copies the values, not the variants: if memory runs out while a variant is copied, libstdc++ 12
+  // destroys a text or list that was never constructed.
   Attrs(const Attrs& other) {
     for (const auto& [name, attr] : other.values_)
       std::visit([&, &key = name](const auto& value) { set(key, value); }, attr);
@@ -31,10 +32,10 @@ class Attrs {
   bool has(const std::string& name) const { return values_.contains(name); }
   std::int64_t integer(const std::string& name) const;  // throws Internal if absent
   std::int64_t integer(const std::string& name, std::int64_t fallback) const;
-  double number(const std::string& name) const;  // an integer too, where a double holds it
+  double number(const std::string& name) const;  // also accepts an integer up to 2^53
   const std::string& text(const std::string& name) const;
   const std::vector<std::int64_t>& integers(const std::string& name) const;
-  // A list without elements is one of integers.
+  // These also accept an empty list of integers: the type of an empty list is integer.
   std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> texts(const std::string& name) const;
   const std::map<std::string, Attr>& all() const noexcept { return values_; }

@@ -6,13 +6,14 @@
 
 namespace ngd {
 
-// The number of units that contain `value` elements: value / unit, rounded up. value >= 0, unit > 0.
+// Return value / unit, rounded up: the number of units that contain `value` elements. value >= 0,
+// unit > 0.
 template <class T>
 constexpr T divide_up(T value, std::type_identity_t<T> unit) noexcept {
   return (value + unit - 1) / unit;
 }
 
-// The smallest multiple of `unit` that is not less than `value`.
+// Return the smallest multiple of `unit` that is not less than `value`.
 template <class T>
 constexpr T round_up(T value, std::type_identity_t<T> unit) noexcept {
   return divide_up(value, unit) * unit;

@@ -11,7 +11,7 @@ namespace ngd {
 
 namespace {
 
-// True if the comma-separated list of a hierarchy ("cpu,cpuacct") contains the controller.
+// Return true if the comma-separated list of a hierarchy ("cpu,cpuacct") contains the controller.
 bool has_controller(std::string_view list, std::string_view controller) {
   while (true) {
     const auto comma = list.find(',');
@@ -21,8 +21,8 @@ bool has_controller(std::string_view list, std::string_view controller) {
   }
 }
 
-// v2 has "max 100000" or "150000 100000" in one file. v1 has two files; without a quota its number
-// is -1.
+// cgroup v2 has quota and period in one file: "max 100000" or "150000 100000". v1 has two files;
+// a quota of -1 means no quota.
 double quota_of(const Cgroup& cgroup) {
   const auto divide = [](std::string_view quota, std::string_view period) {
     const auto used = parse_number<double>(quota), length = parse_number<double>(period);

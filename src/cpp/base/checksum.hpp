@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A 128-bit checksum, computed at about the speed at which memory is read.
 //
-// Equal bytes have equal checksums on every CPU and at every address. Different bytes have different
-// ones except by an accident of probability 2^-64 or less. Bytes that are chosen in order to collide
-// are no accident: this is not a cryptographic digest.
+// Equal bytes have equal checksums on every CPU and at every address. Different bytes have equal
+// checksums with a probability of 2^-64 or less. This is not a cryptographic digest: an attacker
+// can construct different bytes with equal checksums.
 #pragma once
 
 #include <cstddef>

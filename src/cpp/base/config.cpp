@@ -24,15 +24,16 @@ double number(const char* name, double fallback) {
   return *parsed;
 }
 
-int whole_number(const char* name, int fallback, int least, int most, const char* others) {
+int whole_number(const char* name, int fallback, int min_value, int max_value,
+                 const char* alternatives) {
   const std::string value = text(name, "");
   if (value.empty()) return fallback;
   int parsed = 0;
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, parsed);
-  if (error != std::errc() || stop != end || parsed < least || parsed > most)
-    fail(ErrorKind::Init, name, ": expected ", others, "a whole number from ", least, " to ", most,
-         "; got '", value, "'");
+  if (error != std::errc() || stop != end || parsed < min_value || parsed > max_value)
+    fail(ErrorKind::Init, name, ": expected ", alternatives, "a whole number from ", min_value,
+         " to ", max_value, "; got '", value, "'");
   return parsed;
 }
 

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A copy whose stores bypass the caches: for data that is larger than them, which would only flush
-// them. The lines of the target are not read before they are written.
+// Copies past the caches, with non-temporal stores.
+//
+// A normal store first reads the cache line of its target into the cache, and evicts other data. A
+// non-temporal store writes to memory directly. This saves the read, and keeps the caches for other
+// data. But the next reader of the copy reads it from memory, so it pays only for copies that are
+// larger than the caches. CPUs may reorder non-temporal stores, so finish_past_caches() must follow
+// them before another thread or process is notified.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +20,11 @@
 
 namespace ngd {
 
-// Static functions, since *.simd.cpp files include this, too (base/simd.hpp).
+// The functions are static because *.simd.cpp files include this file (base/simd.hpp).
 #if defined(__SSE2__)
 inline constexpr bool kCanBypassCaches = true;
 
+// Copy one cache line. `to` is aligned to 64 bytes.
 [[gnu::always_inline]] static inline void store_line_past_caches(std::byte* to,
                                                                  const std::byte* from) {
 #if defined(__AVX512F__)
@@ -44,7 +50,7 @@ inline constexpr bool kCanBypassCaches = true;
   std::memcpy(to + at, from + at, bytes - at);
 }
 
-// Order the stores before a flag by which other threads or processes find that the data is ready.
+// Make the copies visible before all later stores, such as the flag that announces the data.
 [[gnu::always_inline]] static inline void finish_past_caches() { _mm_sfence(); }
 #else
 inline constexpr bool kCanBypassCaches = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4): for names that everybody may see and that reveal nothing of what they are
-// made of.
+// SHA-256 (FIPS 180-4). It makes names that every user of the host can see, and that do not reveal
+// the text that they are made from.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types of a tensor: NumPy's and ml_dtypes', by value and by name.
+// The dtypes of tensors, with the names that NumPy and ml_dtypes give them.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ enum class DType : std::uint8_t { Bool, I8, I16, I32, I64, U8, U16, U32, U64, F1
 inline constexpr int kDTypeCount = 13;
 
 std::size_t size_of(DType dtype) noexcept;             // bytes of one element
-std::string_view name_of(DType dtype) noexcept;        // "float32", as NumPy and ml_dtypes say it
-std::string_view short_name_of(DType dtype) noexcept;  // "f32", as programs print it
+std::string_view name_of(DType dtype) noexcept;        // "float32", as in NumPy and ml_dtypes
+std::string_view short_name_of(DType dtype) noexcept;  // "f32", as in printed programs
 DType dtype_named(std::string_view name);              // either name; throws std::invalid_argument
 
 inline bool is_floating(DType d) noexcept { return d >= DType::F16; }
@@ -22,8 +22,9 @@ inline bool is_half(DType d) noexcept { return d == DType::F16 || d == DType::BF
 inline bool is_integer(DType d) noexcept { return d >= DType::I8 && d <= DType::U64; }
 inline bool is_signed_integer(DType d) noexcept { return d >= DType::I8 && d <= DType::I64; }
 
-// Always inline: *.simd.cpp files convert, too, and must leave no copy for the linker to pick.
-// bfloat16: the upper half of a float32, rounded to nearest even; a NaN stays a (quiet) NaN.
+// bfloat16: the upper half of a float32, rounded to nearest even. A NaN becomes a quiet NaN.
+// The conversions are always inline, because *.simd.cpp files use them: a copy that is compiled for
+// a higher SIMD level must not be visible to the linker.
 struct BFloat16 {
   std::uint16_t bits;
   BFloat16() = default;
@@ -46,10 +47,11 @@ struct Float16 {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
-    // Normal result: rebias the exponent by 127 - 15 and round away 13 bits, ties to even.
+    // Normal result: rebias the exponent by 127 - 15, and round 13 bits away, ties to even.
     const std::uint32_t normal =
         (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Subnormal result: adding 0.5f leaves the rounded 2^-24 multiples in the low mantissa bits.
+    // Subnormal result: after adding 0.5f, the low mantissa bits contain the value, rounded to a
+    // multiple of 2^-24.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u;
     const std::uint32_t special =
@@ -61,7 +63,7 @@ struct Float16 {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     const std::uint32_t exponent = (bits >> 10) & 0x1fu;
     const std::uint32_t mantissa = bits & 0x3ffu;
-    // A subnormal is mantissa * 2^-24: exact in float32.
+    // A subnormal is mantissa * 2^-24, which float32 represents exactly.
     const auto subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
     const std::uint32_t normal = ((exponent + 112u) << 23) | (mantissa << 13);
     const std::uint32_t special = 0x7f800000u | (mantissa << 13);
@@ -70,7 +72,7 @@ struct Float16 {
   }
 };
 
-// The C++ type that holds an element, and the type in which arithmetic on it is done.
+// The C++ type of a stored element.
 // clang-format off
 template <DType> struct StorageOf;
 template <> struct StorageOf<DType::Bool> { using type = bool; };
@@ -88,7 +90,8 @@ template <> struct StorageOf<DType::F32> { using type = float; };
 template <> struct StorageOf<DType::F64> { using type = double; };
 // clang-format on
 
-// Calls visitor.template operator()<T>() with the storage type T of a dtype known at run time.
+// Call visitor.template operator()<T>() with the storage type T of a dtype that is known at run
+// time.
 template <class Visitor>
 decltype(auto) visit_dtype(DType dtype, Visitor&& visitor) {
   switch (dtype) {

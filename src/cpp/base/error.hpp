@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the core throws. Cython turns each kind into the class of the same name in ngd.errors.
+// The exceptions of the C++ core. Cython translates each kind into the Python exception below.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ enum class ErrorKind {
   InvalidArgument,     // ValueError
   Unsupported,         // NotImplementedError
   OutOfMemory,         // MemoryError
-  Init,                // ngd.errors.InitError: a group cannot be made
+  Init,                // ngd.errors.InitError: a group cannot be created
   CollectiveMismatch,  // ngd.errors.CollectiveMismatchError
   CollectiveTimeout,   // ngd.errors.CollectiveTimeoutError
   RankLost,            // ngd.errors.RankLostError
@@ -28,12 +28,12 @@ enum class ErrorKind {
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
   Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt
-  NotFinite,    // ngd.errors.NotFiniteError: a NaN, or an infinity, where one begins
+  NotFinite,    // ngd.errors.NotFiniteError: the first NaN or infinity in the values of a step
   DType,        // ngd.errors.DTypeError: a dtype that an operation does not accept
 };
 
-// Whether a failure is the group's, which every rank raises alike; any other is one rank's own, and
-// RemoteRank to the rest.
+// Return true for a failure of the group, for which every rank raises this kind. Any other failure
+// belongs to one rank, and the other ranks raise RemoteRank.
 constexpr bool is_between_ranks(ErrorKind kind) noexcept {
   return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
          kind == ErrorKind::RankLost;
@@ -46,8 +46,8 @@ class Error : public std::runtime_error {
     std::sort(ranks_.begin(), ranks_.end());
   }
   ErrorKind kind() const noexcept { return kind_; }
-  // Those of the world that it speaks of, in rising order: who is lost, late or has failed; who
-  // disagree.
+  // The world ranks that the error is about, in rising order: ranks that are lost, late or failed,
+  // or ranks that disagree.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:
@@ -58,7 +58,7 @@ class Error : public std::runtime_error {
 template <class... Parts>
 std::string concat(Parts&&... parts) {
   std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // else a message is cut where there is no memory for it
+  out.exceptions(std::ios::badbit);  // otherwise, a message is truncated if memory runs out
   out.imbue(std::locale::classic());
   (out << ... << std::forward<Parts>(parts));
   return out.str();
@@ -69,7 +69,7 @@ template <class... Parts>
   throw Error(kind, concat(std::forward<Parts>(parts)...));
 }
 
-// An error that speaks of ranks.
+// Throw an error that is about these ranks.
 template <class... Parts>
 [[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));
@@ -82,11 +82,11 @@ struct FailureView {
   std::span<const int> ranks;
 };
 
-// Return the facts of the exception that a handler handles now. Allocates no memory.
+// Return the facts of the exception that is handled now. Must be called in a handler. Allocates no
+// memory.
 FailureView failure_in_flight() noexcept;
 
-// Return call(). If it throws, call notify(FailureView) first; the exception then goes on to the
-// caller.
+// Return call(). If it throws, call notify(FailureView), and rethrow the exception.
 template <class Call, class Notify>
 decltype(auto) notify_on_failure(Call&& call, Notify&& notify) {
   try {
@@ -97,7 +97,8 @@ decltype(auto) notify_on_failure(Call&& call, Notify&& notify) {
   }
 }
 
-// check(condition, "what was expected, and what came ", value): a broken invariant of ngd itself.
+// Throw Internal unless the condition holds: an invariant of ngd itself is broken. The other
+// arguments are the parts of the message.
 template <class... Parts>
 void check(bool condition, Parts&&... parts) {
   if (!condition) [[unlikely]]

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between float32 and 16-bit floats, for *.simd.cpp files. `Half` is Float16 or BFloat16.
+// Conversions between float32 and 16-bit floats, for *.simd.cpp files. `Half` is Float16 or
+// BFloat16.
 //
-// F16C has instructions for float16. They also make signalling NaNs quiet, so that with F16C every
-// float16 goes through them, the last few of an array too.
+// F16C has instructions for float16. Unlike the portable code, they make signalling NaNs quiet.
+// With F16C, all float16 elements are therefore converted by them, including the last few of an
+// array: the result does not depend on an element's position.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +77,7 @@ NGD_INLINE void narrow_elements(const float* in, Half* out, std::int64_t count) 
   for (std::int64_t k = i; k < count; ++k) out[k] = narrow_element<Half>(in[k]);
 }
 
-// Rounds to the nearest 16-bit floats. `out` may be `in`.
+// Round to the nearest values of a 16-bit float. `out` may be `in`.
 template <class Half>
 NGD_INLINE void round_elements(const float* in, float* out, std::int64_t count) {
   std::int64_t i = 0;

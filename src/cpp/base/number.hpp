@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers from text, whatever the process's locale: strtod, stod and streams ask it for the decimal
-// point, and any library may have set it.
+// Numbers from text, independent of the locale. strtod, stod and streams take the decimal point
+// from the locale of the process, which any library may have set.
 #pragma once
 
 #include <charconv>
@@ -9,7 +9,8 @@
 
 namespace ngd {
 
-// All of the text as a number of this type; nothing where it is none, or none that fits.
+// Return the number of type T that the whole text represents. Return nothing if the text is not a
+// number, or if T cannot represent the number.
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
   T value{};

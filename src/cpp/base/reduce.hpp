@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduction over ranks, element by element: the arithmetic of every collective.
+// The reduction of one array per rank to one array, element by element. All collectives that reduce
+// use it.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +12,26 @@ namespace ngd {
 
 enum class Combine : std::uint8_t { Sum, Min, Max, Prod };
 
-// destination[i] = combine(sources[0][i], ..., sources[n - 1][i]), then divided by
-// `divisor` (1 = not divided; sums of floats only). Where that sum is beyond the largest float, and
-// the quotient is not, it is the quotient.
+// Store combine(sources[0][i], ..., sources[n - 1][i]) in destination[i], for i < count. A sum of
+// floats is then divided by `divisor` (1 = not divided; for other reductions it is 1). If the sum
+// overflows and the quotient does not, the result is the quotient.
 //
-// The order is the canonical one: a balanced binary tree over the sources in their order,
-// ((s0 + s1) + (s2 + s3)) + ...; for n that is no power of two the left subtree takes the largest
-// power of two below n. Two-byte floats are accumulated in float32 and rounded once; the division
-// happens before that rounding. Integers wrap. Min and max propagate NaN. bool: min is and, max is
-// or, prod is and. `destination` may be one of the sources. The result does not depend on the SIMD
-// level or on how a caller cuts the range into pieces.
+// The sources are combined in the canonical order, a balanced binary tree over the sources in their
+// order: ((s0 + s1) + (s2 + s3)) + ... If n is not a power of two, the left subtree has the largest
+// power of two below n. Because of this order, the result does not depend on the SIMD level, or on
+// how the caller divides the range.
+//
+// 16-bit floats are accumulated in float32 and rounded once, after the division. Integers wrap. Min
+// and max propagate NaN. For bool, min is and, max is or, prod is and. `destination` may be one of
+// the sources.
 void reduce(Combine combine, DType dtype, const void* const* sources, int n, void* destination,
             std::size_t count, double divisor = 1.0);
 
-// As reduce(), but the result is stored to each of `m` destinations (any of which may be sources).
+// The same as reduce(), with `m` copies of the result. A destination may be one of the sources.
 void reduce_to_many(Combine combine, DType dtype, const void* const* sources, int n,
                     void* const* destinations, int m, std::size_t count, double divisor = 1.0);
 
-// float32 <-> two-byte floats, exact widening and one rounding.
+// Convert 16-bit floats to float32, which is exact, or float32 to 16-bit floats, with one rounding.
 void widen(DType half, const void* source, float* destination, std::size_t count);
 void narrow(DType half, const float* source, void* destination, std::size_t count);
 

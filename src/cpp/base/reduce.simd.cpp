@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops behind base/reduce.hpp, vectorized by the compiler.
+// The loops of base/reduce.hpp. The compiler vectorizes them.
 //
-// A range is cut into blocks that stay in the first-level cache. In each block a leaf combines two
-// to four sources in registers; more sources are split into the left subtree (the largest power of
-// two below n) and the rest, each reduced to a block of its own, and those two are combined.
-// Two-byte floats are widened to float32 block by block, and narrowed once at the end.
+// The range is divided into blocks that fit the first-level cache. Each block is reduced by the
+// canonical tree. A leaf of the tree combines two to four sources in registers. More sources are
+// divided into a left subtree (the largest power of two below n) and a right subtree. Each subtree
+// is reduced to a block of its own, and the two blocks are combined. 16-bit floats are widened to
+// float32 block by block, and narrowed once at the end.
 //
-// A sum that will be divided may overflow although the quotient does not. The division notices an
-// infinite or NaN sum, which costs it nothing, and leaves the destination as it was there: one of
-// the sources may be it. Such elements, and they alone, are then summed once more in double,
-// of doubles by a power of two smaller. All others are what they would be without this.
+// A sum can overflow although its quotient does not. The division finds elements whose sum is
+// infinite or NaN, at no extra cost. It does not write these elements, because the destination may
+// be one of the sources. They are then summed again in float64. Terms that are float64 already are
+// scaled by a power of two. All other elements have the same bits as without this second pass.
 #include "base/reduce.hpp"
 
 #include <bit>
@@ -45,7 +46,8 @@ struct Multiply {
   static double apply(double a, double b) { return a * b; }
 };
 
-// `a` wins where it is NaN, `b` where it is: a NaN fails every comparison.
+// A NaN in `a` is returned by a != a. A NaN in `b` is returned because every comparison with it is
+// false.
 struct Least {
   template <class T>
   static T apply(T a, T b) {
@@ -72,7 +74,7 @@ void leaf(const T* s0, const T* s1, const T* s2, const T* s3, T* out, std::size_
 }
 
 template <class T>
-const T* at(const void* source, std::size_t offset) {
+const T* elements_at(const void* source, std::size_t offset) {
   return static_cast<const T*>(source) + offset;
 }
 
@@ -88,19 +90,21 @@ void narrow_block(const float* source, void* destination, std::size_t count) {
 
 using Widen = void (*)(const void*, float*, std::size_t);
 
-// The tree over `n` sources at `offset`, to `out`, which for n > 4 is none of the sources.
+// Reduce `count` elements at `offset` of `n` sources by the canonical tree, and store them in
+// `out`. For n > 4, `out` is not one of the sources.
 template <class Op, class T>
 void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t count) {
   if (n == 1) {
-    std::memmove(out, at<T>(s[0], offset), count * sizeof(T));
+    std::memmove(out, elements_at<T>(s[0], offset), count * sizeof(T));
   } else if (n == 2) {
-    leaf<Op, T, 2>(at<T>(s[0], offset), at<T>(s[1], offset), nullptr, nullptr, out, count);
+    leaf<Op, T, 2>(elements_at<T>(s[0], offset), elements_at<T>(s[1], offset), nullptr, nullptr,
+                   out, count);
   } else if (n == 3) {
-    leaf<Op, T, 3>(at<T>(s[0], offset), at<T>(s[1], offset), at<T>(s[2], offset), nullptr, out,
-                   count);
+    leaf<Op, T, 3>(elements_at<T>(s[0], offset), elements_at<T>(s[1], offset),
+                   elements_at<T>(s[2], offset), nullptr, out, count);
   } else if (n == 4) {
-    leaf<Op, T, 4>(at<T>(s[0], offset), at<T>(s[1], offset), at<T>(s[2], offset),
-                   at<T>(s[3], offset), out, count);
+    leaf<Op, T, 4>(elements_at<T>(s[0], offset), elements_at<T>(s[1], offset),
+                   elements_at<T>(s[2], offset), elements_at<T>(s[3], offset), out, count);
   } else {
     const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(n - 1)));
     T right[kBlock];
@@ -110,11 +114,12 @@ void tree(const void* const* s, int n, std::size_t offset, T* out, std::size_t c
   }
 }
 
+// The same for 16-bit floats, which `widen_block` converts to float32.
 template <class Op>
 void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen_block, float* out,
                     std::size_t count) {
   if (n == 1) {
-    widen_block(at<std::uint16_t>(s[0], offset), out, count);
+    widen_block(elements_at<std::uint16_t>(s[0], offset), out, count);
     return;
   }
   const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(n - 1)));
@@ -133,29 +138,32 @@ bool is_finite(T value) {
   return (std::bit_cast<BitsOf<T>>(value) & kInfinity) != kInfinity;
 }
 
-// out[i] = sums[i] / divisor where the sum is finite, else kept[i], which is out or sums. Whether
-// all are. (Times a power of two is the same as divided by its inverse, and faster.)
+// Store sums[i] / divisor in out[i] if the sum is finite, and fallback[i] otherwise. `fallback` is
+// `out` or `sums`. Return true if all sums are finite. If the divisor is a power of two, a
+// multiplication by its reciprocal has the same result, and is faster.
 template <class T>
-bool divide(const T* sums, const T* kept, T* out, std::size_t count, double divisor) {
-  const T by = static_cast<T>(divisor);
-  const T times = std::bit_cast<BitsOf<T>>(by) << (sizeof(T) == 4 ? 9 : 12) == 0 ? T{1} / by : T{0};
-  BitsOf<T> lost = 0;
-  const auto put = [&](std::size_t i, T quotient) {
-    const bool good = is_finite(sums[i]);
-    out[i] = good ? quotient : kept[i];
-    lost |= static_cast<BitsOf<T>>(!good);
+bool divide(const T* sums, const T* fallback, T* out, std::size_t count, double divisor) {
+  const T typed_divisor = static_cast<T>(divisor);
+  const T reciprocal = std::bit_cast<BitsOf<T>>(typed_divisor) << (sizeof(T) == 4 ? 9 : 12) == 0
+                           ? T{1} / typed_divisor
+                           : T{0};
+  BitsOf<T> has_overflow = 0;
+  const auto store_quotient = [&](std::size_t i, T quotient) {
+    const bool has_finite_sum = is_finite(sums[i]);
+    out[i] = has_finite_sum ? quotient : fallback[i];
+    has_overflow |= static_cast<BitsOf<T>>(!has_finite_sum);
   };
-  if (times != 0) {
+  if (reciprocal != 0) {
     NGD_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) put(i, sums[i] * times);
+    for (std::size_t i = 0; i < count; ++i) store_quotient(i, sums[i] * reciprocal);
   } else {
     NGD_INDEPENDENT
-    for (std::size_t i = 0; i < count; ++i) put(i, sums[i] / by);
+    for (std::size_t i = 0; i < count; ++i) store_quotient(i, sums[i] / typed_divisor);
   }
-  return lost == 0;
+  return has_overflow == 0;
 }
 
-// The tree over n terms, in double.
+// Return the sum of n terms by the canonical tree, in float64.
 template <class Term>
 double sum_of(const Term& term, int first, int n) {
   if (n == 1) return term(first);
@@ -163,20 +171,20 @@ double sum_of(const Term& term, int first, int n) {
   return sum_of(term, first, left) + sum_of(term, first + left, n - left);
 }
 
-// The quotient of an element whose sum has overflowed, or has an infinite or NaN term.
+// Return the quotient of an element whose sum has overflowed, or has an infinite or NaN term.
 template <class Term>
-double quotient_of(const Term& term, int n, double divisor, bool doubles) {
-  const double scale = doubles ? 1.0 / std::bit_ceil(static_cast<unsigned>(n)) : 1.0;
+double quotient_of(const Term& term, int n, double divisor, bool is_float64) {
+  const double scale = is_float64 ? 1.0 / std::bit_ceil(static_cast<unsigned>(n)) : 1.0;
   const auto scaled = [&](int i) { return term(i) * scale; };
-  const double small = sum_of(scaled, 0, n) / divisor;
-  const double quotient = small / scale;
-  // A mean is no larger than the largest term: only rounding has made it so.
-  if (divisor >= n && is_finite(small) && !is_finite(quotient))
+  const double scaled_quotient = sum_of(scaled, 0, n) / divisor;
+  const double quotient = scaled_quotient / scale;
+  // A mean cannot exceed the largest term. If it is infinite here, the cause is a rounding.
+  if (divisor >= n && is_finite(scaled_quotient) && !is_finite(quotient))
     return std::copysign(std::numeric_limits<double>::max(), quotient);
   return quotient;
 }
 
-// One call of reduce_to_many, but for what the template parameters say.
+// The arguments of reduce_to_many, except those that are template parameters.
 struct Range {
   const void* const* sources;
   int n;
@@ -186,12 +194,13 @@ struct Range {
   double divisor;
 };
 
-// From this many bytes on, results are stored past the caches. All-reduce of float32 in place, 2
-// ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7 ->
-// 25.6 GB/s. At 4 MiB the next reader loses as much time as the store gains.
+// Results of at least this size are stored past the caches. All-reduce of float32 in place, 2
+// ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs: 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7
+// -> 25.6 GB/s. At 4 MiB the next reader loses as much time as the store gains.
 constexpr std::size_t kMinBytesPastCaches = 16 << 20;
 
-bool is_past_caches(const Range& range, std::size_t element_bytes) {
+// Return true if a result is large enough, and aligned, to be stored past the caches.
+bool can_bypass_caches(const Range& range, std::size_t element_bytes) {
   const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
   if (!kCanBypassCaches || bytes < kMinBytesPastCaches) return false;
   for (int j = 0; j < range.m; ++j)
@@ -199,38 +208,40 @@ bool is_past_caches(const Range& range, std::size_t element_bytes) {
   return true;
 }
 
-// Stores a block's result, which may stand in its first destination already.
+// Store the result of a block in all destinations. It may be in the first destination already.
 void store(const Range& range, const void* result, std::size_t offset, std::size_t bytes,
-           bool past_caches) {
+           bool is_past_caches) {
   for (int j = 0; j < range.m; ++j) {
     std::byte* to = static_cast<std::byte*>(range.destinations[j]) + offset;
     if (to == result) continue;
-    if (past_caches)
+    if (is_past_caches)
       copy_past_caches(to, static_cast<const std::byte*>(result), bytes);
     else
       std::memcpy(to, result, bytes);
   }
 }
 
-// Sums of floats, divided.
+// Sum floats, and divide the sums.
 template <class T>
 void run_divided(const Range& range) {
   alignas(64) T sums[kBlock];
-  const bool past_caches = is_past_caches(range, sizeof(T));
+  const bool is_past_caches = can_bypass_caches(range, sizeof(T));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
-    T* out = past_caches ? sums : static_cast<T*>(range.destinations[0]) + offset;
+    T* out = is_past_caches ? sums : static_cast<T*>(range.destinations[0]) + offset;
     tree<Add, T>(range.sources, range.n, offset, sums, count);
     if (!divide(sums, out, out, count, range.divisor)) [[unlikely]]
       for (std::size_t i = 0; i < count; ++i) {
-        const auto term = [&](int r) -> double { return at<T>(range.sources[r], offset)[i]; };
+        const auto term = [&](int r) -> double {
+          return elements_at<T>(range.sources[r], offset)[i];
+        };
         if (!is_finite(sums[i]))
           out[i] = static_cast<T>(
               quotient_of(term, range.n, range.divisor, sizeof(T) == sizeof(double)));
       }
-    store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
+    store(range, out, offset * sizeof(T), count * sizeof(T), is_past_caches);
   }
-  if (past_caches) finish_past_caches();
+  if (is_past_caches) finish_past_caches();
 }
 
 template <class Op, class T>
@@ -238,45 +249,49 @@ void run(const Range& range) {
   if constexpr (std::is_floating_point_v<T> && std::is_same_v<Op, Add>)
     if (range.divisor != 1.0) return run_divided<T>(range);
   alignas(64) T scratch[kBlock];
-  const bool past_caches = is_past_caches(range, sizeof(T));
-  const bool direct = range.n <= 4 && !past_caches;
+  const bool is_past_caches = can_bypass_caches(range, sizeof(T));
+  const bool is_direct = range.n <= 4 && !is_past_caches;
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
-    T* out = direct ? static_cast<T*>(range.destinations[0]) + offset : scratch;
+    T* out = is_direct ? static_cast<T*>(range.destinations[0]) + offset : scratch;
     tree<Op, T>(range.sources, range.n, offset, out, count);
-    store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
+    store(range, out, offset * sizeof(T), count * sizeof(T), is_past_caches);
   }
-  if (past_caches) finish_past_caches();
+  if (is_past_caches) finish_past_caches();
 }
 
 template <class Op>
-void run_halves(const Range& range, bool bf16) {
-  alignas(64) float wide[kBlock];
+void run_halves(const Range& range, bool is_bf16) {
+  alignas(64) float accumulators[kBlock];
   alignas(64) std::uint16_t result[kBlock];
-  const bool past_caches = is_past_caches(range, sizeof(std::uint16_t));
+  const bool is_past_caches = can_bypass_caches(range, sizeof(std::uint16_t));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     tree_of_halves<Op>(range.sources, range.n, offset,
-                       bf16 ? widen_block<BFloat16> : widen_block<Float16>, wide, count);
-    const bool divided = std::is_same_v<Op, Add> && range.divisor != 1.0;
-    if (divided && !divide(wide, wide, wide, count, range.divisor)) [[unlikely]]
+                       is_bf16 ? widen_block<BFloat16> : widen_block<Float16>, accumulators, count);
+    const bool is_divided = std::is_same_v<Op, Add> && range.divisor != 1.0;
+    if (is_divided && !divide(accumulators, accumulators, accumulators, count, range.divisor))
+        [[unlikely]]
       for (std::size_t i = 0; i < count; ++i) {
         const auto term = [&](int r) -> double {
-          const auto* source = at<std::uint16_t>(range.sources[r], offset) + i;
+          const auto* source = elements_at<std::uint16_t>(range.sources[r], offset) + i;
           float value = 0;
-          bf16 ? widen_block<BFloat16>(source, &value, 1) : widen_block<Float16>(source, &value, 1);
+          is_bf16 ? widen_block<BFloat16>(source, &value, 1)
+                  : widen_block<Float16>(source, &value, 1);
           return value;
         };
-        if (!is_finite(wide[i]))
-          wide[i] = static_cast<float>(quotient_of(term, range.n, range.divisor, false));
+        if (!is_finite(accumulators[i]))
+          accumulators[i] = static_cast<float>(quotient_of(term, range.n, range.divisor, false));
       }
-    bf16 ? narrow_block<BFloat16>(wide, result, count) : narrow_block<Float16>(wide, result, count);
-    store(range, result, offset * 2, count * 2, past_caches);
+    is_bf16 ? narrow_block<BFloat16>(accumulators, result, count)
+            : narrow_block<Float16>(accumulators, result, count);
+    store(range, result, offset * 2, count * 2, is_past_caches);
   }
-  if (past_caches) finish_past_caches();
+  if (is_past_caches) finish_past_caches();
 }
 
-// Wrapping sums and products have the same bits whatever the sign: unsigned only.
+// Sums and products that wrap have the same bits for signed and unsigned integers, so unsigned
+// types serve both.
 template <class Op>
 void run_arithmetic(DType dtype, const Range& range) {
   switch (size_of(dtype)) {

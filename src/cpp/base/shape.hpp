@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Static shapes and tensor types.
+// Shapes, and types of tensors (dtype and shape).
 #pragma once
 
 #include <cstdint>

@@ -16,17 +16,17 @@ constexpr std::string_view kNames[] = {"baseline" NGD_SIMD_LEVELS(NGD_NAME, )};
 #undef NGD_NAME
 
 std::vector<std::string_view> features_of_this_cpu() {
-  std::vector<std::string_view> found;
+  std::vector<std::string_view> features_found;
 #if defined(NGD_HAVE_X86_LEVELS)
   __builtin_cpu_init();
 #define NGD_FEATURES(level, name, features, flags, ...) features
 #define NGD_FEATURE(name) \
-  if (__builtin_cpu_supports(#name) != 0) found.push_back(#name);
+  if (__builtin_cpu_supports(#name) != 0) features_found.push_back(#name);
   NGD_SIMD_LEVELS(NGD_FEATURES, NGD_FEATURE)
 #undef NGD_FEATURE
 #undef NGD_FEATURES
 #endif
-  return found;
+  return features_found;
 }
 
 SimdLevel detect() {
@@ -39,11 +39,11 @@ SimdLevel detect() {
 }  // namespace
 
 SimdLevel level_of(std::span<const std::string_view> cpu_features) {
-  const auto has = [&](std::string_view feature) {
+  const auto has_feature = [&](std::string_view feature) {
     return std::find(cpu_features.begin(), cpu_features.end(), feature) != cpu_features.end();
   };
   SimdLevel best = SimdLevel::Baseline;
-#define NGD_FEATURE(name) &&has(#name)
+#define NGD_FEATURE(name) &&has_feature(#name)
 #define NGD_TRY_LEVEL(level, name, features, flags, ...) \
   if (!(true features)) return best;                     \
   best = SimdLevel::level;

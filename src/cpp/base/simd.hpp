@@ -2,8 +2,9 @@
 // SIMD levels. CMake (ngd_add_simd_sources) compiles each file NAME.simd.cpp once per level, with
 // NGD_SIMD_LEVEL defined as the namespace of its functions. The level is chosen at run time.
 //
-// A *.simd.cpp file keeps its functions static or in NGD_SIMD_LEVEL. Otherwise the linker could pick
-// the copy of a higher level for code of the baseline. All other files are compiled for the baseline.
+// A *.simd.cpp file keeps its functions static or in NGD_SIMD_LEVEL. Otherwise the linker could
+// pick the copy of a higher level for code of the baseline. All other files are compiled for the
+// baseline.
 #pragma once
 
 #include <span>
@@ -20,10 +21,11 @@ enum class SimdLevel {
 #undef NGD_ENUMERATOR
 };
 
-// The highest level that a CPU with these features can run.
+// Return the highest level that a CPU with these features can run.
 SimdLevel level_of(std::span<const std::string_view> cpu_features);
 
-// The highest level that this CPU can run, that the build contains, and that NGD_SIMD allows.
+// Return the highest level that this CPU can run, that the build contains, and that NGD_SIMD
+// allows.
 SimdLevel simd_level() noexcept;
 std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name in the level's row
 
@@ -34,7 +36,7 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name 
 #define NGD_BUILT_SIMD_LEVELS(ROW, ...)
 #endif
 
-// NGD_DECLARE_SIMD_LEVELS(declaration): declares a function in the namespace of each level.
+// Declare a function in the namespace of each level: NGD_DECLARE_SIMD_LEVELS(declaration).
 #define NGD_DECLARE_IN_LEVEL(level, name, features, flags, ...) \
   namespace name {                                              \
   __VA_ARGS__;                                                  \
@@ -43,7 +45,8 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", or the name 
   NGD_DECLARE_IN_LEVEL(Baseline, baseline, , , __VA_ARGS__) \
   NGD_BUILT_SIMD_LEVELS(NGD_DECLARE_IN_LEVEL, __VA_ARGS__)
 
-// NGD_SIMD_SELECT(level, function): the function of that name in the namespace of a level.
+// NGD_SIMD_SELECT(level, function) is a pointer to the function of that name in the namespace of
+// the level.
 #define NGD_IF_LEVEL(row, name, features, flags, level, function) \
   (level) == ::ngd::SimdLevel::row ? &name::function:
 #define NGD_SIMD_SELECT(level, function) \

@@ -4,8 +4,9 @@
 
 #define NGD_INLINE [[gnu::always_inline]] static inline
 
-// NGD_INDEPENDENT: before a loop whose iterations read nothing that another iteration writes. The
-// pointers may be equal: a result may replace an operand. NGD_UNROLL: before a loop of constant length.
+// NGD_INDEPENDENT precedes a loop in which no iteration reads an element that another iteration
+// writes. Pointers may be equal: a result may replace an operand. NGD_UNROLL precedes a loop of
+// constant length.
 #if defined(__clang__)
 #define NGD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define NGD_UNROLL _Pragma("clang loop unroll(full)")
@@ -15,8 +16,9 @@
 #define NGD_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// The bytes of a vector register. Sums that must stay in registers are vectors of this size. The
-// compilers keep larger vectors in memory, and arrays of vectors that are copied as a whole.
+// The bytes of a vector register. Sums that must stay in registers are vectors of this size,
+// because compilers keep larger vectors in memory. They also keep arrays of vectors in memory that
+// are copied as a whole.
 #if defined(__AVX512F__)
 #define NGD_REGISTER_BYTES 64
 #elif defined(__AVX2__)
@@ -27,7 +29,7 @@
 
 namespace ngd {
 
-// type: a vector of this many bytes. stored: the same in memory, at the address of any element.
+// `type` is a vector of `bytes` bytes. `stored` is such a vector in memory, aligned to one element.
 template <class T, int bytes = 64>
 struct VectorOf {
   typedef T type __attribute__((vector_size(bytes)));

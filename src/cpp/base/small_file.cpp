@@ -15,10 +15,10 @@ SmallFile::SmallFile(const char* path) noexcept {
     file = ::open(path, O_RDONLY | O_CLOEXEC);
   } while (file < 0 && errno == EINTR);
   if (file < 0) return;
-  for (ssize_t got = 1; got != 0 && length_ < sizeof text_;) {
-    got = ::read(file, text_ + length_, sizeof text_ - length_);
-    if (got < 0 && errno != EINTR) break;
-    length_ += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+  for (ssize_t num_read = 1; num_read != 0 && length_ < sizeof text_;) {
+    num_read = ::read(file, text_ + length_, sizeof text_ - length_);
+    if (num_read < 0 && errno != EINTR) break;
+    length_ += static_cast<std::size_t>(std::max<ssize_t>(num_read, 0));
   }
   ::close(file);
 }

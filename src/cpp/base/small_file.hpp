@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel says in a file of a line or two, read without asking for memory.
+// A small file of the kernel, such as those in /proc and /sys. It is read without allocating
+// memory.
 #pragma once
 
 #include <string_view>
@@ -9,9 +10,9 @@ namespace ngd {
 class SmallFile {
  public:
   explicit SmallFile(const char* path) noexcept;
-  // Its beginning, as much as fits; nothing where there is no such file.
+  // The first 4096 bytes of the file. Empty if the file cannot be read.
   std::string_view text() const noexcept { return {text_, length_}; }
-  // The next word from there on; nothing at the end.
+  // Return the next word of text(). Empty at the end.
   std::string_view next_word() noexcept;
 
  private:

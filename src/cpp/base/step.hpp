@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of a protocol between ranks: each store or message that a peer can see has one before
-// it and one behind it. Tests let a rank die at each of them; as shipped a step is nothing.
+// Points of a protocol between ranks at which a test can kill a rank. Each store or message that
+// other ranks can see has such a point before it, and one after it. In builds without
+// NGD_TEST_STEPS, protocol_step() does nothing.
 #pragma once
 
 namespace ngd {

@@ -42,8 +42,8 @@ Registry& registry() {
   return all;
 }
 
-// Returns the text of a call site that lives as long as the process.
-const char* interned(std::string_view site) {
+// Return a copy of the text of a call site that exists until the process ends.
+const char* intern(std::string_view site) {
   const std::scoped_lock lock(registry().guard);
   return registry().sites.emplace(site).first->c_str();
 }
@@ -117,7 +117,7 @@ void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
       const std::string_view text(span.ptr, span.len);
       if (name == "kind") request.collective.kind = comm::kind_named(text);
       if (name == "op") request.collective.op = comm::reduce_op_named(text);
-      if (name == "site") request.collective.site = interned(text);
+      if (name == "site") request.collective.site = intern(text);
     } else if (attrs.types[i] == XLA_FFI_AttrType_SCALAR) {
       const std::int64_t n = integer_of(name, *static_cast<const XLA_FFI_Scalar*>(value));
       if (name == "group") request.group = &group_of(n);
@@ -128,7 +128,7 @@ void read_attributes(const XLA_FFI_Attrs& attrs, Request& request) {
   }
 }
 
-// Reads the group first, so that its ranks can be notified if the rest is wrong.
+// Read a call. The group is read first, so that its ranks can be notified if the rest is wrong.
 void read(const XLA_FFI_CallFrame& call, Request& request) {
   read_attributes(call.attrs, request);
   if (call.args.size != 2 || call.rets.size != 2)
@@ -139,13 +139,14 @@ void read(const XLA_FFI_CallFrame& call, Request& request) {
   request.token = *static_cast<const XLA_FFI_Buffer*>(call.args.args[1]);
   request.next_token = *static_cast<const XLA_FFI_Buffer*>(call.rets.rets[1]);
   comm::Collective& collective = request.collective;
-  const auto gives = comm::row_of(collective.kind).source;
-  const XLA_FFI_Buffer& counted = gives == comm::Part::Nothing ? request.result : operand;
-  collective.dtype = dtype_of(counted.dtype);
-  collective.count = elements(counted);
+  const auto source_part = comm::row_of(collective.kind).source;
+  const XLA_FFI_Buffer& sized_buffer =
+      source_part == comm::Part::Nothing ? request.result : operand;
+  collective.dtype = dtype_of(sized_buffer.dtype);
+  collective.count = elements(sized_buffer);
   const int size = request.group->size();
-  if (gives == comm::Part::Blocks) collective.count /= static_cast<std::uint64_t>(size);
-  if (gives != comm::Part::Nothing) collective.source = operand.data;
+  if (source_part == comm::Part::Blocks) collective.count /= static_cast<std::uint64_t>(size);
+  if (source_part != comm::Part::Nothing) collective.source = operand.data;
   if (collective.kind != comm::Kind::Send) collective.destination = request.result.data;
   comm::validate(collective, request.group->rank(), size);
 }
@@ -161,9 +162,9 @@ void run(const Request& request) {
     std::memcpy(request.next_token.data, request.token.data, sizeof(std::int32_t));
 }
 
-// Notifies the group, or all groups if the call names none. A rank that fails before its collective
-// has begun has left the ranks' common sequence: its next call would be matched with this call of the
-// other ranks. A group that has failed already stays as it is.
+// Notify the group of a failure, or all groups if the call names none. A rank that fails before its
+// collective has begun has left the common sequence of calls: its next call would be matched with
+// this call of the other ranks. A group that has failed already does not change.
 void notify_group(const Request& request, const char* message) noexcept {
   if (request.group != nullptr) return request.group->abort(message);
   const std::scoped_lock lock(registry().guard);
@@ -175,8 +176,8 @@ XLA_FFI_Error* error_of(const XLA_FFI_Api& api, const char* message) {
   return api.XLA_FFI_Error_Create(&args);
 }
 
-// A thread that runs asynchronous calls in their order: in a program, each takes the token of the
-// call before. The thread and this object live as long as the process.
+// A thread that runs asynchronous calls in their order. In a program, each call takes the token of
+// the previous one. The thread and this object exist until the process ends.
 class Background {
  public:
   static Background& get() {
@@ -190,7 +191,8 @@ class Background {
     XLA_FFI_Future* future;
   };
 
-  // Takes the one call of the list. Allocates no memory, because its future must be completed.
+  // Take the only call of the list. Allocates no memory, because the call's future must be
+  // completed.
   void add(std::list<Pending>&& call) noexcept {
     {
       const std::scoped_lock lock(guard_);
@@ -201,13 +203,13 @@ class Background {
 
  private:
   Background() {
-    sigset_t all, before;  // signals are for the threads of Python
+    sigset_t all, previous_mask;  // block all signals: Python's threads handle them
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &all, &previous_mask);
     struct Restore {
       const sigset_t& mask;
       ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-    } restore{before};
+    } restore{previous_mask};
     std::thread([this] { serve(); }).detach();
   }
 
@@ -241,9 +243,9 @@ class Background {
   std::list<Pending> calls_;
 };
 
-// Sets the call's future. Returns false if this XLA has no futures, or if this is a forked child,
-// which has no thread for them. All steps that may fail come before the future: XLA waits for a future
-// even if the call is an error.
+// Run a call on the background thread, and set its future. Return false if this XLA has no futures,
+// or in a forked child, which has no background thread. All steps that may fail come before the
+// future is created, because XLA waits for a future even if the call returns an error.
 bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   const XLA_FFI_Api& api = *call.api;
   if (!has_futures(api) || request.group->in_child()) return false;
@@ -257,7 +259,8 @@ bool run_in_background(const Request& request, XLA_FFI_CallFrame& call) {
   return true;
 }
 
-// Returns whether XLA only asks for the version of the handler, which it does at registration.
+// If XLA only asks for the version of the handler, store it and return true. XLA asks at
+// registration.
 bool answer_metadata(const XLA_FFI_CallFrame& call) {
   for (XLA_FFI_Extension_Base* each = call.extension_start; each != nullptr; each = each->next)
     if (each->type == XLA_FFI_Extension_Metadata) {

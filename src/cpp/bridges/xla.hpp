@@ -13,10 +13,10 @@
 
 namespace ngd::bridges {
 
-// Returns a number by which calls name the group. It must outlive all calls.
+// Return a number by which calls name the group. The group must outlive all calls.
 std::int64_t register_group(comm::Communicator& group);
 
-// The address of the handler, an XLA_FFI_Handler.
+// Return the address of the handler, which is an XLA_FFI_Handler.
 std::uintptr_t xla_handler() noexcept;
 
 }  // namespace ngd::bridges

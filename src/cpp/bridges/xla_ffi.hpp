@@ -38,7 +38,7 @@ struct XLA_FFI_Api_Version {
   int minor_version;
 };
 
-// Without the members that follow: the handler sets no others.
+// Later members are left out, because the handler does not set them.
 struct XLA_FFI_Metadata {
   std::size_t struct_size;
   XLA_FFI_Api_Version api_version;
@@ -156,7 +156,7 @@ struct XLA_FFI_CallFrame {
   XLA_FFI_Future* future;  // out: XLA reads the results after it is complete
 };
 
-// A function of the table that no handler here calls.
+// A function of the table that ngd does not call.
 using XLA_FFI_Unused = void();
 
 struct XLA_FFI_Api {
@@ -183,9 +183,9 @@ struct XLA_FFI_Api {
   XLA_FFI_Error* (*XLA_FFI_Future_SetError)(XLA_FFI_Future_SetError_Args*);
 };
 
-// Returns whether this XLA completes calls by futures. The first releases of version 0.1 have none,
-// or do not count them in the size of the table. The size of XLA_FFI_CallFrame cannot be used: XLA does
-// not count its future.
+// Return true if this XLA completes calls by futures. The first releases of version 0.1 have no
+// futures, or do not count them in the size of the table. The size of XLA_FFI_CallFrame cannot be
+// used, because XLA does not count its member `future`.
 inline bool has_futures(const XLA_FFI_Api& api) noexcept {
   constexpr std::size_t kEnd =
       offsetof(XLA_FFI_Api, XLA_FFI_Future_SetError) + sizeof(api.XLA_FFI_Future_SetError);

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device: memory that its kernels may address, and queues in which its kernels and copies run.
+// A device: memory that its kernels can address, and queues that run its kernels and copies.
 //
-// The executor and the planner know no more about a device than this file says. A pointer that a
-// device hands out is for its own kernels, its own copies, and communicators that reach the device
-// (comm/communicator.hpp); other host code may dereference it only where host_addressable() is
-// true.
+// The executor and the planner use only this interface. A pointer that a device returns may be used
+// by its own kernels, its own copies, and communicators that reach the device
+// (comm/communicator.hpp). Other host code may dereference it only if host_addressable() is true.
 //
-// What is enqueued in a queue runs in the order in which it was enqueued. An asynchronous queue
-// runs it after the call has returned. To know that it has run, call synchronize() or wait for an
-// event. The queue owns the host memory and the device memory that it uses until then. A
-// synchronous queue, as the CPU's, runs it inside the call, in the calling thread; a wait then does
+// A queue runs work in the order in which it was enqueued. An asynchronous queue runs it after the
+// enqueuing call has returned. To wait for it, call synchronize(), or wait for an event. Until
+// then, the queue owns the host memory and the device memory that the work uses. A synchronous
+// queue, such as the CPU's, runs the work inside the call, on the calling thread, and a wait does
 // nothing.
 //
-// Work may fail when it runs: a kernel finds an index out of range. In an asynchronous queue, what
-// waits for it then throws a QueueError that names the origin of that work. What stands behind it
-// in the queue runs or does not run: nobody may use its results.
+// Work may fail when it runs, for example if a kernel finds an index out of range. In an
+// asynchronous queue, a call that waits for this work then throws a QueueError that names the
+// origin of the work. Later work of the queue may or may not run, and its results must not be used.
 #pragma once
 
 #include <cstddef>
@@ -29,52 +28,53 @@ namespace ngd::device {
 
 inline constexpr std::size_t kAlignment = 64;  // of every buffer and every planned offset, in bytes
 
-// What went wrong in work that a queue had taken.
+// The failure of enqueued work.
 class QueueError : public Error {
  public:
   QueueError(ErrorKind kind, const std::string& message, const void* origin)
       : Error(kind, message), origin_(origin) {}
-  const void* origin() const noexcept { return origin_; }  // null where the device cannot tell
+  const void* origin() const noexcept { return origin_; }  // null if the device does not know it
 
  private:
   const void* origin_;
 };
 
-// A point in a queue: where the queue stood when it recorded the event last.
+// A position in a queue: after the work that was enqueued before the event was last recorded.
 class Event {
  public:
   virtual ~Event() = default;
-  virtual bool done() const = 0;  // whether the queue has come there
-  // Returns when the queue has come there. Throws the failure of what was enqueued before it.
+  virtual bool done() const = 0;  // true if the queue has reached the event
+  // Wait until the queue has reached the event. Throws the failure of work that was enqueued
+  // before.
   virtual void wait() = 0;
 };
 
-// Used by one thread at a time. A kernel gets it in its arguments, and knows the class of its
-// device's queues.
+// A queue of work. Only one thread at a time may use it. A kernel gets the queue in its arguments,
+// and knows the class of its device's queues.
 class Queue {
  public:
   Queue() = default;
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
-  virtual ~Queue() = default;  // waits for what is enqueued; a failure of it is dropped
+  virtual ~Queue() = default;  // waits for the enqueued work, and ignores its failure
 
   virtual bool asynchronous() const noexcept = 0;
 
-  // These enqueue, and throw only where that is impossible.
+  // These enqueue work. They throw only if they cannot enqueue it.
   virtual void copy_from_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy_to_host(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void copy(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void clear(void* destination, std::size_t bytes) = 0;  // to zeros
   virtual void record(Event& event) = 0;
-  // What is enqueued from here on runs when the event's queue has come to where it recorded it
-  // last, whether or not something failed there.
+  // Delay work that is enqueued from now on until the event's queue has reached the event. A
+  // failure in that queue does not prevent the work.
   virtual void wait(const Event& event) = 0;
 
-  // Waits until all that is enqueued is over. Then throws the first failure of it, and is as good
-  // as new.
+  // Wait until all enqueued work has ended. Then throw its first failure. After that, the queue is
+  // usable again.
   virtual void synchronize() = 0;
 
-  // On whose behalf the following is enqueued: what a QueueError gives back.
+  // Set the origin of the work that is enqueued from now on. A QueueError has the origin.
   void set_origin(const void* origin) noexcept { origin_ = origin; }
   const void* origin() const noexcept { return origin_; }
 
@@ -82,22 +82,22 @@ class Queue {
   const void* origin_ = nullptr;
 };
 
-// Any thread may call these at any time.
+// A device. Any thread may call these functions at any time.
 class Device {
  public:
   virtual ~Device() = default;
   virtual std::string_view name() const noexcept = 0;
-  // Whether the host may dereference the device's pointers.
+  // True if host code may dereference the device's pointers.
   virtual bool host_addressable() const noexcept = 0;
-  // Whether the device's kernels may dereference any pointer of the host's.
+  // True if the device's kernels may dereference all pointers of the host.
   virtual bool addresses_host() const noexcept = 0;
-  virtual void* allocate(std::size_t bytes) = 0;     // aligned to kAlignment; zero bytes is legal
-  virtual void release(void* pointer) noexcept = 0;  // no queue uses it any more
+  virtual void* allocate(std::size_t bytes) = 0;     // aligned to kAlignment; bytes may be 0
+  virtual void release(void* pointer) noexcept = 0;  // no queue may use the memory any more
   virtual std::unique_ptr<Queue> make_queue() = 0;
-  virtual std::unique_ptr<Event> make_event() = 0;  // for any queue of the device's
+  virtual std::unique_ptr<Event> make_event() = 0;  // for any queue of this device
 };
 
-// Owned device memory. Moves, never copies.
+// Device memory that this object owns. It can be moved, but not copied.
 class Buffer {
  public:
   Buffer() = default;
@@ -115,7 +115,7 @@ class Buffer {
   void* data() const noexcept { return data_; }
   std::size_t bytes() const noexcept { return bytes_; }
 
-  // Copy all of it from or to the host, at once: for who has no queue.
+  // Copy the whole buffer from or to host memory, and wait. For callers without a queue.
   void write(const void* source) {
     const std::unique_ptr<Queue> queue = device_->make_queue();
     queue->copy_from_host(data_, source, bytes_);

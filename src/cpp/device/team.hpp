@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs work on the team: the thread_count() threads that compute a rank's kernels.
+// The team: the thread_count() threads that compute a rank's kernels. These functions divide work
+// among them.
 #pragma once
 
 #include <omp.h>
@@ -17,16 +18,16 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-// The range of [0, count) that part number `part` of `parts` gets. Shares are nearly equal, follow
-// one another, and begin at multiples of `unit`.
+// Return the share of [0, count) that part number `part` of `parts` gets. The shares are nearly
+// equal and consecutive, and begin at multiples of `unit`.
 constexpr Range share(std::int64_t count, std::int64_t unit, std::int64_t part,
                       std::int64_t parts) noexcept {
   const std::int64_t units = divide_up(count, unit);
   return {units * part / parts * unit, std::min(count, units * (part + 1) / parts * unit)};
 }
 
-// Calls body(begin, end) for nearly equal shares of [0, count). Their number is count / grain, rounded
-// up, but at most thread_count(): at most one share per thread.
+// Call body(begin, end) for nearly equal shares of [0, count), one share per thread. The number of
+// shares is count / grain, rounded up, but at most thread_count().
 //
 // Every parallel region has the full team of thread_count() threads, and threads without a share
 // return at once. A region of fewer threads would make libgomp end the others, and the next full
@@ -41,15 +42,16 @@ void for_range(std::int64_t count, std::int64_t grain, Body&& body) {
     return;
   }
 #pragma omp parallel num_threads(threads)
-  // The stride covers a team that OpenMP made smaller than was asked (OMP_DYNAMIC).
+  // If OpenMP gives fewer threads than it was asked for (OMP_DYNAMIC), a thread takes several
+  // shares.
   for (std::int64_t part = omp_get_thread_num(); part < parts; part += omp_get_num_threads()) {
     const Range own = share(count, 1, part, parts);
     if (own.begin < own.end) body(own.begin, own.end);
   }
 }
 
-// Calls body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. A kernel that
-// was planned for more threads than there are now (in a forked child) still runs all its pieces.
+// Call body(piece) for each piece in [0, pieces). A thread gets consecutive pieces. A kernel that
+// was built for more threads than there are now (in a forked child) still runs all its pieces.
 template <class Body>
 void for_pieces(std::int64_t pieces, Body&& body) {
   for_range(pieces, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -28,7 +28,8 @@ namespace {
 std::atomic<int> thread_share{0};  // 0 = not set
 std::atomic<bool> forked{false};
 
-// A cpu_set_t has 1024 bits; where the kernel has more CPUs, it needs a larger set.
+// Return the number of CPUs in the affinity mask. A cpu_set_t has 1024 bits. If the kernel has more
+// CPUs, sched_getaffinity needs a larger set.
 int affinity_cores() noexcept {
   constexpr int kMostCpus = 1 << 20;
   for (int cpus = CPU_SETSIZE; cpus <= kMostCpus; cpus *= 2) {
@@ -52,67 +53,71 @@ double quota_cores() noexcept {
   }
 }
 
-// Where threads other than the kernels' run, once it is known that these are bound; OpenMP binds
-// the main thread, too, so whatever that one starts would begin on its core.
-struct Elsewhere {
+// The cores for threads that run no kernels, if OpenMP binds the kernels' threads. OpenMP also
+// binds the main thread, so a thread that the main thread starts would otherwise inherit its single
+// core.
+struct OffKernelAffinity {
   std::mutex mutex;
   cpu_set_t cores{};
   std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
-} elsewhere;
+} off_kernel_affinity;
 
-// Asks for no memory: a rank that has met the others must not fail here.
+// Return the cores of all OpenMP places. Allocates no memory: after the rendezvous, a rank must not
+// fail here.
 cpu_set_t cores_of_places() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   for (int place = 0; place < omp_get_num_places(); ++place) {
     std::array<int, CPU_SETSIZE> ids;
     const int count = omp_get_place_num_procs(place);
-    if (count > CPU_SETSIZE) continue;  // a cpu_set_t cannot tell of them
+    if (count > CPU_SETSIZE) continue;  // a cpu_set_t cannot represent them
     omp_get_place_proc_ids(place, ids.data());
     for (int i = 0; i < count; ++i) CPU_SET(ids[static_cast<std::size_t>(i)], &cores);
   }
   return cores;
 }
 
-// Asks each of the kernels' threads, as a kernel would call them.
+// Return the cores to which the kernels' threads are bound. Each thread of the team reads its own
+// affinity mask.
 cpu_set_t cores_of_kernels() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   std::mutex mutex;
   for_pieces(thread_count(), [&](std::int64_t) {
-    cpu_set_t mine;
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
+    cpu_set_t own_cores;
+    CPU_ZERO(&own_cores);
+    sched_getaffinity(0, sizeof own_cores, &own_cores);
     const std::lock_guard lock(mutex);
-    CPU_OR(&cores, &cores, &mine);
+    CPU_OR(&cores, &cores, &own_cores);
   });
   return cores;
 }
 
-void find_elsewhere() {
+void find_off_kernel_cores() {
   if (omp_get_proc_bind() == omp_proc_bind_false) return;
   const cpu_set_t all = cores_of_places();
   const cpu_set_t kernels = cores_of_kernels();
-  cpu_set_t others;
-  CPU_XOR(&others, &all, &kernels);
-  CPU_AND(&others, &others, &all);
-  const std::lock_guard lock(elsewhere.mutex);
-  elsewhere.cores = CPU_COUNT(&others) > 0 ? others : all;
-  ++elsewhere.version;
+  cpu_set_t off_kernel;
+  CPU_XOR(&off_kernel, &all, &kernels);
+  CPU_AND(&off_kernel, &off_kernel, &all);
+  const std::lock_guard lock(off_kernel_affinity.mutex);
+  off_kernel_affinity.cores = CPU_COUNT(&off_kernel) > 0 ? off_kernel : all;
+  ++off_kernel_affinity.version;
 }
 
-// How many threads this process can have beside the one that asks, up to `wanted`: they are started
-// and ended. OpenMP would end the process where it cannot start one.
-int startable(int wanted) {
+// Return the number of threads, up to `wanted`, that this process can have besides the calling one.
+// The function starts them and ends them again, because OpenMP ends the process if it cannot start
+// a thread.
+int count_startable(int wanted) {
   struct Gate {
     std::mutex mutex;
     std::condition_variable opens;
     bool open = false;
   } gate;
   const auto wait = [](void* argument) -> void* {
-    auto& held = *static_cast<Gate*>(argument);
-    std::unique_lock lock(held.mutex);
-    held.opens.wait(lock, [&] { return held.open; });
+    auto& gate_of_thread = *static_cast<Gate*>(argument);
+    std::unique_lock lock(gate_of_thread.mutex);
+    gate_of_thread.opens.wait(lock, [&] { return gate_of_thread.open; });
     return nullptr;
   };
   std::vector<pthread_t> threads;
@@ -129,19 +134,19 @@ int startable(int wanted) {
   return static_cast<int>(threads.size());
 }
 
-// A kernel is built for a number of threads and must get them: as many of the `wanted` as OpenMP
-// and the system give.
-int count_threads(int wanted, bool by_the_user) {
+// Return the number of threads, up to `wanted`, that OpenMP and the system provide. A kernel is
+// built for this number of threads, so all of them must be available later.
+int count_threads(int wanted, bool requested_by_user) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const int most = omp_get_max_active_levels() < 1 ? 1 : omp_get_thread_limit();
-  const int got = most < wanted ? most : 1 + startable(wanted - 1);
-  if (got < wanted && by_the_user)
-    fail(ErrorKind::Init, "NGD_THREADS: expected at most ", got, " here (",
-         most < wanted ? "OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS"
-                       : "RLIMIT_NPROC, RLIMIT_AS, the cgroup's pids.max",
+  const int limit = omp_get_max_active_levels() < 1 ? 1 : omp_get_thread_limit();
+  const int num_threads = limit < wanted ? limit : 1 + count_startable(wanted - 1);
+  if (num_threads < wanted && requested_by_user)
+    fail(ErrorKind::Init, "NGD_THREADS: expected at most ", num_threads, " here (",
+         limit < wanted ? "OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS"
+                        : "RLIMIT_NPROC, RLIMIT_AS, the cgroup's pids.max",
          "); got ", wanted);
-  return got;
+  return num_threads;
 }
 
 struct ForkGuard {
@@ -160,30 +165,30 @@ int available_cores() noexcept {
 
 int thread_count() {
   if (forked.load(std::memory_order_relaxed)) return 1;
-  static const int by_the_user = config::threads();
+  static const int requested_by_user = config::threads();
   static const int all = available_cores();
   const int share = thread_share.load(std::memory_order_relaxed);
-  const int wanted = by_the_user > 0 ? by_the_user : share > 0 ? share : all;
+  const int wanted = requested_by_user > 0 ? requested_by_user : share > 0 ? share : all;
   if (wanted == 1) return 1;
-  // What was wanted last, and what there is of it: two halves of a word.
+  // The last value of `wanted` (upper half), and the number of threads for it (lower half).
   static std::atomic<std::uint64_t> answer{0};
   const std::uint64_t last = answer.load(std::memory_order_relaxed);
   if (last >> 32 == static_cast<std::uint64_t>(wanted)) return static_cast<int>(last & 0xffffffff);
-  const int got = count_threads(wanted, by_the_user > 0);
-  answer.store(static_cast<std::uint64_t>(wanted) << 32 | static_cast<std::uint64_t>(got));
-  return got;
+  const int num_threads = count_threads(wanted, requested_by_user > 0);
+  answer.store(static_cast<std::uint64_t>(wanted) << 32 | static_cast<std::uint64_t>(num_threads));
+  return num_threads;
 }
 
 void set_thread_share(int threads) {
   thread_share.store(std::max(1, threads));
-  find_elsewhere();
+  find_off_kernel_cores();
 }
 
 void OffKernelCores::follow() noexcept {
-  if (elsewhere.version == followed_) return;
-  const std::lock_guard lock(elsewhere.mutex);
-  followed_ = elsewhere.version;
-  sched_setaffinity(0, sizeof elsewhere.cores, &elsewhere.cores);
+  if (off_kernel_affinity.version == version_) return;
+  const std::lock_guard lock(off_kernel_affinity.mutex);
+  version_ = off_kernel_affinity.version;
+  sched_setaffinity(0, sizeof off_kernel_affinity.cores, &off_kernel_affinity.cores);
 }
 
 }  // namespace ngd::device

@@ -4,25 +4,27 @@
 
 namespace ngd::device {
 
-// NGD_THREADS; or this process's share of its cores, once it is set; or all cores that it may use;
-// of these as many as can be started. In a forked child 1 (libgomp hangs there with more). Throws
-// Init where NGD_THREADS is no number, or more than can be started.
+// Return the number of threads that compute kernels. It is NGD_THREADS if that is set; otherwise,
+// the value of set_thread_share() if it was called; otherwise, available_cores(). The result is
+// lower if the system can start only fewer threads. It is 1 in a forked child, where libgomp hangs
+// with more. Throws Init if NGD_THREADS is not a number, or exceeds what the system can start.
 int thread_count();
-int available_cores() noexcept;  // by the affinity mask and the quotas of enclosing cgroups
-// What is left of them beside the ranks that share them. Called by a thread that runs kernels.
-// Throws as thread_count() does.
+// The number of cores that the affinity mask and the quotas of enclosing cgroups allow.
+int available_cores() noexcept;
+// Set the number of threads of this rank, if ranks share the available cores. Call it from a thread
+// that runs kernels. Throws the errors of thread_count().
 void set_thread_share(int threads);
-// Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds those to
-// places (OMP_PROC_BIND). The thread owns it: a thread-local variable would be made when it is first
-// used, and the C library ends the process if there is no memory for it.
+// Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds those
+// to places (OMP_PROC_BIND). The thread owns this object. A thread-local variable would be
+// constructed at its first use, and the C library ends the process if there is no memory for it.
 class OffKernelCores {
  public:
-  // Moves the calling thread to cores on which no kernels run; to any core if kernels run on all.
-  // A repeated call costs one load.
+  // Move the calling thread to cores on which no kernels run. If kernels run on all cores, the
+  // thread may use all of them. A repeated call costs one load.
   void follow() noexcept;
 
  private:
-  int followed_ = 0;
+  int version_ = 0;
 };
 
 }  // namespace ngd::device

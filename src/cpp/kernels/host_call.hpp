@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of the program's own functions inside a step (ngd.call_host). The layer above, which has
-// Python, sets the callback once.
+// Calls of Python functions inside a step (ngd.call_host). The Cython layer sets the callback once.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +8,14 @@
 
 namespace ngd::kernels {
 
+// The memory of one operand or result of a host function.
 struct HostBuffer {
-  void* data;  // of an output that is not read: null
+  void* data;  // null for an output that no instruction reads
   std::size_t bytes;
 };
 
-// Calls function number `function`. Returns false if it raised; then the error is kept for the
-// caller of the step.
+// Call function number `function` of the program. Return false if it has raised an exception. The
+// callback then keeps the exception, which the call of the step raises.
 using HostCallback = bool (*)(std::int64_t function, std::span<const HostBuffer> inputs,
                               std::span<const HostBuffer> outputs) noexcept;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels, and the tables that choose them: a row offers a kernel for a query, or says why not.
+// Kernels, and the tables that choose them. Each row of a table offers a kernel for a query, or
+// refuses it with a reason.
 #pragma once
 
 #include <compare>
@@ -17,14 +18,15 @@
 
 namespace ngd::kernels {
 
-// One op to compute: every operand is dense and row-major.
+// An op to compute, with the types of its operands and results. All of them are dense and
+// row-major.
 struct KernelQuery {
   std::string_view op;
   std::vector<TensorType> inputs;
   std::vector<TensorType> outputs;
   Attrs attrs;
 
-  std::string key() const;  // of equal queries, and of no others, equal
+  std::string key() const;  // two queries have the same key if, and only if, they are equal
 };
 
 // An output that may be computed in the memory of an input.
@@ -33,23 +35,24 @@ struct InPlace {
   auto operator<=>(const InPlace&) const = default;
 };
 
-// An output that no instruction reads is null, and a kernel of several results skips it. (Only a
-// kernel of several: an instruction whose only result is not read does not exist.) The lists of
-// pointers belong to the caller again when run() returns, and the memory that they point to when
-// the queue has done the work.
+// The arguments of one run of a kernel. If a kernel has several outputs, the pointer of an output
+// that no instruction reads is null, and the kernel skips it. The pointer of a single output is
+// never null. The caller may reuse the lists of pointers when run() returns, and the memory that
+// they point to when the queue has done the work.
 struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;
   void* scratch;
-  device::Queue* queue;  // the kernel's work goes there; the CPU's is the calling thread
+  device::Queue* queue;  // runs the kernel's work; the CPU's queue is the calling thread
 };
 
-// One kernel may serve all instructions of a program with the same query. It outlives its work.
+// A kernel: the code that computes one query. All instructions of a program with the same query
+// share one kernel. It exists until its enqueued work is done.
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Called once, before the first run(). Does what takes long and is not needed to answer a query,
-  // for example generates code.
+  // Do work that takes long, such as code generation. Called once, before the first run(), and not
+  // for kernels that only answer a query.
   virtual void prepare() {}
   virtual void run(const KernelArgs& args) const = 0;
   virtual std::size_t scratch_bytes() const { return 0; }  // of KernelArgs::scratch
@@ -73,7 +76,7 @@ struct Offer {
 // A row of a device's table.
 struct KernelRow {
   std::string_view op;
-  std::string_view implementation;  // "onednn", "fused", ...: its folder
+  std::string_view implementation;  // the folder of its file: "onednn", "fused", ...
   Offer (*offer)(const KernelQuery& query, const Machine& machine);
 };
 
@@ -83,6 +86,7 @@ KernelTable cpu_table();
 
 std::string onednn_version();  // "" in a build without oneDNN
 
+// The result of find().
 struct Found {
   const KernelRow* row = nullptr;  // null: all rows refused, and offer.refusal has their reasons
   Offer offer;

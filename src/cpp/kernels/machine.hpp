@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hardware that kernels are chosen and built for.
+// The description of the hardware for which kernels are chosen and built.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace ngd::kernels {
 // A plain value: a test may describe another machine than the one that it runs on. The cache sizes
 // are those of Zen 4 with 16 MiB of L3. The rules that use them were measured there.
 //
-// Loops over tiles and reductions have the same results on all SIMD levels, and use simd_level().
+// Loops over tiles, and reductions, do not use this SIMD level. Their results are the same on all
+// levels, and they use simd_level().
 struct Machine {
   int threads = 1;
   SimdLevel simd = SimdLevel::Baseline;
@@ -19,7 +20,8 @@ struct Machine {
   std::int64_t shared_cache_bytes = 16 << 20;  // L3
 };
 
-// The threads and the SIMD level that this process may use now.
+// Return the threads and the SIMD level that this process may use now, with the default cache
+// sizes.
 Machine this_machine();
 
 }  // namespace ngd::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of the rows of table.inc.
+// Declarations of the functions offer_KERNEL of the rows of table.inc.
 #pragma once
 
 #include "kernels/kernel.hpp"

@@ -17,7 +17,7 @@ class CpuEvent final : public Event {
   void wait() override {}
 };
 
-// The calling thread.
+// A synchronous queue: the calling thread does the work.
 class CpuQueue final : public Queue {
  public:
   bool asynchronous() const noexcept override { return false; }

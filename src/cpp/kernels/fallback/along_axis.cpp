@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// take_along_axis, in which each line along an axis has indices of its own, and its adjoint.
+// take_along_axis, in which each line along an axis has its own indices, and its adjoint
+// add_along_axis.
 #include <algorithm>
 #include <type_traits>
 
@@ -11,42 +12,44 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 
-// Lines of `whole` and, with the indices, of the part: [outer, length or count, inner].
+// Both kernels. The tensor is [outer, length, inner], and the selection and the indices are [outer,
+// count, inner]. A line is the elements along the middle axis.
 class AlongAxis final : public Kernel {
  public:
   explicit AlongAxis(const KernelQuery& query)
-      : add_(query.op == "add_along_axis"),
+      : is_add_(query.op == "add_along_axis"),
         dtype_(query.outputs[0].dtype),
         index_dtype_(query.inputs[1].dtype),
-        length_((add_ ? query.outputs : query.inputs)[0]
+        length_((is_add_ ? query.outputs : query.inputs)[0]
                     .shape[static_cast<std::size_t>(query.attrs.integer("axis"))]),
         range_(query, 1, length_) {
-    const Shape &whole = (add_ ? query.outputs : query.inputs)[0].shape,
-                &part = query.inputs[1].shape;
+    const Shape &tensor = (is_add_ ? query.outputs : query.inputs)[0].shape,
+                &selection = query.inputs[1].shape;
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
-    count_ = part[axis];
-    for (std::size_t a = 0; a < axis; ++a) outer_ *= whole[a];
-    for (std::size_t a = axis + 1; a < whole.size(); ++a) inner_ *= whole[a];
+    count_ = selection[axis];
+    for (std::size_t a = 0; a < axis; ++a) outer_ *= tensor[a];
+    for (std::size_t a = axis + 1; a < tensor.size(); ++a) inner_ *= tensor[a];
   }
 
-  // The sums of 16-bit floats.
+  // Scratch memory for the float32 sums of 16-bit floats.
   std::size_t scratch_bytes() const override {
-    const std::int64_t sums = add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
+    const std::int64_t sums = is_add_ && is_half(dtype_) ? outer_ * length_ * inner_ : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
   }
 
   void run(const KernelArgs& args) const override {
     range_.check(args.inputs[1]);
-    const std::int64_t work = std::max<std::int64_t>(1, add_ ? std::max(length_, count_) : count_);
+    const std::int64_t work =
+        std::max<std::int64_t>(1, is_add_ ? std::max(length_, count_) : count_);
     device::for_range(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / work),
                       [&](std::int64_t begin, std::int64_t end) {
                         visit_dtype(dtype_, [&]<class T>() {
                           for (std::int64_t line = begin; line < end;) {
                             const std::int64_t outer = line / inner_, first = line % inner_;
                             const std::int64_t last = std::min(inner_, first + end - line);
-                            if (add_)
+                            if (is_add_)
                               add<T>(args, outer, first, last);
                             else
                               take<T>(args, outer, first, last);
@@ -57,7 +60,7 @@ class AlongAxis final : public Kernel {
   }
 
  private:
-  // As NumPy: a negative index counts from the end.
+  // Return an index. As in NumPy, a negative index counts from the end.
   std::int64_t index(const KernelArgs& args, std::int64_t i) const {
     const std::int64_t index = index_at(index_dtype_, args.inputs[1], i);
     return index < 0 ? index + length_ : index;
@@ -74,7 +77,7 @@ class AlongAxis final : public Kernel {
       }
   }
 
-  // In the order of the indices.
+  // Add updates in the order of the indices.
   template <class T>
   void add(const KernelArgs& args, std::int64_t outer, std::int64_t first,
            std::int64_t last) const {
@@ -100,7 +103,7 @@ class AlongAxis final : public Kernel {
           output[row * inner_ + j] = T(sums[row * inner_ + j]);
   }
 
-  bool add_;
+  bool is_add_;
   DType dtype_, index_dtype_;
   std::int64_t length_, count_ = 0, outer_ = 1, inner_ = 1;
   IndexCheck range_;
@@ -110,17 +113,17 @@ class AlongAxis final : public Kernel {
 
 Offer offer_along_axis(const KernelQuery& query, const Machine&) {
   const bool add = query.op == "add_along_axis";
-  const TensorType &whole = (add ? query.outputs : query.inputs)[0],
-                   &part = (add ? query.inputs : query.outputs)[0];
+  const TensorType &tensor = (add ? query.outputs : query.inputs)[0],
+                   &selection = (add ? query.inputs : query.outputs)[0];
   const std::int64_t axis = query.attrs.integer("axis");
-  if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
+  if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))
     return Offer::refuse("axis " + std::to_string(axis) + " is not in the tensor");
   if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the indices are not i32 or i64");
-  if (whole.dtype != part.dtype) return Offer::refuse("dtypes differ");
-  if (part.shape != query.inputs[1].shape || part.shape.size() != whole.shape.size())
+  if (tensor.dtype != selection.dtype) return Offer::refuse("dtypes differ");
+  if (selection.shape != query.inputs[1].shape || selection.shape.size() != tensor.shape.size())
     return Offer::refuse("the indices are not one for each element of the part");
-  for (std::size_t a = 0; a < whole.shape.size(); ++a)
-    if (static_cast<std::int64_t>(a) != axis && part.shape[a] != whole.shape[a])
+  for (std::size_t a = 0; a < tensor.shape.size(); ++a)
+    if (static_cast<std::int64_t>(a) != axis && selection.shape[a] != tensor.shape[a])
       return Offer::refuse("shapes differ beside the axis");
   return {std::make_unique<AlongAxis>(query)};
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// argmax, argmin and top_k: the first of equals; NaN is more extreme than any number, as in NumPy.
+// argmax, argmin and top_k. They choose the first of equal elements. As in NumPy, NaN is more
+// extreme than any number.
 #include <algorithm>
 #include <numeric>
 #include <type_traits>
@@ -11,9 +12,9 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
 
-// How elements are compared: two-byte floats as float32.
+// Return the value that represents an element in comparisons: 16-bit floats become float32.
 template <class T>
 auto comparable(T value) {
   if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>)
@@ -22,20 +23,20 @@ auto comparable(T value) {
     return value;
 }
 
-template <bool maximum, class T>
-bool beats(T challenger, T best) {
+template <bool is_max, class T>
+bool is_more_extreme(T challenger, T best) {
   if (best != best) return false;
   if (challenger != challenger) return true;
-  return maximum ? challenger > best : challenger < best;
+  return is_max ? challenger > best : challenger < best;
 }
 
-template <bool maximum, class T>
+template <bool is_max, class T>
 std::int64_t best_index(const T* x, std::int64_t length, std::int64_t stride) {
   std::int64_t index = 0;
   auto best = comparable(x[0]);
   for (std::int64_t i = 1; i < length; ++i) {
     const auto value = comparable(x[i * stride]);
-    if (beats<maximum>(value, best)) {
+    if (is_more_extreme<is_max>(value, best)) {
       best = value;
       index = i;
     }
@@ -46,7 +47,7 @@ std::int64_t best_index(const T* x, std::int64_t length, std::int64_t stride) {
 class ArgReduce final : public Kernel {
  public:
   explicit ArgReduce(const KernelQuery& query)
-      : dtype_(query.inputs[0].dtype), maximum_(query.op == "argmax") {
+      : dtype_(query.inputs[0].dtype), is_max_(query.op == "argmax") {
     const Shape& shape = query.inputs[0].shape;
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
     length_ = shape[axis];
@@ -62,8 +63,8 @@ class ArgReduce final : public Kernel {
                         [&](std::int64_t begin, std::int64_t end) {
                           for (std::int64_t i = begin; i < end; ++i) {
                             const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
-                            out[i] = maximum_ ? best_index<true>(first, length_, inner_)
-                                              : best_index<false>(first, length_, inner_);
+                            out[i] = is_max_ ? best_index<true>(first, length_, inner_)
+                                             : best_index<false>(first, length_, inner_);
                           }
                         });
     });
@@ -71,32 +72,33 @@ class ArgReduce final : public Kernel {
 
  private:
   DType dtype_;
-  bool maximum_;
+  bool is_max_;
   std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
 };
 
-// NaN is larger than any number.
+// Return true if a is less than b. NaN is larger than any number.
 template <class T>
 bool less(T a, T b) {
   return a < b || (b != b && a == a);
 }
 
-// Orders all places by value, only as far as the first k need it, in room for all of them. What is
-// not asked for is null.
+// Store the k largest or smallest elements of a row, and their indices, unless the pointer is null.
+// `positions` is memory for all indices of the row. Only the first k of them are sorted by value.
 template <class T>
-void most_extreme(const T* x, std::int64_t length, std::int64_t k, bool largest,
-                  std::int64_t* places, T* values, std::int64_t* found) {
-  std::iota(places, places + length, 0);
-  const auto before = [=](std::int64_t a, std::int64_t b) {
-    const auto of_a = comparable(x[a]), of_b = comparable(x[b]);
-    const bool rises = less(of_a, of_b), falls = less(of_b, of_a);
-    return rises == falls ? a < b : largest == falls;
+void select_top_k(const T* x, std::int64_t length, std::int64_t k, bool is_largest,
+                  std::int64_t* positions, T* values, std::int64_t* indices) {
+  std::iota(positions, positions + length, 0);
+  const auto precedes = [=](std::int64_t a, std::int64_t b) {
+    const auto value_a = comparable(x[a]), value_b = comparable(x[b]);
+    const bool is_less = less(value_a, value_b), is_greater = less(value_b, value_a);
+    return is_less == is_greater ? a < b : is_largest == is_greater;
   };
-  if (k < length) std::nth_element(places, places + k, places + length, before);
-  std::sort(places, places + k, before);
-  if (found != nullptr) std::copy(places, places + k, found);
+  if (k < length) std::nth_element(positions, positions + k, positions + length, precedes);
+  std::sort(positions, positions + k, precedes);
+  if (indices != nullptr) std::copy(positions, positions + k, indices);
   if (values != nullptr)
-    std::transform(places, places + k, values, [x](std::int64_t place) { return x[place]; });
+    std::transform(positions, positions + k, values,
+                   [x](std::int64_t position) { return x[position]; });
 }
 
 class TopK final : public Kernel {
@@ -108,12 +110,12 @@ class TopK final : public Kernel {
         k_(query.outputs[0].shape.back()) {
     const Shape& shape = query.inputs[0].shape;
     for (std::size_t a = 0; a + 1 < shape.size(); ++a) rows_ *= shape[a];
-    const std::int64_t most = std::min<std::int64_t>(rows_, machine.threads);
-    pieces_ =
-        std::clamp<std::int64_t>(rows_ * length_ / kGrainWork, 1, std::max<std::int64_t>(most, 1));
+    const std::int64_t max_pieces = std::min<std::int64_t>(rows_, machine.threads);
+    pieces_ = std::clamp<std::int64_t>(rows_ * length_ / kGrainWork, 1,
+                                       std::max<std::int64_t>(max_pieces, 1));
   }
 
-  // A line's places for each thread.
+  // Scratch memory for the indices of one row per thread.
   std::size_t scratch_bytes() const override {
     return static_cast<std::size_t>(pieces_ * length_) * sizeof(std::int64_t);
   }
@@ -122,14 +124,14 @@ class TopK final : public Kernel {
     visit_dtype(dtype_, [&]<class T>() {
       const auto* x = static_cast<const T*>(args.inputs[0]);
       auto* values = static_cast<T*>(args.outputs[0]);
-      auto* found = static_cast<std::int64_t*>(args.outputs[1]);
+      auto* indices = static_cast<std::int64_t*>(args.outputs[1]);
       device::for_pieces(pieces_, [&](std::int64_t piece) {
-        auto* places = static_cast<std::int64_t*>(args.scratch) + piece * length_;
+        auto* positions = static_cast<std::int64_t*>(args.scratch) + piece * length_;
         const auto [begin, end] = device::share(rows_, 1, piece, pieces_);
         for (std::int64_t row = begin; row < end; ++row)
-          most_extreme(x + row * length_, length_, k_, largest_, places,
+          select_top_k(x + row * length_, length_, k_, largest_, positions,
                        values == nullptr ? nullptr : values + row * k_,
-                       found == nullptr ? nullptr : found + row * k_);
+                       indices == nullptr ? nullptr : indices + row * k_);
       });
     });
   }
@@ -158,14 +160,14 @@ Offer offer_arg_reduce(const KernelQuery& query, const Machine&) {
 Offer offer_top_k(const KernelQuery& query, const Machine& machine) {
   if (query.outputs.size() != 2) return Offer::refuse("the outputs are not values and places");
   const TensorType& input = query.inputs[0];
-  const TensorType &values = query.outputs[0], &places = query.outputs[1];
+  const TensorType &values = query.outputs[0], &positions = query.outputs[1];
   if (values.dtype != input.dtype) return Offer::refuse("the values have not the input's dtype");
-  if (places.dtype != DType::I64) return Offer::refuse("the places are not i64");
-  if (values.shape != places.shape) return Offer::refuse("the outputs have different shapes");
-  if (input.shape.empty() || input.shape.size() != places.shape.size() ||
-      !std::equal(input.shape.begin(), input.shape.end() - 1, places.shape.begin()))
+  if (positions.dtype != DType::I64) return Offer::refuse("the places are not i64");
+  if (values.shape != positions.shape) return Offer::refuse("the outputs have different shapes");
+  if (input.shape.empty() || input.shape.size() != positions.shape.size() ||
+      !std::equal(input.shape.begin(), input.shape.end() - 1, positions.shape.begin()))
     return Offer::refuse("the outputs have not the input's other axes");
-  if (places.shape.back() > input.shape.back())
+  if (positions.shape.back() > input.shape.back())
     return Offer::refuse("the outputs have more places than the input");
   return {std::make_unique<TopK>(query, machine)};
 }

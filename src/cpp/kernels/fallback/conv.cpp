@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions and their gradients as matrix products, for every float. The places that one weight
-// meets are a row of a matrix of columns [groups, in * kernel, places], made for some places of one
-// image at a time, so that it stays small:
+// Convolutions and their gradients as GEMMs (im2col), for all floats.
 //
-//   result chunk  = weights * columns of the data
-//   data gradient = sum of the columns (weights transposed * result chunk), each where it was read
-//   weight gradient = sum over images and chunks of result chunk * columns transposed
+// The column matrix of an image is [groups, in * kernel, positions]. Each of its rows belongs to an
+// input channel and a kernel position, and has the data that this weight multiplies, for all output
+// positions. The output positions of an image are divided into chunks, so that the column matrix of
+// a chunk is small:
 //
-// f32 and f64 are computed as they are, two-byte floats as f32: their operands are cast to scratch
-// first and the result is cast back.
+//   result chunk    = weights @ columns of the data
+//   data gradient   = weights transposed @ result chunk: columns, each element of which is added to
+//                     the position that it was read from
+//   weight gradient = sum over images and chunks of result chunk @ columns transposed
+//
+// f32 and f64 are computed in their own dtype, and 16-bit floats in f32: their operands are cast to
+// scratch memory first, and the result is cast back.
 #include "device/team.hpp"
 #include "kernels/gemm/casts.hpp"
 #include "kernels/gemm/packed_gemm.hpp"
@@ -21,19 +25,19 @@ namespace {
 
 using Which = ConvShape::Which;
 
-constexpr std::int64_t kColumnElements = 1 << 20;  // of a chunk's columns
-constexpr std::int64_t kGrainElements = 1 << 14;   // elements moved that are worth a thread
-constexpr std::int64_t kLeastPlaces = 64;          // of a chunk
+constexpr std::int64_t kColumnElements = 1 << 20;  // of the column matrix of a chunk
+constexpr std::int64_t kGrainElements = 1 << 14;   // the minimum of copied elements per thread
+constexpr std::int64_t kMinPositions = 64;         // the minimum of positions per chunk
 
 std::int64_t grain_of(std::int64_t elements) {
   return std::max<std::int64_t>(1, kGrainElements / std::max<std::int64_t>(elements, 1));
 }
 
-// The product of one chunk of `places`.
-MatmulShape product_of(const ConvShape& s, std::int64_t places) {
+// Return the shape of the GEMM for a chunk.
+MatmulShape product_of(const ConvShape& s, std::int64_t positions) {
   const std::int64_t depth = s.in * s.kernel_places(), g = s.groups;
-  const TensorType weights{DType::F32, {g, s.out, depth}}, columns{DType::F32, {g, depth, places}},
-      result{DType::F32, {g, s.out, places}};
+  const TensorType weights{DType::F32, {g, s.out, depth}},
+      columns{DType::F32, {g, depth, positions}}, result{DType::F32, {g, s.out, positions}};
   Attrs attrs;
   attrs.set("transpose_a", std::int64_t{s.which == Which::DataGrad});
   attrs.set("transpose_b", std::int64_t{s.which == Which::WeightGrad});
@@ -47,70 +51,73 @@ MatmulShape product_of(const ConvShape& s, std::int64_t places) {
   }
 }
 
-// How the places of an image are cut, and where things lie in scratch, in elements.
+// The division of the output positions of an image into chunks, and the sizes of the parts of the
+// scratch memory, in elements.
 struct Chunks {
-  explicit Chunks(const ConvShape& s) : places(s.window_count()) {
+  explicit Chunks(const ConvShape& s) : positions(s.window_count()) {
     const std::int64_t rows = std::max<std::int64_t>(s.groups * s.in * s.kernel_places(), 1);
-    chunk =
-        std::clamp<std::int64_t>(kColumnElements / rows, std::min(kLeastPlaces, places), places);
-    rest = places % chunk;
+    chunk = std::clamp<std::int64_t>(kColumnElements / rows, std::min(kMinPositions, positions),
+                                     positions);
+    rest = positions % chunk;
     columns = round_up(rows * chunk, 64);
-    part = chunk == places ? 0 : round_up(s.groups * s.out * chunk, 64);
+    part = chunk == positions ? 0 : round_up(s.groups * s.out * chunk, 64);
     product = s.which == Which::WeightGrad ? round_up(s.weights.count(), 64) : 0;
   }
   std::int64_t elements() const { return columns + part + product; }
 
-  std::int64_t places, chunk = 1, rest = 0;
+  std::int64_t positions, chunk = 1, rest = 0;
   std::int64_t columns, part, product;
 };
 
-// All that one of the three ops does in the dtype that it computes in.
+// The computation of one of the three ops, in the dtype T.
 template <class T>
 class Columns {
  public:
   Columns(const ConvShape& shape, const Machine& machine)
       : s_(shape),
         chunks_(shape),
-        whole_(product_of(shape, chunks_.chunk), machine),
-        rest_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), machine) {}
+        chunk_gemm_(product_of(shape, chunks_.chunk), machine),
+        last_gemm_(product_of(shape, std::max<std::int64_t>(chunks_.rest, 1)), machine) {}
 
   std::int64_t scratch_elements() const {
-    return chunks_.elements() + std::max(whole_.scratch_elements(), rest_.scratch_elements());
+    return chunks_.elements() +
+           std::max(chunk_gemm_.scratch_elements(), last_gemm_.scratch_elements());
   }
 
-  // Operands and output as the op has them.
+  // Compute the op. The operands and the output are those of the op.
   void run(const T* first, const T* second, T* output, T* scratch) const {
     T* columns = scratch;
     T* part = columns + chunks_.columns;
     T* product = part + chunks_.part;
-    T* rest = product + chunks_.product;
+    T* gemm_scratch = product + chunks_.product;
     const std::int64_t image = s_.groups * s_.in * s_.data_places(),
-                       results = s_.groups * s_.out * chunks_.places;
+                       results = s_.groups * s_.out * chunks_.positions;
     if (s_.which != Which::Forward)
       std::fill(output, output + (s_.which == Which::DataGrad ? s_.data : s_.weights).count(),
                 T(0));
     for (std::int64_t n = 0; n < s_.batch; ++n)
-      for (std::int64_t begin = 0; begin < chunks_.places; begin += chunks_.chunk) {
-        const std::int64_t places = std::min(chunks_.chunk, chunks_.places - begin);
-        const gemm::PackedGemm<T>& gemm = places == chunks_.chunk ? whole_ : rest_;
+      for (std::int64_t begin = 0; begin < chunks_.positions; begin += chunks_.chunk) {
+        const std::int64_t positions = std::min(chunks_.chunk, chunks_.positions - begin);
+        const gemm::PackedGemm<T>& gemm = positions == chunks_.chunk ? chunk_gemm_ : last_gemm_;
         switch (s_.which) {
           case Which::Forward: {
             T* result = output + n * results;
-            T* made = chunks_.part == 0 ? result : part;
-            collect(first + n * image, begin, places, columns);
-            gemm.run(second, columns, nullptr, made, rest);
-            if (made == part) copy_rows(part, places, places, result + begin, chunks_.places);
+            T* chunk_result = chunks_.part == 0 ? result : part;
+            gather_columns(first + n * image, begin, positions, columns);
+            gemm.run(second, columns, nullptr, chunk_result, gemm_scratch);
+            if (chunk_result == part)
+              copy_rows(part, positions, positions, result + begin, chunks_.positions);
             break;
           }
           case Which::DataGrad:
-            gemm.run(second, chunk_of(first + n * results, begin, places, part), nullptr, columns,
-                     rest);
-            give_back(columns, begin, places, output + n * image);
+            gemm.run(second, chunk_of(first + n * results, begin, positions, part), nullptr,
+                     columns, gemm_scratch);
+            scatter_columns(columns, begin, positions, output + n * image);
             break;
           case Which::WeightGrad:
-            collect(first + n * image, begin, places, columns);
-            gemm.run(chunk_of(second + n * results, begin, places, part), columns, nullptr, product,
-                     rest);
+            gather_columns(first + n * image, begin, positions, columns);
+            gemm.run(chunk_of(second + n * results, begin, positions, part), columns, nullptr,
+                     product, gemm_scratch);
             add(product, output, s_.weights.count());
             break;
         }
@@ -118,20 +125,20 @@ class Columns {
   }
 
  private:
-  // Rows of so many places, from one row length to another.
-  void copy_rows(const T* from, std::int64_t places, std::int64_t from_row, T* to,
+  // Copy `positions` elements of each row of a result. from_row and to_row are the row lengths.
+  void copy_rows(const T* from, std::int64_t positions, std::int64_t from_row, T* to,
                  std::int64_t to_row) const {
     device::for_range(
-        s_.groups * s_.out, grain_of(places), [&](std::int64_t begin, std::int64_t end) {
+        s_.groups * s_.out, grain_of(positions), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t row = begin; row < end; ++row)
-            std::copy(from + row * from_row, from + row * from_row + places, to + row * to_row);
+            std::copy(from + row * from_row, from + row * from_row + positions, to + row * to_row);
         });
   }
 
-  // Some places of all channels of an image's result, as a matrix.
-  const T* chunk_of(const T* result, std::int64_t begin, std::int64_t places, T* part) const {
+  // Return a chunk of the result of an image as a dense matrix, with one row per channel.
+  const T* chunk_of(const T* result, std::int64_t begin, std::int64_t positions, T* part) const {
     if (chunks_.part == 0) return result;
-    copy_rows(result + begin, places, chunks_.places, part, places);
+    copy_rows(result + begin, positions, chunks_.positions, part, positions);
     return part;
   }
 
@@ -141,33 +148,38 @@ class Columns {
     });
   }
 
-  void collect(const T* image, std::int64_t begin, std::int64_t places, T* columns) const {
+  // Store the column matrix of a chunk.
+  void gather_columns(const T* image, std::int64_t begin, std::int64_t positions,
+                      T* columns) const {
     const std::int64_t kernel = s_.kernel_places();
-    device::for_range(
-        s_.groups * s_.in * kernel, grain_of(places), [&](std::int64_t first, std::int64_t last) {
-          for (std::int64_t row = first; row < last; ++row) {
-            const T* plane = image + row / kernel * s_.data_places();
-            T* to = columns + row * places;
-            for_runs(row % kernel, begin, places,
-                     [&](std::int64_t line, std::int64_t x, std::int64_t run) {
-                       const std::int64_t width = s_.extents[2], step = s_.strides[2];
-                       for (std::int64_t i = 0; i < run; ++i, x += step)
-                         to[i] = line >= 0 && x >= 0 && x < width ? plane[line + x] : T(0);
-                       to += run;
-                     });
-          }
-        });
+    device::for_range(s_.groups * s_.in * kernel, grain_of(positions),
+                      [&](std::int64_t first, std::int64_t last) {
+                        for (std::int64_t row = first; row < last; ++row) {
+                          const T* plane = image + row / kernel * s_.data_places();
+                          T* to = columns + row * positions;
+                          for_runs(row % kernel, begin, positions,
+                                   [&](std::int64_t line, std::int64_t x, std::int64_t run) {
+                                     const std::int64_t width = s_.extents[2], step = s_.strides[2];
+                                     for (std::int64_t i = 0; i < run; ++i, x += step)
+                                       to[i] = line >= 0 && x >= 0 && x < width ? plane[line + x]
+                                                                                : T(0);
+                                     to += run;
+                                   });
+                        }
+                      });
   }
 
-  // A channel belongs to one thread, so that the order of the additions is always the same.
-  void give_back(const T* columns, std::int64_t begin, std::int64_t places, T* image) const {
+  // Add the columns to the image, each element to the position that it was read from. A channel
+  // belongs to one thread, so that the order of the additions is always the same.
+  void scatter_columns(const T* columns, std::int64_t begin, std::int64_t positions,
+                       T* image) const {
     const std::int64_t kernel = s_.kernel_places();
-    device::for_range(s_.groups * s_.in, grain_of(places * kernel),
+    device::for_range(s_.groups * s_.in, grain_of(positions * kernel),
                       [&](std::int64_t first, std::int64_t last) {
                         for (std::int64_t row = first * kernel; row < last * kernel; ++row) {
                           T* plane = image + row / kernel * s_.data_places();
-                          const T* from = columns + row * places;
-                          for_runs(row % kernel, begin, places,
+                          const T* from = columns + row * positions;
+                          for_runs(row % kernel, begin, positions,
                                    [&](std::int64_t line, std::int64_t x, std::int64_t run) {
                                      const std::int64_t width = s_.extents[2], step = s_.strides[2];
                                      for (std::int64_t i = 0; i < run; ++i, x += step)
@@ -179,32 +191,34 @@ class Columns {
                       });
   }
 
-  // Calls body(line, x, run) for each run of places along the last axis: what a weight reads there
-  // is the data's line that begins at `line` (-1: none), from x on, a stride apart.
+  // Call body(line, x, run) for each run of output positions along the last axis. For this run, the
+  // weight reads the line of the data that begins at element `line`, from position x on, with the
+  // stride of the convolution. If `line` is -1, it reads padding.
   template <class Body>
-  void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t places, Body&& body) const {
+  void for_runs(std::int64_t weight, std::int64_t begin, std::int64_t positions,
+                Body&& body) const {
     const auto& [depth, height, width] = s_.extents;
     const std::int64_t last = weight % s_.kernel[2], middle = weight / s_.kernel[2] % s_.kernel[1],
                        first = weight / s_.kernel[2] / s_.kernel[1];
-    for (std::int64_t place = begin; place < begin + places;) {
-      const std::int64_t column = place % s_.counts[2], row = place / s_.counts[2];
-      const std::int64_t run = std::min(s_.counts[2] - column, begin + places - place);
-      const std::int64_t z = read(0, row / s_.counts[1], first),
-                         y = read(1, row % s_.counts[1], middle);
-      const bool inside = z >= 0 && z < depth && y >= 0 && y < height;
-      body(inside ? (z * height + y) * width : -1, read(2, column, last), run);
-      place += run;
+    for (std::int64_t position = begin; position < begin + positions;) {
+      const std::int64_t column = position % s_.counts[2], row = position / s_.counts[2];
+      const std::int64_t run = std::min(s_.counts[2] - column, begin + positions - position);
+      const std::int64_t z = data_position(0, row / s_.counts[1], first),
+                         y = data_position(1, row % s_.counts[1], middle);
+      const bool is_inside = z >= 0 && z < depth && y >= 0 && y < height;
+      body(is_inside ? (z * height + y) * width : -1, data_position(2, column, last), run);
+      position += run;
     }
   }
 
-  // The place that a window reads with one of its weights.
-  std::int64_t read(std::size_t axis, std::int64_t window, std::int64_t weight) const {
+  // Return the position along an axis that a window reads with one of its weights.
+  std::int64_t data_position(std::size_t axis, std::int64_t window, std::int64_t weight) const {
     return window * s_.strides[axis] - s_.before[axis] + weight * s_.dilations[axis];
   }
 
   ConvShape s_;
   Chunks chunks_;
-  gemm::PackedGemm<T> whole_, rest_;
+  gemm::PackedGemm<T> chunk_gemm_, last_gemm_;
 };
 
 template <class T>

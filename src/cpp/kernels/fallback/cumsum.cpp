@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cumsum: the sum of each element and of all before it along an axis, or, in reverse, behind it.
+// cumsum: the sum of each element and all elements before it along an axis, or, in reverse, all
+// elements after it.
 #include <algorithm>
 #include <type_traits>
 
@@ -11,17 +12,17 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
-constexpr std::int64_t kLines = 64;           // side by side, summed in one pass over memory
+constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements per thread
+constexpr std::int64_t kLines = 64;           // neighbouring lines that are summed in one pass
 
-// f32 is summed in f64, two-byte floats in f32: an element is rounded once.
+// The type of the sums. f32 is summed in f64, and 16-bit floats in f32. An element is rounded once.
 template <class T>
-using Running = std::conditional_t<std::is_same_v<T, float>, double, SumType<T>>;
+using Accumulator = std::conditional_t<std::is_same_v<T, float>, double, SumType<T>>;
 
 class CumSum final : public Kernel {
  public:
   explicit CumSum(const KernelQuery& query)
-      : dtype_(query.inputs[0].dtype), reverse_(query.attrs.integer("reverse") != 0) {
+      : dtype_(query.inputs[0].dtype), is_reverse_(query.attrs.integer("reverse") != 0) {
     const Shape& shape = query.inputs[0].shape;
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
     length_ = shape[axis];
@@ -51,18 +52,19 @@ class CumSum final : public Kernel {
  private:
   template <class T>
   void sum_lines(const T* x, T* sums, std::int64_t lines) const {
-    Running<T> running[kLines] = {};
+    Accumulator<T> accumulators[kLines] = {};
     for (std::int64_t row = 0; row < length_; ++row) {
-      const std::int64_t at = (reverse_ ? length_ - 1 - row : row) * inner_;
+      const std::int64_t row_offset = (is_reverse_ ? length_ - 1 - row : row) * inner_;
       for (std::int64_t line = 0; line < lines; ++line) {
-        running[line] = wrapping_sum(running[line], static_cast<Running<T>>(x[at + line]));
-        sums[at + line] = static_cast<T>(running[line]);
+        accumulators[line] =
+            wrapping_sum(accumulators[line], static_cast<Accumulator<T>>(x[row_offset + line]));
+        sums[row_offset + line] = static_cast<T>(accumulators[line]);
       }
     }
   }
 
   DType dtype_;
-  bool reverse_;
+  bool is_reverse_;
   std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
 };
 

@@ -14,26 +14,27 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
 std::int64_t grain_for(std::int64_t work) {
   return std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }
 
-// A tensor around one of its axes, and the indices into that axis.
+// The shape of a tensor as [outer, length, inner], where the middle axis is the indexed one, and
+// the indices into this axis.
 struct Axes {
-  Axes(const KernelQuery& query, const Shape& whole)
+  Axes(const KernelQuery& query, const Shape& tensor_shape)
       : index_dtype(query.inputs[1].dtype),
         indices(query.inputs[1].count()),
-        length(whole[static_cast<std::size_t>(query.attrs.integer("axis"))]),
+        length(tensor_shape[static_cast<std::size_t>(query.attrs.integer("axis"))]),
         range(query, 1, length) {
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
-    for (std::size_t a = 0; a < axis; ++a) outer *= whole[a];
-    for (std::size_t a = axis + 1; a < whole.size(); ++a) inner *= whole[a];
+    for (std::size_t a = 0; a < axis; ++a) outer *= tensor_shape[a];
+    for (std::size_t a = axis + 1; a < tensor_shape.size(); ++a) inner *= tensor_shape[a];
   }
 
-  // As NumPy: a negative index counts from the end.
-  std::int64_t wrapped(const void* values, std::int64_t i) const {
+  // Return an index. As in NumPy, a negative index counts from the end.
+  std::int64_t index_of(const void* values, std::int64_t i) const {
     const std::int64_t index = index_at(index_dtype, values, i);
     return index < 0 ? index + length : index;
   }
@@ -56,7 +57,7 @@ class Gather final : public Kernel {
                       [&](std::int64_t begin, std::int64_t end) {
                         for (std::int64_t i = begin; i < end; ++i) {
                           const std::int64_t from =
-                              i / a.indices * a.length + a.wrapped(args.inputs[1], i % a.indices);
+                              i / a.indices * a.length + a.index_of(args.inputs[1], i % a.indices);
                           std::memcpy(static_cast<std::byte*>(args.outputs[0]) +
                                           i * static_cast<std::int64_t>(run_bytes_),
                                       static_cast<const std::byte*>(args.inputs[0]) +
@@ -71,13 +72,13 @@ class Gather final : public Kernel {
   std::size_t run_bytes_;
 };
 
-// Updates are added in the order of the indices; threads share out the other axes.
+// Updates are added in the order of the indices. The threads share the other axes.
 class ScatterAdd final : public Kernel {
  public:
   explicit ScatterAdd(const KernelQuery& query)
       : axes_(query, query.outputs[0].shape), dtype_(query.outputs[0].dtype) {}
 
-  // The sums of 16-bit floats.
+  // Scratch memory for the float32 sums of 16-bit floats.
   std::size_t scratch_bytes() const override {
     const std::int64_t sums = is_half(dtype_) ? axes_.outer * axes_.length * axes_.inner : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
@@ -94,7 +95,7 @@ class ScatterAdd final : public Kernel {
   }
 
  private:
-  // Lines [begin, end) of the plane of the outer and the inner axes.
+  // Compute the lines [begin, end) of all outer x inner lines along the indexed axis.
   template <class T>
   void add(const KernelArgs& args, std::int64_t begin, std::int64_t end) const {
     using Sum = SumType<T>;
@@ -110,7 +111,7 @@ class ScatterAdd final : public Kernel {
         std::fill(to + first, to + last, Sum(0));
       }
       for (std::int64_t i = 0; i < a.indices; ++i) {
-        Sum* to = sums + (outer * a.length + a.wrapped(args.inputs[1], i)) * a.inner;
+        Sum* to = sums + (outer * a.length + a.index_of(args.inputs[1], i)) * a.inner;
         const T* from = updates + (outer * a.indices + i) * a.inner;
         for (std::int64_t j = first; j < last; ++j)
           to[j] = wrapping_sum<Sum>(to[j], static_cast<Sum>(from[j]));
@@ -118,8 +119,8 @@ class ScatterAdd final : public Kernel {
       if constexpr (!std::is_same_v<Sum, T>)
         for (std::int64_t row = 0; row < a.length; ++row)
           for (std::int64_t j = first; j < last; ++j) {
-            const std::int64_t at = (outer * a.length + row) * a.inner + j;
-            output[at] = T(sums[at]);
+            const std::int64_t element = (outer * a.length + row) * a.inner + j;
+            output[element] = T(sums[element]);
           }
       begin += last - first;
     }
@@ -129,7 +130,7 @@ class ScatterAdd final : public Kernel {
   DType dtype_;
 };
 
-// The number of a row by one index for each of several axes, the outermost axis first.
+// The number of a row, from one index per axis. The first index is that of the outermost axis.
 class RowNumber final : public Kernel {
  public:
   explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {
@@ -178,7 +179,7 @@ class OneHot final : public Kernel {
           if constexpr (std::is_integral_v<Index>)
             for (std::int64_t row = begin; row < end; ++row) {
               const Index index = static_cast<const Index*>(args.inputs[0])[row];
-              // A negative index is huge when unsigned.
+              // As an unsigned number, a negative index is larger than depth_.
               if (static_cast<std::uint64_t>(index) < static_cast<std::uint64_t>(depth_))
                 out[row * depth_ + static_cast<std::int64_t>(index)] = one;
             }
@@ -217,17 +218,18 @@ class Iota final : public Kernel {
   std::int64_t count_, length_ = 1, inner_ = 1;
 };
 
-// Return why `part` is not what the indices select from `whole`, or an empty text.
-std::string refusal_of(const KernelQuery& query, const TensorType& whole, const TensorType& part) {
+// Return the reason why the indices do not select a part of this type from the tensor, or an empty
+// text.
+std::string refusal_of(const KernelQuery& query, const TensorType& tensor, const TensorType& part) {
   const std::int64_t axis = query.attrs.integer("axis");
-  if (axis < 0 || axis >= static_cast<std::int64_t>(whole.shape.size()))
+  if (axis < 0 || axis >= static_cast<std::int64_t>(tensor.shape.size()))
     return "axis " + std::to_string(axis) + " is not in the tensor";
   if (!is_index(query.inputs[1].dtype)) return "the indices are not i32 or i64";
-  if (whole.dtype != part.dtype) return "dtypes differ";
-  Shape expected(whole.shape.begin(), whole.shape.begin() + axis);
+  if (tensor.dtype != part.dtype) return "dtypes differ";
+  Shape expected(tensor.shape.begin(), tensor.shape.begin() + axis);
   const Shape& indices = query.inputs[1].shape;
   expected.insert(expected.end(), indices.begin(), indices.end());
-  expected.insert(expected.end(), whole.shape.begin() + axis + 1, whole.shape.end());
+  expected.insert(expected.end(), tensor.shape.begin() + axis + 1, tensor.shape.end());
   if (part.shape != expected) return "the indices' shape does not stand in place of the axis";
   return "";
 }

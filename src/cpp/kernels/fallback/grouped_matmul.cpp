@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// grouped_matmul by ngd's GEMM, for all floats. No weight is copied, except that 16-bit floats are
-// widened to scratch: the weight of one group at a time.
+// grouped_matmul and grouped_weight_grad by ngd's GEMM, for all floats. 16-bit floats are widened
+// to scratch memory, for one group at a time. Other operands are not copied.
 #include "kernels/gemm/grouped_matmul.hpp"
 
 #include "kernels/gemm/casts.hpp"
@@ -11,20 +11,20 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-// An array in the type T that the product computes with.
+// An operand or result in the type T of the computation.
 template <class T>
-class Wide {
+class ComputedArray {
  public:
-  // most: the largest number of elements of one product.
-  Wide(DType dtype, std::int64_t most)
+  // max_elements: the largest number of elements of one product.
+  ComputedArray(DType dtype, std::int64_t max_elements)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
         widen_(gemm::cast_to_computed(dtype)),
         narrow_(gemm::cast_to_stored(dtype)),
-        scratch_elements_(widen_ == nullptr ? 0 : round_up(most, 64)) {}
+        scratch_elements_(widen_ == nullptr ? 0 : round_up(max_elements, 64)) {}
 
   std::int64_t scratch_elements() const { return scratch_elements_; }
 
-  // Elements of an operand; of 16-bit floats, widened to scratch.
+  // Return elements of an operand. 16-bit floats are widened to `scratch`.
   const T* read(const void* data, std::int64_t first, std::int64_t count, T* scratch) const {
     const std::byte* from = static_cast<const std::byte*>(data) + first * item_bytes_;
     if (widen_ == nullptr) return reinterpret_cast<const T*>(from);
@@ -32,8 +32,8 @@ class Wide {
                         count);
     return scratch;
   }
-  // The memory of elements of a result, until store() is called.
-  T* place(void* data, std::int64_t first, T* scratch) const {
+  // Return the memory for elements of a result. store() then moves them to the output, if needed.
+  T* result_memory(void* data, std::int64_t first, T* scratch) const {
     return narrow_ == nullptr ? static_cast<T*>(data) + first : scratch;
   }
   void store(void* data, std::int64_t first, std::int64_t count, const T* scratch) const {
@@ -60,10 +60,11 @@ class GemmProducts {
         out_(dtype, largest.m * largest.n) {}
 
   std::size_t scratch_bytes() const {
-    const std::int64_t wide =
+    const std::int64_t num_cast_elements =
         a_.scratch_elements() + b_.scratch_elements() + out_.scratch_elements();
-    return sizeof(T) * static_cast<std::size_t>(
-                           wide + gemm::PackedGemm<T>::max_scratch_elements(largest_, machine_));
+    return sizeof(T) *
+           static_cast<std::size_t>(num_cast_elements +
+                                    gemm::PackedGemm<T>::max_scratch_elements(largest_, machine_));
   }
 
   void run(const KernelArgs& args, std::int64_t m, std::int64_t k, std::int64_t a, std::int64_t b,
@@ -71,21 +72,21 @@ class GemmProducts {
     const MatmulShape shape(m, largest_.n, k, largest_.transpose_a, largest_.transpose_b);
     Machine machine = machine_;  // with one thread in a forked child
     machine.threads = std::min(machine.threads, device::thread_count());
-    T* wide_a = static_cast<T*>(args.scratch);
-    T* wide_b = wide_a + a_.scratch_elements();
-    T* wide_out = wide_b + b_.scratch_elements();
-    const T* rows = a_.read(args.inputs[0], a, m * k, wide_a);
-    const T* columns = b_.read(args.inputs[1], b, k * shape.n, wide_b);
+    T* scratch_a = static_cast<T*>(args.scratch);
+    T* scratch_b = scratch_a + a_.scratch_elements();
+    T* scratch_out = scratch_b + b_.scratch_elements();
+    const T* rows = a_.read(args.inputs[0], a, m * k, scratch_a);
+    const T* columns = b_.read(args.inputs[1], b, k * shape.n, scratch_b);
     gemm::PackedGemm<T>(shape, machine)
-        .run(rows, columns, nullptr, out_.place(args.outputs[0], out, wide_out),
-             wide_out + out_.scratch_elements());
-    out_.store(args.outputs[0], out, m * shape.n, wide_out);
+        .run(rows, columns, nullptr, out_.result_memory(args.outputs[0], out, scratch_out),
+             scratch_out + out_.scratch_elements());
+    out_.store(args.outputs[0], out, m * shape.n, scratch_out);
   }
 
  private:
   MatmulShape largest_;
   Machine machine_;
-  Wide<T> a_, b_, out_;
+  ComputedArray<T> a_, b_, out_;
 };
 
 template <template <class> class Op>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// call_host: a function of the program on operands and results, on the thread of the step.
+// call_host: a call of a Python function of the program, with operands and results, on the thread
+// of the step.
 #include "kernels/host_call.hpp"
 
 #include <atomic>

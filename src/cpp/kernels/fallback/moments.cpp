@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mean and the variance over any axes, in one pass over memory.
 //
-// A chunk (reduce_geometry.hpp) lies in a cache: its mean is found first, and then what its
-// elements are away from that, and the squares of this. Chunks are combined in order, by Chan,
-// Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-// (1979), equation 2.1. Two-byte floats are widened a buffer at a time, and have moments in float32.
+// A chunk (reduce/geometry.hpp) fits in a cache, and is read twice. First, its mean is computed and
+// rounded to the shift. Then the differences of its elements from the shift, and the squares of
+// these differences, are summed. From these sums follow the mean, and the sum of squares around it.
+// Chunks are combined in order, by Chan, Golub and LeVeque, "Updating formulae and a pairwise
+// algorithm for computing sample variances" (1979), equation 2.1. 16-bit floats are widened buffer
+// by buffer, and have moments in float32.
 #include "kernels/fallback/moments.hpp"
 
 #include <algorithm>
@@ -28,19 +30,20 @@ using reduce::run_tasks;
 
 namespace {
 
-// Of some elements of one column: how many, their mean, and the sum of the squares around it.
+// The moments of some elements of one column: their number, their mean, and the sum of the squares
+// of the differences from the mean.
 struct Moments {
   double count = 0, mean = 0, squares = 0;
 
-  void add(const Moments& more) {
-    const double all = count + more.count, apart = more.mean - mean;
-    mean += apart * (more.count / all);
-    squares += more.squares + apart * apart * (count * more.count / all);
-    count = all;
+  void add(const Moments& other) {
+    const double total_count = count + other.count, difference = other.mean - mean;
+    mean += difference * (other.count / total_count);
+    squares += other.squares + difference * difference * (count * other.count / total_count);
+    count = total_count;
   }
 };
 
-// Of elements of T, or of two-byte floats, which are widened to T.
+// The kernel for elements of T, or for 16-bit floats, which are widened to T.
 template <class T>
 class MomentsKernel final : public Kernel {
  public:
@@ -87,42 +90,44 @@ class MomentsKernel final : public Kernel {
       else
         loops_.columns(x, length, stride, columns, shifts, sums, squares);
     });
-    Moments own[kMaxColumns];
-    Moments* found = g.chunks == 1 ? own : cells(args, task);
+    Moments own_moments[kMaxColumns];
+    Moments* moments = g.chunks == 1 ? own_moments : cells(args, task);
     for (std::int64_t j = 0; j < columns; ++j) {
-      const double around = squares[j] - sums[j] * sums[j] / n;
-      found[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n, around < 0 ? 0 : around};
+      const double square_sum = squares[j] - sums[j] * sums[j] / n;
+      moments[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n,
+                    square_sum < 0 ? 0 : square_sum};
     }
-    if (g.chunks == 1) store(result, found, columns, args);
+    if (g.chunks == 1) store(result, moments, columns, args);
   }
 
-  // Calls visit(elements, count, stride) for every segment of a task, or piece of one: elements of a
-  // row, or rows that lie `stride` elements apart.
+  // Call visit(elements, count, stride) for every segment of a task, or for pieces of a segment.
+  // `count` is a number of elements of a row, or of rows. `stride` is the number of elements from
+  // one row to the next.
   template <class Visit>
   void for_pieces(std::int64_t task, const KernelArgs& args, const Visit& visit) const {
     const Geometry& g = geometry_;
     const auto* x = static_cast<const std::byte*>(args.inputs[0]);
     const std::int64_t columns = g.by_rows ? 1 : g.columns_of(task / g.chunks);
     constexpr std::int64_t kBuffer = kRowBlock * kMaxColumns;  // whole blocks of the loops
-    alignas(64) T wide[kBuffer];
-    const std::int64_t most = g.by_rows ? kBuffer : kRowBlock;
+    alignas(64) T widened[kBuffer];
+    const std::int64_t max_length = g.by_rows ? kBuffer : kRowBlock;
     for_segments(g, task, [&](std::int64_t offset, std::int64_t length) {
       if (widen_ == nullptr) {
         visit(reinterpret_cast<const T*>(x) + offset, length, g.along.stride);
         return;
       }
-      for (std::int64_t i = 0; i < length; i += most) {
-        const std::int64_t n = std::min(most, length - i);
+      for (std::int64_t i = 0; i < length; i += max_length) {
+        const std::int64_t n = std::min(max_length, length - i);
         const std::byte* from =
             x + (offset + i * g.along.stride) * static_cast<std::int64_t>(item_);
         if (g.by_rows) {
-          widen_(from, nullptr, nullptr, wide, n);
+          widen_(from, nullptr, nullptr, widened, n);
         } else {
           for (std::int64_t r = 0; r < n; ++r)
             widen_(from + r * g.along.stride * static_cast<std::int64_t>(item_), nullptr, nullptr,
-                   wide + r * columns, columns);
+                   widened + r * columns, columns);
         }
-        visit(wide, n, columns);
+        visit(widened, n, columns);
       }
     });
   }
@@ -132,22 +137,22 @@ class MomentsKernel final : public Kernel {
     const std::int64_t columns = g.columns_of(result);
     Moments* first = cells(args, result * g.chunks);
     for (std::int64_t chunk = 1; chunk < g.chunks; ++chunk) {
-      const Moments* more = cells(args, result * g.chunks + chunk);
-      for (std::int64_t j = 0; j < columns; ++j) first[j].add(more[j]);
+      const Moments* other = cells(args, result * g.chunks + chunk);
+      for (std::int64_t j = 0; j < columns; ++j) first[j].add(other[j]);
     }
     store(result, first, columns, args);
   }
 
-  void store(std::int64_t result, const Moments* found, std::int64_t columns,
+  void store(std::int64_t result, const Moments* moments, std::int64_t columns,
              const KernelArgs& args) const {
-    const std::int64_t at = geometry_.first_of(result);
+    const std::int64_t first_index = geometry_.first_of(result);
     for (std::int64_t j = 0; j < columns; ++j) {
-      const T mean = static_cast<T>(found[j].mean);
-      const double values[] = {found[j].mean, found[j].mean - static_cast<double>(mean),
-                               found[j].squares / found[j].count};
+      const T mean = static_cast<T>(moments[j].mean);
+      const double values[] = {moments[j].mean, moments[j].mean - static_cast<double>(mean),
+                               moments[j].squares / moments[j].count};
       for (std::size_t o = 0; o < 3; ++o)
         if (args.outputs[o] != nullptr)
-          static_cast<T*>(args.outputs[o])[at + j] = static_cast<T>(values[o]);
+          static_cast<T*>(args.outputs[o])[first_index + j] = static_cast<T>(values[o]);
     }
   }
 
@@ -156,7 +161,7 @@ class MomentsKernel final : public Kernel {
   }
 
   std::size_t item_;
-  tiles::TileFunction widen_;  // null: elements are T
+  tiles::TileFunction widen_;  // null if elements are T
   Geometry geometry_;
   const MomentLoops& loops_;
   const ReduceLoops& sums_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of the moments kernel, for f32 and f64: sums of what elements are away from a
-// shift, and of its squares. Added in blocks in the elements' type, and blocks, in order, in f64;
-// in the same order on every SIMD level.
+// The inner loops of the moments kernel, for f32 and f64: the sums of the differences of elements
+// from a shift, and the sums of the squares of these differences. The sums of a block are in the
+// elements' type, and blocks are added in f64. The order is the same on every SIMD level.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,16 @@
 namespace ngd::kernels::fallback {
 
 struct MomentLoops {
-  // *sum and *square, of `count` dense elements.
+  // Add the sums of `count` dense elements to *sum and *square.
   void (*row)(const void* elements, std::int64_t count, const void* shift, double* sum,
               double* square);
-  // sums[j] and squares[j], of column j of `rows` rows that lie `stride` elements apart.
+  // Add the sums of column j of `rows` rows to sums[j] and squares[j]. `stride` is the number of
+  // elements from one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   const void* shifts, double* sums, double* squares);
 };
 
-using MomentTable = MomentLoops[2];  // of f32, of f64
+using MomentTable = MomentLoops[2];  // for f32, for f64
 
 NGD_DECLARE_SIMD_LEVELS(const MomentTable& moment_table());
 

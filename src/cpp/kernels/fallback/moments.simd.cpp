@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See moments.hpp.
+// The loops of moments.hpp.
 #include "kernels/fallback/moments.hpp"
 
 #include "base/simd_loops.hpp"
@@ -57,12 +57,12 @@ struct Loops {
     }
   }
 
-  // Sums and squares of a stripe of columns, and what is subtracted before.
+  // A stripe of columns: their shifts, sums, and sums of squares.
   struct Stripe {
     T shifts[kStripe], sums[kStripe], squares[kStripe];
   };
 
-  // Rows of `vectors` whole vectors of columns, whose sums stay in registers.
+  // Add rows of `vectors` whole vectors of columns. The sums stay in registers.
   template <int vectors>
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts, T* sums,
                       T* squares) {
@@ -89,21 +89,23 @@ struct Loops {
     }
   }
 
-  // Rows of at most kStripe columns. Where a vector has more lanes than columns are left, all rows
-  // but the last few are read beyond their columns, into the next row; those lanes are dropped.
+  // Add rows of at most kStripe columns. If a vector has more lanes than columns are left, the
+  // vector of a row reads on into the next row, and these lanes are ignored. Only the last rows
+  // must not be read so, as they could end the array.
   NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
-                      Stripe& of) {
-    if (width == kStripe) return add<4>(x, rows, stride, of.shifts, of.sums, of.squares);
+                      Stripe& block) {
+    if (width == kStripe) return add<4>(x, rows, stride, block.shifts, block.sums, block.squares);
     for (std::int64_t j = 0; j < width; j += kColumns) {
       const std::int64_t readable = (rows - 1) * stride + width - j;
-      std::int64_t whole = rows;
-      while (whole > 0 && (whole - 1) * stride + kColumns > readable) --whole;
-      add<1>(x + j, whole, stride, of.shifts + j, of.sums + j, of.squares + j);
-      for (std::int64_t r = whole; r < rows; ++r)
+      std::int64_t num_vector_rows = rows;
+      while (num_vector_rows > 0 && (num_vector_rows - 1) * stride + kColumns > readable)
+        --num_vector_rows;
+      add<1>(x + j, num_vector_rows, stride, block.shifts + j, block.sums + j, block.squares + j);
+      for (std::int64_t r = num_vector_rows; r < rows; ++r)
         for (std::int64_t k = j; k < width; ++k) {
-          const T a = x[r * stride + k] - of.shifts[k];
-          of.sums[k] += a;
-          of.squares[k] += a * a;
+          const T a = x[r * stride + k] - block.shifts[k];
+          block.sums[k] += a;
+          block.squares[k] += a * a;
         }
     }
   }

@@ -33,7 +33,8 @@ class Copy final : public Kernel {
   std::size_t bytes_;
 };
 
-// One strided copy of the input to the output, each from an element of its own on.
+// One strided copy. The input is read from element source_begin on, and the output is written from
+// element target_begin on.
 class Move final : public Kernel {
  public:
   Move(StridedCopy copy, std::size_t item, std::int64_t source_begin, std::int64_t target_begin,
@@ -90,29 +91,31 @@ bool is_permutation(std::vector<std::int64_t> axes, std::size_t rank) {
   return axes.size() == rank;
 }
 
-// Of slice and pad_slice: whether `part` lies within `whole` at starts and steps.
-bool lies_within(const Shape& part, const Shape& whole, const Attrs& attrs) {
+// Return true if the part that slice and pad_slice select by starts and steps is inside the tensor.
+bool is_inside(const Shape& part, const Shape& tensor, const Attrs& attrs) {
   const auto& starts = attrs.integers("starts");
   const auto& steps = attrs.integers("steps");
-  if (part.size() != whole.size() || starts.size() != whole.size() || steps.size() != whole.size())
+  if (part.size() != tensor.size() || starts.size() != tensor.size() ||
+      steps.size() != tensor.size())
     return false;
   if (element_count(part) == 0) return true;
-  for (std::size_t a = 0; a < whole.size(); ++a) {
+  for (std::size_t a = 0; a < tensor.size(); ++a) {
     const std::int64_t last = starts[a] + (part[a] - 1) * steps[a];
-    if (starts[a] < 0 || starts[a] >= whole[a] || last < 0 || last >= whole[a]) return false;
+    if (starts[a] < 0 || starts[a] >= tensor[a] || last < 0 || last >= tensor[a]) return false;
   }
   return true;
 }
 
+// The elements that starts and steps select: the index of the first one, and the strides.
 struct Window {
   std::int64_t begin = 0;
   Shape strides;
 };
 
-// Where starts and steps lead in a dense tensor.
-Window window_of(const Shape& whole, const Attrs& attrs) {
-  Window window{0, row_major_strides(whole)};
-  for (std::size_t a = 0; a < whole.size(); ++a) {
+// Return the window that starts and steps select in a dense tensor.
+Window window_of(const Shape& tensor, const Attrs& attrs) {
+  Window window{0, row_major_strides(tensor)};
+  for (std::size_t a = 0; a < tensor.size(); ++a) {
     window.begin += attrs.integers("starts")[a] * window.strides[a];
     window.strides[a] *= attrs.integers("steps")[a];
   }
@@ -148,7 +151,7 @@ Offer offer_transpose(const KernelQuery& query, const Machine&) {
 
 Offer offer_slice(const KernelQuery& query, const Machine&) {
   if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
-  if (!lies_within(query.outputs[0].shape, query.inputs[0].shape, query.attrs))
+  if (!is_inside(query.outputs[0].shape, query.inputs[0].shape, query.attrs))
     return Offer::refuse("starts and steps lead out of the input");
   const Window window = window_of(query.inputs[0].shape, query.attrs);
   const Shape& shape = query.outputs[0].shape;
@@ -159,7 +162,7 @@ Offer offer_slice(const KernelQuery& query, const Machine&) {
 
 Offer offer_pad_slice(const KernelQuery& query, const Machine&) {
   if (query.inputs[0].dtype != query.outputs[0].dtype) return Offer::refuse("dtypes differ");
-  if (!lies_within(query.inputs[0].shape, query.outputs[0].shape, query.attrs))
+  if (!is_inside(query.inputs[0].shape, query.outputs[0].shape, query.attrs))
     return Offer::refuse("starts and steps lead out of the output");
   const Window window = window_of(query.outputs[0].shape, query.attrs);
   const Shape& shape = query.inputs[0].shape;

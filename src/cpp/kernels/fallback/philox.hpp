@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Philox 4x32-10: J. Salmon, M. Moraes, R. Dror and D. Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC'11), section 3.3.
+// The random number generator Philox 4x32-10: J. Salmon, M. Moraes, R. Dror and D. Shaw, "Parallel
+// random numbers: as easy as 1, 2, 3" (SC'11), section 3.3. It applies 10 rounds to a counter of
+// four words of 32 bits.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,9 @@
 
 namespace ngd::kernels::fallback {
 
-// words[4 i .. 4 i + 3] = the output block of the 128-bit counter whose words 0 and 1 are
-// first_block + i and whose words 2 and 3 are `stream`, all low word first, under `key`.
+// Store the output block of a 128-bit counter in words[4 i .. 4 i + 3], for i < blocks. Words 0 and
+// 1 of the counter are first_block + i, and words 2 and 3 are `stream`, each with the low word
+// first. `key` is the key of the rounds.
 using PhiloxFunction = void (*)(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block,
                                 std::int64_t blocks, std::uint32_t* words);
 

@@ -7,7 +7,7 @@ namespace ngd::kernels::fallback::NGD_SIMD_LEVEL {
 
 namespace {
 
-// 32-bit words in 64-bit lanes: a product then needs no shuffling.
+// 32-bit words in 64-bit lanes, so that a product needs no shuffles.
 using Words = VectorOf<std::uint64_t>::type;
 
 constexpr std::int64_t kLanes = sizeof(Words) / sizeof(std::uint64_t);
@@ -16,7 +16,8 @@ constexpr std::uint64_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr std::uint64_t kLow = 0xFFFFFFFFu;
 constexpr std::uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
 
-// Two independent vectors of blocks hide the latency of the products.
+// The counters of two vectors of blocks. They are independent, which hides the latency of the
+// products.
 struct Counters {
   Words word[4][2];
 };

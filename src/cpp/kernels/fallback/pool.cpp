@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest, and the mean, of each window over [N, C, spatial...], and the mean's gradient.
-// Two-byte floats are summed in f32 and rounded once. Threads share out the planes: all of one
-// channel of one image is made by one of them, so that additions keep their order.
+// max_pool, avg_pool and avg_pool_grad: the largest element and the mean of each window over [N, C,
+// spatial...], and the gradient of the mean. 16-bit floats are summed in f32, and rounded once. A
+// plane is one channel of one image. The threads share the planes, and one thread computes a whole
+// plane, so that additions keep their order.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +16,7 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 14;  // elements read that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 14;  // the minimum of elements that a thread reads
 
 template <class T>
 using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -34,6 +35,7 @@ void visit_floats(DType dtype, Visitor&& visitor) {
   }
 }
 
+// The shapes of a pool. In these types, the channels precede the spatial axes.
 struct PoolShape : Windows {
   TensorType data, windows;
   std::int64_t planes = 0;
@@ -58,34 +60,37 @@ struct PoolShape : Windows {
         1, kGrainWork / std::max<std::int64_t>(1, window_count() * kernel_places()));
   }
 
-  // Part of one window along an axis: numbers k of the kernel that are in the data.
+  // The part of a window that is in the data, along an axis: the kernel positions [first, last).
+  // The first one reads the data at `position`.
   struct Range {
-    std::int64_t first, last, place;  // place: where k = first reads
+    std::int64_t first, last, position;
   };
   Range range(std::size_t axis, std::int64_t window) const {
     const std::int64_t start = window * strides[axis] - before[axis], step = dilations[axis];
     const std::int64_t first = start < 0 ? divide_up(-start, step) : 0;
-    const std::int64_t room = extents[axis] - start;  // places up to the end of the data
-    const std::int64_t last = std::min(kernel[axis], room <= 0 ? 0 : divide_up(room, step));
+    const std::int64_t num_remaining =
+        extents[axis] - start;  // positions up to the end of the data
+    const std::int64_t last =
+        std::min(kernel[axis], num_remaining <= 0 ? 0 : divide_up(num_remaining, step));
     return {first, last, start + first * step};
   }
 
-  // Calls each(window, body) with the windows of a plane in order; body calls read(place) for every
-  // place of it.
+  // Call handle(window, body) for the windows of a plane, in order. `body` takes a function `read`,
+  // and calls read(position) for every position of the window.
   template <class Each>
-  void for_windows(Each&& each) const {
+  void for_windows(Each&& handle) const {
     std::int64_t window = 0;
     for (std::int64_t i = 0; i < counts[0]; ++i)
       for (std::int64_t j = 0; j < counts[1]; ++j) {
         const Range z = range(0, i), y = range(1, j);
         for (std::int64_t k = 0; k < counts[2]; ++k, ++window) {
           const Range x = range(2, k);
-          each(window, [&](auto&& read) { visit(z, y, x, read); });
+          handle(window, [&](auto&& read) { visit(z, y, x, read); });
         }
       }
   }
 
-  // Calls read(place) for every place of the window number (i, j, k).
+  // Call read(position) for every position of window (i, j, k).
   template <class Read>
   void visit(std::int64_t i, std::int64_t j, std::int64_t k, Read&& read) const {
     visit(range(0, i), range(1, j), range(2, k), read);
@@ -94,12 +99,12 @@ struct PoolShape : Windows {
  private:
   template <class Read>
   void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
-    std::int64_t depth = z.place;
+    std::int64_t depth = z.position;
     for (std::int64_t a = z.first; a < z.last; ++a, depth += dilations[0]) {
-      std::int64_t row = y.place;
+      std::int64_t row = y.position;
       for (std::int64_t b = y.first; b < y.last; ++b, row += dilations[1]) {
-        std::int64_t place = (depth * extents[1] + row) * extents[2] + x.place;
-        for (std::int64_t c = x.first; c < x.last; ++c, place += dilations[2]) read(place);
+        std::int64_t position = (depth * extents[1] + row) * extents[2] + x.position;
+        for (std::int64_t c = x.first; c < x.last; ++c, position += dilations[2]) read(position);
       }
     }
   }
@@ -116,19 +121,22 @@ class MaxPool final : public Kernel {
       if (channels_last_) return run_channels_last<T>(args);
       device::for_range(shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t p = begin; p < end; ++p)
-          plane(static_cast<const T*>(args.inputs[0]) + p * shape_.data_places(),
-                of<T>(args.outputs[0], p), of<std::int64_t>(args.outputs[1], p));
+          compute_plane(static_cast<const T*>(args.inputs[0]) + p * shape_.data_places(),
+                        output_plane<T>(args.outputs[0], p),
+                        output_plane<std::int64_t>(args.outputs[1], p));
       });
     });
   }
 
  private:
   template <class T>
-  T* of(void* output, std::int64_t p) const {  // null where nobody reads it
+  // Return plane p of an output, or null if no instruction reads the output.
+  T* output_plane(void* output, std::int64_t p) const {
     return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
   }
 
-  // The same, of all channels of a window at a time; threads share out rows of windows.
+  // The same with channels last: all channels of a window are computed at once, and the threads
+  // share the rows of windows.
   template <class T>
   void run_channels_last(const KernelArgs& args) const {
     const PoolShape::Axes& counts = shape_.counts;
@@ -140,84 +148,86 @@ class MaxPool final : public Kernel {
                         for (std::int64_t r = begin; r < end; ++r)
                           for (std::int64_t k = 0; k < counts[2]; ++k)
                             for (std::int64_t c = 0; c < channels; c += kPiece)
-                              window<T>(args, r, k, c, std::min(kPiece, channels - c));
+                              compute_window<T>(args, r, k, c, std::min(kPiece, channels - c));
                       });
   }
 
   template <class T>
-  void window(const KernelArgs& args, std::int64_t row, std::int64_t k, std::int64_t channel,
-              std::int64_t count) const {
+  void compute_window(const KernelArgs& args, std::int64_t row, std::int64_t k,
+                      std::int64_t channel, std::int64_t count) const {
     const std::int64_t channels = shape_.data.shape[1], rows = shape_.counts[0] * shape_.counts[1];
     const T* x = static_cast<const T*>(args.inputs[0]) +
                  row / rows * shape_.data_places() * channels + channel;
     Sum<T> largest[kPiece];
     std::int32_t best[kPiece];
-    bool first = true;
-    shape_.visit(row % rows / shape_.counts[1], row % shape_.counts[1], k, [&](std::int64_t place) {
-      const T* from = x + place * channels;
-      const auto number = static_cast<std::int32_t>(place);
-      if (first)
-        for (std::int64_t c = 0; c < count; ++c) {
-          largest[c] = static_cast<Sum<T>>(from[c]);
-          best[c] = number;
-        }
-      else
-        for (std::int64_t c = 0; c < count; ++c) {
-          const auto value = static_cast<Sum<T>>(from[c]);
-          const bool better =
-              (value > largest[c]) | ((value != value) & (largest[c] == largest[c]));
-          largest[c] = better ? value : largest[c];
-          best[c] = better ? number : best[c];
-        }
-      first = false;
-    });
-    const std::int64_t at = (row * shape_.counts[2] + k) * channels + channel;
+    bool is_first = true;
+    shape_.visit(row % rows / shape_.counts[1], row % shape_.counts[1], k,
+                 [&](std::int64_t position) {
+                   const T* from = x + position * channels;
+                   const auto number = static_cast<std::int32_t>(position);
+                   if (is_first)
+                     for (std::int64_t c = 0; c < count; ++c) {
+                       largest[c] = static_cast<Sum<T>>(from[c]);
+                       best[c] = number;
+                     }
+                   else
+                     for (std::int64_t c = 0; c < count; ++c) {
+                       const auto value = static_cast<Sum<T>>(from[c]);
+                       const bool is_better =
+                           (value > largest[c]) | ((value != value) & (largest[c] == largest[c]));
+                       largest[c] = is_better ? value : largest[c];
+                       best[c] = is_better ? number : best[c];
+                     }
+                   is_first = false;
+                 });
+    const std::int64_t index = (row * shape_.counts[2] + k) * channels + channel;
     for (std::int64_t c = 0; c < count; ++c) {
       if (args.outputs[0] != nullptr)
-        static_cast<T*>(args.outputs[0])[at + c] = x[best[c] * channels + c];
-      if (args.outputs[1] != nullptr) static_cast<std::int64_t*>(args.outputs[1])[at + c] = best[c];
+        static_cast<T*>(args.outputs[0])[index + c] = x[best[c] * channels + c];
+      if (args.outputs[1] != nullptr)
+        static_cast<std::int64_t*>(args.outputs[1])[index + c] = best[c];
     }
   }
 
-  // The first of equals; NaN is the largest.
+  // Choose the largest element, or the first of equal ones. NaN is the largest.
   template <class T>
-  void plane(const T* x, T* values, std::int64_t* places) const {
+  void compute_plane(const T* x, T* values, std::int64_t* positions) const {
     shape_.for_windows([&](std::int64_t window, auto&& body) {
       std::int64_t best = -1;
       Sum<T> largest = 0;
-      body([&](std::int64_t place) {
-        const auto value = static_cast<Sum<T>>(x[place]);
+      body([&](std::int64_t position) {
+        const auto value = static_cast<Sum<T>>(x[position]);
         if (best < 0 || value > largest || (std::isnan(value) && !std::isnan(largest))) {
-          best = place;
+          best = position;
           largest = value;
         }
       });
       if (values != nullptr) values[window] = x[best];
-      if (places != nullptr) places[window] = best;
+      if (positions != nullptr) positions[window] = best;
     });
   }
 
-  static constexpr std::int64_t kPiece = 256;  // channels at a time
+  static constexpr std::int64_t kPiece = 256;  // channels that are computed at once
 
   bool channels_last_;
   PoolShape shape_;
 };
 
-// Of both directions: avg_pool reads a plane of data and writes one of windows, avg_pool_grad the
-// other way round.
+// Both directions: avg_pool reads planes of data and writes planes of windows, and avg_pool_grad
+// reads planes of windows and writes planes of data.
 class AvgPool final : public Kernel {
  public:
   explicit AvgPool(const KernelQuery& query)
-      : gradient_(query.op == "avg_pool_grad"),
-        include_pad_(query.attrs.integer("include_pad") != 0),
-        shape_(query, gradient_ ? query.outputs[0] : query.inputs[0],
-               gradient_ ? query.inputs[0] : query.outputs[0]) {}
+      : is_gradient_(query.op == "avg_pool_grad"),
+        includes_pad_(query.attrs.integer("include_pad") != 0),
+        shape_(query, is_gradient_ ? query.outputs[0] : query.inputs[0],
+               is_gradient_ ? query.inputs[0] : query.outputs[0]) {}
 
   const PoolShape& shape() const { return shape_; }
 
-  // The sums of a gradient of 16-bit floats.
+  // Scratch memory for the float32 sums of a gradient of 16-bit floats.
   std::size_t scratch_bytes() const override {
-    const std::int64_t sums = gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
+    const std::int64_t sums = is_gradient_ && is_half(shape_.data.dtype) ? shape_.data.count() : 0;
     return static_cast<std::size_t>(sums) * sizeof(float);
   }
 
@@ -228,8 +238,8 @@ class AvgPool final : public Kernel {
           const std::int64_t data = p * shape_.data_places(), mean = p * shape_.window_count();
           const auto* from = static_cast<const T*>(args.inputs[0]);
           auto* to = static_cast<T*>(args.outputs[0]);
-          if (gradient_)
-            give_back(from + mean, to + data, args.scratch, data);
+          if (is_gradient_)
+            distribute(from + mean, to + data, args.scratch, data);
           else
             average(from + data, to + mean);
         }
@@ -242,13 +252,13 @@ class AvgPool final : public Kernel {
   void average(const T* x, T* means) const {
     shape_.for_windows([&](std::int64_t window, auto&& body) {
       Sum<T> sum = 0;
-      body([&](std::int64_t place) { sum += static_cast<Sum<T>>(x[place]); });
+      body([&](std::int64_t position) { sum += static_cast<Sum<T>>(x[position]); });
       means[window] = T(sum / static_cast<Sum<T>>(divisor(window)));
     });
   }
 
   template <class T>
-  void give_back(const T* means, T* x, void* scratch, std::int64_t offset) const {
+  void distribute(const T* means, T* x, void* scratch, std::int64_t offset) const {
     Sum<T>* sums = nullptr;
     if constexpr (std::is_same_v<T, Sum<T>>)
       sums = x;
@@ -257,27 +267,28 @@ class AvgPool final : public Kernel {
     std::fill(sums, sums + shape_.data_places(), Sum<T>(0));
     shape_.for_windows([&](std::int64_t window, auto&& body) {
       const Sum<T> part = static_cast<Sum<T>>(means[window]) / static_cast<Sum<T>>(divisor(window));
-      body([&](std::int64_t place) { sums[place] += part; });
+      body([&](std::int64_t position) { sums[position] += part; });
     });
     if constexpr (!std::is_same_v<T, Sum<T>>)
       for (std::int64_t i = 0; i < shape_.data_places(); ++i) x[i] = T(sums[i]);
   }
 
-  // How many places a window has: those in the data or, with the padding, all that are not beyond.
+  // Return the number of positions that a window averages: those in the data, or, if padding
+  // counts, all up to the end of the padding.
   std::int64_t divisor(std::int64_t window) const {
     std::int64_t product = 1;
     for (std::size_t axis = 3; axis-- > 0; window /= shape_.counts[axis]) {
       const std::int64_t number = window % shape_.counts[axis];
       const std::int64_t start = number * shape_.strides[axis] - shape_.before[axis];
-      const PoolShape::Range inside = shape_.range(axis, number);
-      product *= include_pad_ ? std::min(shape_.kernel[axis],
-                                         shape_.extents[axis] + shape_.after[axis] - start)
-                              : inside.last - inside.first;
+      const PoolShape::Range range_in_data = shape_.range(axis, number);
+      product *= includes_pad_ ? std::min(shape_.kernel[axis],
+                                          shape_.extents[axis] + shape_.after[axis] - start)
+                               : range_in_data.last - range_in_data.first;
     }
     return product;
   }
 
-  bool gradient_, include_pad_;
+  bool is_gradient_, includes_pad_;
   PoolShape shape_;
 };
 
@@ -286,11 +297,11 @@ class AvgPool final : public Kernel {
 Offer offer_max_pool(const KernelQuery& query, const Machine&) {
   const PoolShape shape(query, query.inputs[0], query.outputs[0]);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
-  const TensorType places{DType::I64, query.outputs[0].shape};
-  const bool narrow = query.attrs.integer("channels_last", 0) != 0;
-  if (narrow && shape.data_places() > std::numeric_limits<std::int32_t>::max())
+  const TensorType positions{DType::I64, query.outputs[0].shape};
+  const bool has_int32_indices = query.attrs.integer("channels_last", 0) != 0;
+  if (has_int32_indices && shape.data_places() > std::numeric_limits<std::int32_t>::max())
     return Offer::refuse("more places than an int32 counts");
-  if (query.outputs.size() != 2 || query.outputs[1] != places)
+  if (query.outputs.size() != 2 || query.outputs[1] != positions)
     return Offer::refuse("the places are not i64, one a window");
   return {std::make_unique<MaxPool>(query)};
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// random_bits, random_uniform and random_normal: the definition that every device follows.
+// random_bits, random_uniform and random_normal. This is their definition, which every device
+// follows.
 //
-// Input 0 holds two 64-bit integers (i64 or u64, the same bits): the seed and the stream offset.
+// Input 0 has two 64-bit integers (i64 or u64, the same bits): the seed and the stream offset.
 // Word w of block b is word w of Philox 4x32-10 (philox.hpp) with
 //   key     = low word of the seed, high word of the seed
 //   counter = low word of b, high word of b, low word of the offset, high word of the offset.
 //
-// random_bits      dtypes of up to 32 bits: element i is word i % 4 of block i / 4, its low bits
-//                  where the dtype is narrower; bool is its lowest bit.
+// random_bits      dtypes of up to 32 bits: element i is word i % 4 of block i / 4, or its low bits
+//                  if the dtype is narrower. bool is its lowest bit.
 //                  64-bit integers: element i is (word 2 j + 1 << 32 | word 2 j) of block i / 2,
 //                  j = i % 2.
 // random_uniform   f32: (random bits u32 >> 8) * 2^-24; f16: (u32 >> 21) * 2^-11;
@@ -17,9 +18,9 @@
 //                  (Ann. Math. Stat. 29, 1958), on pairs of the f32 uniforms (f64 for f64), in
 //                  float64: with u1 = 1 - uniform[2 k], u2 = uniform[2 k + 1] and
 //                  r = sqrt(-2 log(u1)), element 2 k is r cos(2 pi u2) and element 2 k + 1 is
-//                  r sin(2 pi u2), where 2 pi u2 is the product of the float64 nearest 2 pi and
-//                  u2. Then rounded; to f16 and bf16 by way of f32.
-//                  Of an odd number of elements the last pair gives only its first.
+//                  r sin(2 pi u2). Here, 2 pi u2 is the product of u2 and the float64 that is
+//                  nearest to 2 pi. The element is then rounded, to f16 and bf16 via f32. If the
+//                  number of elements is odd, only the first element of the last pair is used.
 #include <cmath>
 #include <numbers>
 
@@ -33,7 +34,7 @@ namespace ngd::kernels::fallback {
 
 namespace {
 
-constexpr std::int64_t kPiece = 1024;  // elements that are made together
+constexpr std::int64_t kPiece = 1024;  // elements that are computed at once
 constexpr std::int64_t kGrainPieces = 4;
 
 enum class Distribution { Bits, Uniform, Normal };
@@ -61,7 +62,7 @@ class Random final : public Kernel {
   void fill(std::uint64_t seed, std::uint64_t offset, std::int64_t first, std::byte* out) const {
     const std::int64_t count = count_ - first < kPiece ? count_ - first : kPiece;
     const std::int64_t per_block = size_of(dtype_) == 8 ? 2 : 4;
-    // Elements of a pair belong together: one more is made where the count is odd.
+    // Elements are computed in pairs, so there is one more if the count is odd.
     std::uint32_t words[2 * kPiece + 4];
     philox_(seed, offset, static_cast<std::uint64_t>(first / per_block),
             divide_up(count, per_block), words);
@@ -119,9 +120,9 @@ class Random final : public Kernel {
   void normal(const std::uint32_t* words, std::int64_t count, std::byte* out) const {
     double values[kPiece + 1];
     for (std::int64_t i = 0; i < count; i += 2) {
-      const bool wide = dtype_ == DType::F64;
-      const double u1 = 1.0 - (wide ? uniform64(words, i) : uniform32(words, i));
-      const double u2 = wide ? uniform64(words, i + 1) : uniform32(words, i + 1);
+      const bool is_float64 = dtype_ == DType::F64;
+      const double u1 = 1.0 - (is_float64 ? uniform64(words, i) : uniform32(words, i));
+      const double u2 = is_float64 ? uniform64(words, i + 1) : uniform32(words, i + 1);
       const double radius = std::sqrt(-2.0 * std::log(u1));
       const double angle = (2.0 * std::numbers::pi) * u2;
       values[i] = radius * std::cos(angle);

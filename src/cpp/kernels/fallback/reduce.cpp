@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sum, mean, max, min and prod over any axes: the chunks of a result (reduce_geometry.hpp), where
-// there are several, meet in scratch and are combined as a balanced tree.
+// sum, mean, max, min and prod over any axes. reduce/geometry.hpp describes the tasks. If a result
+// has several chunks, the results of the chunks are combined by a balanced tree.
 #include <algorithm>
 
 #include "kernels/reduce/loops.hpp"
@@ -52,8 +52,8 @@ class Reduce final : public Kernel {
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks;
-    alignas(64) std::byte own[kMaxColumns * kCell];
-    std::byte* cells = g.chunks == 1 ? own : scratch_cells(args, task);
+    alignas(64) std::byte own_cells[kMaxColumns * kCell];
+    std::byte* cells = g.chunks == 1 ? own_cells : scratch_cells(args, task);
     const std::int64_t columns = g.columns_of(result);
     loops_.clear(cells, columns);
     for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
@@ -67,23 +67,23 @@ class Reduce final : public Kernel {
     const auto* x =
         static_cast<const std::byte*>(input) + offset * static_cast<std::int64_t>(size_of(dtype_));
     if (widen_ != nullptr)
-      add_half_segment(x, count, columns, cells);
+      add_16_bit_segment(x, count, columns, cells);
     else if (geometry_.by_rows)
       loops_.row(x, count, cells);
     else
       loops_.columns(x, count, geometry_.along.stride, columns, cells);
   }
 
-  // Two-byte floats are widened a buffer at a time.
-  void add_half_segment(const std::byte* x, std::int64_t count, std::int64_t columns,
-                        void* cells) const {
+  // Widen 16-bit floats buffer by buffer, and add them.
+  void add_16_bit_segment(const std::byte* x, std::int64_t count, std::int64_t columns,
+                          void* cells) const {
     constexpr std::int64_t kBuffer = 4096;
-    alignas(64) float wide[kBuffer];
+    alignas(64) float widened[kBuffer];
     if (geometry_.by_rows) {
       for (std::int64_t i = 0; i < count; i += kBuffer) {
         const std::int64_t n = std::min(kBuffer, count - i);
-        widen_(x + 2 * i, nullptr, nullptr, wide, n);
-        loops_.row(wide, n, cells);
+        widen_(x + 2 * i, nullptr, nullptr, widened, n);
+        loops_.row(widened, n, cells);
       }
       return;
     }
@@ -92,9 +92,9 @@ class Reduce final : public Kernel {
     for (std::int64_t i = 0; i < count; i += rows) {
       const std::int64_t n = std::min(rows, count - i);
       for (std::int64_t r = 0; r < n; ++r)
-        widen_(x + 2 * (i + r) * geometry_.along.stride, nullptr, nullptr, wide + r * columns,
+        widen_(x + 2 * (i + r) * geometry_.along.stride, nullptr, nullptr, widened + r * columns,
                columns);
-      add_tile(loops_, {i, n, count}, wide, columns, partials, cells);
+      add_tile(loops_, {i, n, count}, widened, columns, partials, cells);
     }
   }
 
@@ -112,16 +112,16 @@ Offer offer_reduce(const KernelQuery& query, const Machine&) {
   const TensorType& input = query.inputs[0];
   if (query.outputs[0].dtype != input.dtype)
     return Offer::refuse("the output's dtype is not the input's");
-  if (const std::string why = Reducer::refusal(op, input.dtype); !why.empty())
-    return Offer::refuse(why);
+  if (const std::string reason = Reducer::refusal(op, input.dtype); !reason.empty())
+    return Offer::refuse(reason);
   for (const std::int64_t axis : query.attrs.integers("axes"))
     if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
       return Offer::refuse("axis " + std::to_string(axis) + " is not in the input");
   const Geometry g = make_geometry(input.shape, query.attrs.integers("axes"));
   if (g.kept_count * g.width != query.outputs[0].count())
     return Offer::refuse("the output has not the input's kept axes");
-  const bool orders = op == "max" || op == "min";
-  if (orders && g.total == 0 && query.outputs[0].count() > 0)
+  const bool is_ordered = op == "max" || op == "min";
+  if (is_ordered && g.total == 0 && query.outputs[0].count() > 0)
     return Offer::refuse(op + " of no elements");
   return {std::make_unique<Reduce>(query)};
 }

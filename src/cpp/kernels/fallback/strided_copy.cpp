@@ -12,7 +12,7 @@ namespace ngd::kernels::fallback {
 namespace {
 
 constexpr std::int64_t kLine = 64;            // bytes of a side of a transposed block
-constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
 template <class Visitor>
 void visit_item(std::int64_t item, Visitor&& visitor) {
@@ -37,8 +37,9 @@ void copy_run(const T* source, std::int64_t source_stride, T* target, std::int64
     for (std::int64_t i = 0; i < count; ++i) target[i * target_stride] = source[i * source_stride];
 }
 
-// A block of at most a cache line square. Lines are read and written whole, by way of a buffer:
-// where strides are powers of two, lines of a block displace one another from the cache.
+// Transpose a block whose sides are at most a cache line, via a buffer, so that each line is read
+// or written as a whole. If strides are powers of two, the lines of a block evict each other from
+// the cache.
 template <class T>
 void transpose_block(const T* source, std::int64_t source_stride, T* target,
                      std::int64_t target_stride, std::int64_t dense, std::int64_t strided) {
@@ -65,18 +66,19 @@ StridedCopy::StridedCopy(const Shape& shape, const Shape& source_strides,
     inner_ = outer_.back();
     outer_.pop_back();
   }
-  // A transposition: along some axis the source is dense where the target is not.
+  // It is a transpose if the source is dense along an axis along which the target is not.
   const auto dense =
       std::find_if(outer_.begin(), outer_.end(), [](const Axis& a) { return a.source == 1; });
   if (dense != outer_.end() && inner_.target == 1 && std::abs(inner_.source) > 1) {
     middle_ = *dense;
     outer_.erase(dense);
-    transposes_ = true;
+    is_transpose_ = true;
   }
   for (const Axis& axis : outer_) outer_count_ *= axis.length;
 }
 
-// Drops axes of length 1 and merges neighbours that both sides cross evenly.
+// Drop axes of length 1, and merge neighbouring axes over which source and target each have one
+// stride.
 void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
                              const Shape& target_strides) {
   for (std::size_t a = 0; a < shape.size(); ++a) {
@@ -92,9 +94,10 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
-  // Bands: pieces of the middle axis, or of the inner one where there is nothing else to cut.
+  // The tasks of the threads are bands: pieces of the middle axis, or of the inner axis if there is
+  // no other one.
   const std::int64_t side = kLine / item_;
-  const std::int64_t bands = transposes_         ? divide_up(middle_.length, side)
+  const std::int64_t bands = is_transpose_       ? divide_up(middle_.length, side)
                              : outer_count_ == 1 ? divide_up(inner_.length, kGrainWork)
                                                  : 1;
   const std::int64_t work = std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
@@ -118,7 +121,7 @@ void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int
   visit_item(item_, [&]<class T>() {
     const auto* from = reinterpret_cast<const T*>(source);
     auto* to = reinterpret_cast<T*>(target);
-    if (!transposes_) {
+    if (!is_transpose_) {
       const auto [begin, end] = device::share(inner_.length, 1, band, bands);
       copy_run(from + begin * inner_.source, inner_.source, to + begin * inner_.target,
                inner_.target, end - begin);

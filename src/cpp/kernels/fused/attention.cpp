@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention without a matrix of scores: T. Dao et al., "FlashAttention" (2022, arXiv:2205.14135),
-// algorithms 1 and 4, in the order of "FlashAttention-2" (2023, arXiv:2307.08691), algorithm 1.
+// Attention in blocks, without a matrix of all scores: T. Dao et al., "FlashAttention" (2022,
+// arXiv:2205.14135), algorithms 1 and 4, in the order of "FlashAttention-2" (2023,
+// arXiv:2307.08691), algorithm 1.
 //
-// A block of queries is combined with one block of keys after the other. The scores of both stay in
-// the second-level cache. The forward kernel sums their exponentials at once, and corrects the sums if
-// the maximum grows. The backward kernel recomputes the scores, and knows the sums. Blocks of keys
-// above the diagonal are skipped if the attention is causal. The order of all sums is independent of
-// the number of threads.
+// The score of a query and a key is their dot product times `scale`, plus the mask. The weights of
+// a query are the softmax of its scores over all keys. The result is the sum of the values, each
+// times its weight. The logsum of a query is the logarithm of the sum of the exponentials of its
+// scores.
+//
+// A block of queries (kQueries) of one head is combined with one block of keys (kKeyBlock) after
+// the other. The scores of both blocks stay in the second-level cache. The forward kernel adds up
+// the exponentials and the weighted values block by block, and rescales its sums if the maximum
+// grows. The backward kernel recomputes the scores, and gets the weights from the logsums. In
+// causal attention, query i sees the keys up to i, and blocks of keys that no query of the block
+// sees are skipped. The order of all sums does not depend on the number of threads.
 #include "kernels/fused/attention.hpp"
 
 #include <algorithm>
@@ -21,9 +28,9 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-constexpr std::int64_t kKeyBlock = 128;       // keys of a block
+constexpr std::int64_t kKeyBlock = 128;       // keys per block
 constexpr std::int64_t kDiagonalStep = 32;    // queries or keys per step along the diagonal
-constexpr std::int64_t kGrainWork = 1 << 18;  // multiplications that are worth a thread
+constexpr std::int64_t kGrainWork = 1 << 18;  // the minimum of multiplications per thread
 
 template <class T>
 const AttentionLoops<T>& loops_of(SimdLevel level) {
@@ -34,7 +41,7 @@ const AttentionLoops<T>& loops_of(SimdLevel level) {
     return table.f64;
 }
 
-// Return the shape [..., heads, positions, elements] of an operand in either layout.
+// Return the shape of an operand as [..., heads, positions, elements], even if heads_last is set.
 Shape heads_first(const KernelQuery& query, std::size_t input) {
   Shape shape = query.inputs[input].shape;
   if (query.attrs.integer("heads_last") != 0)
@@ -48,7 +55,8 @@ Shape shape_of_scores(const KernelQuery& query) {
   return scores;
 }
 
-// The parameters and shapes of a query.
+// The parameters and shapes of a query. Several heads of queries can share one head of keys and
+// values: they are a group. A unit is one head of keys and values of one batch element.
 struct Problem {
   explicit Problem(const KernelQuery& query)
       : causal(query.attrs.integer("causal") != 0),
@@ -65,14 +73,16 @@ struct Problem {
     key_blocks = divide_up(keys, kKeyBlock);
   }
 
-  // Return the number of keys that some query before `end` sees.
-  std::int64_t num_seen(std::int64_t end) const { return causal ? std::min(keys, end) : keys; }
+  // Return the number of keys that any query before `end` sees.
+  std::int64_t num_visible_keys(std::int64_t end) const {
+    return causal ? std::min(keys, end) : keys;
+  }
   std::int64_t multiplications() const {
     return units * heads_per_group * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
 
-  // Return the rows of a matrix, from `row` on. Matrices are numbered over all batches, and each batch
-  // has num_heads of them.
+  // Return the rows of one head's matrix, from `row` on. Matrices are numbered over all batch
+  // elements, and each batch element has num_heads of them.
   template <class T>
   Dense<T> rows(T* tensor, std::int64_t matrix, std::int64_t num_heads, std::int64_t length,
                 std::int64_t row, std::int64_t elements) const {
@@ -83,18 +93,19 @@ struct Problem {
 
   bool causal, heads_last;
   double scale;
-  std::int64_t heads, groups;           // of a batch: heads of queries; heads of keys and values
-  std::int64_t units, heads_per_group;  // groups of all batches; query heads per group
-  std::int64_t queries, keys, extent, width;
-  std::int64_t blocks, key_blocks;
+  std::int64_t heads, groups;                 // per batch element: heads of queries; heads of keys
+  std::int64_t units, heads_per_group;        // groups of all batch elements; query heads per group
+  std::int64_t queries, keys, extent, width;  // extent, width: elements per key, and per value
+  std::int64_t blocks, key_blocks;            // blocks of queries, and of keys
 };
 
-// Return the i-th element of 0, n - 1, 1, n - 2, ... If the attention is causal, the first block of
-// queries sees the fewest keys and the last one the most. In this order neighbours have equal work.
+// Return the i-th element of 0, n - 1, 1, n - 2, ... In causal attention, the first block of
+// queries sees the fewest keys, and the last one the most. In this order, neighbouring pairs have
+// equal work.
 std::int64_t zigzag(std::int64_t i, std::int64_t n) { return i % 2 == 0 ? i / 2 : n - 1 - i / 2; }
 
-// The mask, which is added to the scores: its strides along [..., heads, queries, keys], 0 for an axis
-// that broadcasts.
+// The mask, which is added to the scores. It has strides along [..., heads, queries, keys], which
+// are 0 for axes that broadcast.
 class Mask {
  public:
   Mask() = default;
@@ -113,11 +124,12 @@ class Mask {
 
   static bool fits(const TensorType& type, const Shape& scores) {
     if (type.shape.size() > scores.size()) return false;
-    return std::equal(type.shape.rbegin(), type.shape.rend(), scores.rbegin(),
-                      [](std::int64_t own, std::int64_t all) { return own == 1 || own == all; });
+    return std::equal(
+        type.shape.rbegin(), type.shape.rend(), scores.rbegin(),
+        [](std::int64_t length, std::int64_t full) { return length == 1 || length == full; });
   }
 
-  // Return the index of the first element for a head. Heads are numbered over all batches.
+  // Return the index of the first element for a head. Heads are numbered over all batch elements.
   std::int64_t begin(std::int64_t head) const {
     std::int64_t offset = 0;
     for (std::size_t axis = batch_.size(); axis-- > 0; head /= batch_[axis])
@@ -135,10 +147,11 @@ class Mask {
     return false;
   }
 
-  // Store the mask of a block, one row per key. `staged` is memory for a block with one row per query.
+  // Store the mask of a block, one row per key. `mask_rows` is memory for the block with one row
+  // per query.
   template <class T>
   void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
-             std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* staged,
+             std::int64_t key, std::int64_t keys, const AttentionLoops<T>& loops, T* mask_rows,
              T* out) const {
     const std::int64_t first = begin(head) + query * row_ + key * column_;
     Dense<const T> rows{static_cast<const T*>(mask) + first, row_};
@@ -146,17 +159,17 @@ class Mask {
       const std::int64_t count = row_ == 0 ? 1 : queries;
       for (std::int64_t i = 0; i < count; ++i)
         for (std::int64_t p = 0; p < keys; ++p)
-          staged[i * kKeyBlock + p] = addend<T>(mask, first + i * row_ + p * column_);
-      rows = {staged, row_ == 0 ? 0 : kKeyBlock};
+          mask_rows[i * kKeyBlock + p] = addend<T>(mask, first + i * row_ + p * column_);
+      rows = {mask_rows, row_ == 0 ? 0 : kKeyBlock};
     }
     loops.transpose(rows, queries, keys, 1, out);
   }
 
  private:
   template <class T>
-  T addend(const void* mask, std::int64_t at) const {
-    if (!is_bool_) return static_cast<const T*>(mask)[at];
-    return static_cast<const bool*>(mask)[at] ? T(0) : -std::numeric_limits<T>::infinity();
+  T addend(const void* mask, std::int64_t index) const {
+    if (!is_bool_) return static_cast<const T*>(mask)[index];
+    return static_cast<const bool*>(mask)[index] ? T(0) : -std::numeric_limits<T>::infinity();
   }
 
   bool exists_ = false, is_bool_ = false;
@@ -164,31 +177,32 @@ class Mask {
   std::int64_t row_ = 0, column_ = 0;
 };
 
-Mask mask_of(const KernelQuery& query, std::size_t place) {
-  if (query.inputs.size() <= place) return {};
-  return {query.inputs[place], shape_of_scores(query)};
+Mask mask_of(const KernelQuery& query, std::size_t index) {
+  if (query.inputs.size() <= index) return {};
+  return {query.inputs[index], shape_of_scores(query)};
 }
 
 // A block of queries of one head.
 struct Block {
-  std::int64_t unit, head;    // of the keys; of the queries: numbered over all batches
-  std::int64_t first, count;  // queries
-  std::int64_t columns;       // count, rounded up to whole vectors
+  std::int64_t unit, head;    // the head of the keys, and of the queries, over all batch elements
+  std::int64_t first, count;  // the first query, and the number of queries
+  std::int64_t columns;       // `count`, rounded up to whole vectors
 };
 
-// The common part of both kernels: blocks of scores, and the scratch of the threads.
+// The common part of both kernels: blocks of scores, and the scratch memory of the threads.
 template <class T>
 class Attention {
  public:
-  Attention(const KernelQuery& query, std::size_t mask_place, const Machine& machine)
+  Attention(const KernelQuery& query, std::size_t mask_index, const Machine& machine)
       : problem_(query),
-        mask_(mask_of(query, mask_place)),
+        mask_(mask_of(query, mask_index)),
         loops_(loops_of<T>(machine.simd)),
         pieces_(std::clamp<std::int64_t>(problem_.multiplications() / kGrainWork, 1,
                                          machine.threads)) {}
 
  protected:
-  // Elements per thread: transposed queries, a block of scores, a block of the mask twice.
+  // Return the number of scratch elements per thread: for the transposed queries, a block of
+  // scores, and a block of the mask twice.
   std::int64_t shared_elements() const {
     return kQueries * (problem_.extent + kKeyBlock * (mask_ ? 3 : 1));
   }
@@ -200,7 +214,7 @@ class Attention {
     return {head / problem_.heads_per_group, head, first, count, columns};
   }
 
-  // Return rows of a tensor with the layout of the query, or of the key.
+  // Return rows of a tensor that has the layout of the query, or of the key.
   template <class U>
   Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
     return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
@@ -209,7 +223,7 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  // Return rows that are read repeatedly. Rows with a larger stride are copied, because they would
+  // Return dense rows, for repeated reads. Rows with a larger stride are copied, because they would
   // compete for few sets of the first-level cache.
   static Dense<const T> dense_copy(Dense<const T> rows, std::int64_t count, std::int64_t width,
                                    T* space) {
@@ -218,18 +232,20 @@ class Attention {
       std::copy_n(rows.data + row * rows.stride, width, space + row * width);
     return {space, width};
   }
-  static const T* input(const KernelArgs& args, std::size_t place) {
-    return static_cast<const T*>(args.inputs[place]);
+  static const T* input(const KernelArgs& args, std::size_t index) {
+    return static_cast<const T*>(args.inputs[index]);
   }
 
-  // Compute the scores of a block of queries, transposed and scaled, with a block of keys.
+  // Compute the scores of a block of queries with a block of keys. `queries` is transposed and
+  // scaled.
   void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
               std::int64_t key, std::int64_t keys, T* out) const {
     const Dense<const T> k = key_rows(input(args, 1), b.unit, key, problem_.extent);
     multiply_to_scores(b, key, keys, k, queries, problem_.extent, out);
     if (mask_) {
-      T *staged = out + kKeyBlock * kQueries, *addends = staged + kKeyBlock * kQueries;
-      mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, loops_, staged, addends);
+      T *mask_rows = out + kKeyBlock * kQueries, *addends = mask_rows + kKeyBlock * kQueries;
+      mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, loops_, mask_rows,
+                              addends);
       loops_.add_mask(addends, keys, b.columns, out);
     }
     if (problem_.causal)
@@ -238,8 +254,9 @@ class Attention {
                     -std::numeric_limits<T>::infinity());
   }
 
-  // Call body(row, rows, column) for keys of a block and the first query that sees any of them: once
-  // for the keys before the diagonal, then in steps.
+  // Call body(row, rows, column) for ranges of the keys of a block. `column` is the first query
+  // that sees any of them. The first range has the keys before the diagonal, and then the ranges
+  // are steps.
   template <class Body>
   void for_key_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
@@ -248,7 +265,8 @@ class Attention {
       body(row, std::min(kDiagonalStep, keys - row), row - corner);
   }
 
-  // Call body(row, rows, depth) for queries of a block and the number of keys of the block they see.
+  // Call body(row, rows, depth) for ranges of the queries of a block. `depth` is the number of keys
+  // of the block that they see.
   template <class Body>
   void for_query_rows(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
     if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
@@ -259,7 +277,7 @@ class Attention {
   }
 
   // Compute a block of scores, left @ right, for the queries that see a key. `left` has one row per
-  // key, `right` one column per query.
+  // key, and `right` has one column per query.
   void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
                           const T* right, std::int64_t depth, T* out) const {
     for_key_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
@@ -280,8 +298,8 @@ class Attention {
     });
   }
 
-  // Add the transposed block @ right to rows of queries. `right` has one row per key. The first block
-  // of keys stores its product.
+  // Add the transposed block @ right to rows of queries, or store it for the first block of keys.
+  // `right` has one row per key.
   void multiply_to_queries(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
                            Dense<const T> right, Dense<T> out, std::int64_t width) const {
     for_query_rows(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t depth) {
@@ -290,7 +308,7 @@ class Attention {
     });
   }
 
-  // Call body(task, scratch) for each task.
+  // Call body(task, scratch) for each task. The threads share the tasks.
   template <class Body>
   void for_tasks(std::int64_t tasks, std::int64_t elements, void* scratch, Body&& body) const {
     const std::int64_t pieces = std::min(tasks, pieces_);
@@ -311,8 +329,8 @@ class Attention {
   std::int64_t pieces_;
 };
 
-// The inputs are query, key, value, and optionally a mask. The outputs are the value, and the logarithm
-// of the sum of each row.
+// The inputs are query, key, value, and optionally a mask. The outputs are the value, and the
+// logarithm of the sum of each row.
 template <class T>
 class Forward final : public Kernel, Attention<T> {
   using Base = Attention<T>;
@@ -333,7 +351,8 @@ class Forward final : public Kernel, Attention<T> {
   std::int64_t elements() const { return Base::shared_elements() + 3 * kQueries; }
 
   void run_block(const KernelArgs& args, const Block& b, T* scratch) const {
-    const std::int64_t width = problem_.width, seen = problem_.num_seen(b.first + b.count);
+    const std::int64_t width = problem_.width,
+                       num_keys = problem_.num_visible_keys(b.first + b.count);
     T *maxima = scratch, *sums = maxima + kQueries, *factors = sums + kQueries;
     T *queries = factors + kQueries, *weights = queries + kQueries * problem_.extent;
     std::fill_n(maxima, kQueries, -std::numeric_limits<T>::infinity());
@@ -343,8 +362,8 @@ class Forward final : public Kernel, Attention<T> {
     const bool stores_value = args.outputs[0] != nullptr;
     Dense<T> value{nullptr, 0};
     if (stores_value) value = Base::query_rows(static_cast<T*>(args.outputs[0]), b, width);
-    for (std::int64_t key = 0; key < seen; key += kKeyBlock) {
-      const std::int64_t keys = std::min(kKeyBlock, seen - key);
+    for (std::int64_t key = 0; key < num_keys; key += kKeyBlock) {
+      const std::int64_t keys = std::min(kKeyBlock, num_keys - key);
       Base::scores(args, mask_ ? args.inputs[3] : nullptr, b, queries, key, keys, weights);
       loops_.exponentials(weights, keys, b.columns, maxima, sums, factors);
       if (!stores_value) continue;
@@ -363,9 +382,9 @@ class Forward final : public Kernel, Attention<T> {
     for (std::int64_t i = 0; i < b.count; ++i) {
       T logsum = maxima[i] + std::log(sums[i]);
       if (sums[i] == T(0)) {  // the query sees no key, or only scores of -inf
-        const bool some = sees_any(args, b, b.first + i);
-        logsum = some ? kNan : T(0);
-        sums[i] = some ? kNan : T(1);
+        const bool has_visible_key = sees_any(args, b, b.first + i);
+        logsum = has_visible_key ? kNan : T(0);
+        sums[i] = has_visible_key ? kNan : T(1);
       }
       if (value.data != nullptr)
         loops_.scale(value.data + i * value.stride, problem_.width, T(1) / sums[i]);
@@ -375,13 +394,14 @@ class Forward final : public Kernel, Attention<T> {
   }
 
   bool sees_any(const KernelArgs& args, const Block& b, std::int64_t query) const {
-    const std::int64_t seen = problem_.num_seen(query + 1);
-    return mask_ ? mask_.template sees_any<T>(args.inputs[3], b.head, query, seen) : seen > 0;
+    const std::int64_t num_keys = problem_.num_visible_keys(query + 1);
+    return mask_ ? mask_.template sees_any<T>(args.inputs[3], b.head, query, num_keys)
+                 : num_keys > 0;
   }
 };
 
-// The inputs are query, key, value, the two results, their adjoints, and optionally a mask. The outputs
-// are the adjoints of query, key and value.
+// The inputs are query, key, value, the two results, their adjoints, and optionally a mask. The
+// outputs are the adjoints of query, key and value.
 template <class T>
 class Backward final : public Kernel, Attention<T> {
   using Base = Attention<T>;
@@ -389,10 +409,11 @@ class Backward final : public Kernel, Attention<T> {
 
  public:
   Backward(const KernelQuery& query, const Machine& machine) : Base(query, 7, machine) {
-    // One pass over all pairs of blocks computes all adjoints with 5 products per pair, and has one
-    // task per unit. Two passes, over queries and over keys, need 7 products and have more tasks.
+    // One pass over all pairs of blocks computes all adjoints with 5 products per pair, but has
+    // only one task per unit. Two passes, over queries and over keys, need 7 products, and have
+    // more tasks.
     const std::int64_t rounds = divide_up(problem_.units, pieces_);
-    one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
+    is_one_pass_ = rounds * pieces_ * 5 <= problem_.units * 7;
   }
   std::size_t scratch_bytes() const override { return Base::bytes(elements()); }
 
@@ -400,29 +421,31 @@ class Backward final : public Kernel, Attention<T> {
     const Problem& p = problem_;
     void *const *out = args.outputs, *scratch = args.scratch;
     T *dq = static_cast<T*>(out[0]), *dk = static_cast<T*>(out[1]), *dv = static_cast<T*>(out[2]);
-    if (one_pass_) {
-      Base::for_tasks(p.units, elements(), scratch, [&](std::int64_t unit, T* own) {
+    if (is_one_pass_) {
+      Base::for_tasks(p.units, elements(), scratch, [&](std::int64_t unit, T* workspace) {
         clear(unit, 0, p.keys, dk, dv);
-        walk(args, {dq, dk, dv}, unit * p.heads_per_group, p.heads_per_group, 0, p.blocks, 0,
-             p.keys, own);
+        process_blocks(args, {dq, dk, dv}, unit * p.heads_per_group, p.heads_per_group, 0, p.blocks,
+                       0, p.keys, workspace);
       });
       return;
     }
     if (dq != nullptr)
       Base::for_tasks(p.units * p.heads_per_group * p.blocks, elements(), scratch,
-                      [&](std::int64_t task, T* own) {
+                      [&](std::int64_t task, T* workspace) {
                         const std::int64_t block = zigzag(task % p.blocks, p.blocks);
-                        walk(args, {dq, nullptr, nullptr}, task / p.blocks, 1, block, block + 1, 0,
-                             p.keys, own);
+                        process_blocks(args, {dq, nullptr, nullptr}, task / p.blocks, 1, block,
+                                       block + 1, 0, p.keys, workspace);
                       });
     if (dk == nullptr && dv == nullptr) return;
-    Base::for_tasks(p.units * p.key_blocks, elements(), scratch, [&](std::int64_t task, T* own) {
-      const std::int64_t unit = task / p.key_blocks;
-      const std::int64_t key = zigzag(task % p.key_blocks, p.key_blocks) * kKeyBlock;
-      clear(unit, key, std::min(key + kKeyBlock, p.keys), dk, dv);
-      walk(args, {nullptr, dk, dv}, unit * p.heads_per_group, p.heads_per_group,
-           p.causal ? key / kQueries : 0, p.blocks, key, std::min(key + kKeyBlock, p.keys), own);
-    });
+    Base::for_tasks(
+        p.units * p.key_blocks, elements(), scratch, [&](std::int64_t task, T* workspace) {
+          const std::int64_t unit = task / p.key_blocks;
+          const std::int64_t key = zigzag(task % p.key_blocks, p.key_blocks) * kKeyBlock;
+          clear(unit, key, std::min(key + kKeyBlock, p.keys), dk, dv);
+          process_blocks(args, {nullptr, dk, dv}, unit * p.heads_per_group, p.heads_per_group,
+                         p.causal ? key / kQueries : 0, p.blocks, key,
+                         std::min(key + kKeyBlock, p.keys), workspace);
+        });
   }
 
  private:
@@ -445,14 +468,16 @@ class Backward final : public Kernel, Attention<T> {
     if (dv != nullptr) zeros(dv, problem_.width);
   }
 
-  // Process blocks of queries, of heads that share keys, with the keys from `key` to `end`.
-  void walk(const KernelArgs& args, const Adjoints& to, std::int64_t head, std::int64_t heads,
-            std::int64_t block, std::int64_t blocks_end, std::int64_t key, std::int64_t end,
-            T* scratch) const {
+  // Process blocks of queries of several heads, which share their keys, with the keys from `key` to
+  // `end`.
+  void process_blocks(const KernelArgs& args, const Adjoints& to, std::int64_t head,
+                      std::int64_t heads, std::int64_t block, std::int64_t blocks_end,
+                      std::int64_t key, std::int64_t end, T* scratch) const {
     for (std::int64_t h = head; h < head + heads; ++h)
       for (std::int64_t i = block; i < blocks_end; ++i) {
         const Block b = Base::block_of(h, i);
-        run_block(args, to, b, key, std::min(end, problem_.num_seen(b.first + b.count)), scratch);
+        run_block(args, to, b, key, std::min(end, problem_.num_visible_keys(b.first + b.count)),
+                  scratch);
       }
   }
 
@@ -493,23 +518,24 @@ class Backward final : public Kernel, Attention<T> {
     }
   }
 
-  // Store the logsum of each row, and its delta, which is subtracted from the adjoints of the weights:
-  // dy . value - dlogsum.
+  // Store the logsum of each query, and its delta = dy . value - dlogsum, which is subtracted from
+  // the adjoints of the weights.
   void prepare(const KernelArgs& args, const Block& b, Dense<const T> adjoints, T* logsums,
                T* deltas) const {
     const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;
-    const T *known = Base::input(args, 4) + row, *to_logsum = Base::input(args, 6) + row;
+    const T *stored_logsums = Base::input(args, 4) + row,
+            *logsum_adjoints = Base::input(args, 6) + row;
     loops_.dot(Base::query_rows(Base::input(args, 3), b, width), adjoints, b.count, width, deltas);
     for (std::int64_t i = 0; i < kQueries; ++i) {
-      logsums[i] = i < b.count ? known[i] : T(0);
-      deltas[i] = i < b.count ? deltas[i] - to_logsum[i] : T(0);
+      logsums[i] = i < b.count ? stored_logsums[i] : T(0);
+      deltas[i] = i < b.count ? deltas[i] - logsum_adjoints[i] : T(0);
     }
   }
 
-  bool one_pass_;
+  bool is_one_pass_;
 };
 
-std::string refusal(const KernelQuery& query, std::size_t mask_place) {
+std::string refusal(const KernelQuery& query, std::size_t mask_index) {
   const std::vector<TensorType>& in = query.inputs;
   const DType dtype = in[0].dtype;
   if (dtype != DType::F32 && dtype != DType::F64) return "attention is of float32 or float64";
@@ -518,19 +544,19 @@ std::string refusal(const KernelQuery& query, std::size_t mask_place) {
     return "the operands have not one rank of at least 3";
   const Shape scores = shape_of_scores(query);
   if (scores.back() == 0) return "there are no keys";
-  if (in.size() > mask_place && !Mask::fits(in[mask_place], scores))
+  if (in.size() > mask_index && !Mask::fits(in[mask_index], scores))
     return "the mask does not broadcast to the scores";
-  if (in.size() > mask_place && in[mask_place].dtype != DType::Bool &&
-      in[mask_place].dtype != dtype)
+  if (in.size() > mask_index && in[mask_index].dtype != DType::Bool &&
+      in[mask_index].dtype != dtype)
     return "the mask is neither of bools nor of the operands' dtype";
-  for (std::size_t i = 1; i < std::min(in.size(), mask_place); ++i)
+  for (std::size_t i = 1; i < std::min(in.size(), mask_index); ++i)
     if (in[i].dtype != dtype) return "the operands have not one dtype";
   return "";
 }
 
 template <template <class> class Kind>
-Offer offer(const KernelQuery& query, std::size_t mask_place, const Machine& machine) {
-  if (std::string reason = refusal(query, mask_place); !reason.empty())
+Offer offer(const KernelQuery& query, std::size_t mask_index, const Machine& machine) {
+  if (std::string reason = refusal(query, mask_index); !reason.empty())
     return Offer::refuse(std::move(reason));
   if (query.inputs[0].dtype == DType::F64) return {std::make_unique<Kind<double>>(query, machine)};
   return {std::make_unique<Kind<float>>(query, machine)};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of the attention kernels. Scores are stored transposed, with one row per key and one column
-// per query. So maxima and sums are over rows, and each lane belongs to one query.
+// The loops of the attention kernels. attention.cpp defines the words. A block of scores is stored
+// transposed, with one row per key and one column per query. So the lanes of a vector belong to
+// different queries, and the maxima and sums of queries need no combination of lanes.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +10,16 @@
 
 namespace ngd::kernels::fused {
 
-inline constexpr std::int64_t kQueries = 64;  // the columns of a block of scores
+inline constexpr std::int64_t kQueries = 64;  // queries per block: the columns of a block of scores
 
-// A matrix with any strides: element (i, p) is data[i * row + p * column].
+// A matrix with any strides. Element (i, p) is data[i * row + p * column].
 template <class T>
 struct Factor {
   const T* data;
   std::int64_t row, column;
 };
 
-// A matrix whose rows are dense, `stride` elements apart.
+// A matrix whose rows are dense. `stride` is the number of elements from one row to the next.
 template <class T>
 struct Dense {
   T* data;
@@ -29,31 +30,32 @@ struct Extents {
   std::int64_t rows, columns, depth;
 };
 
-// A block of scores has `keys` rows of kQueries columns. The first `columns` are used: a whole number
-// of vectors.
+// The loops. A block of scores has `keys` rows of kQueries columns. Its first `columns` columns are
+// used, which are whole vectors.
 template <class T>
 struct AttentionLoops {
-  std::int64_t lanes;  // of a vector
-  // c = a @ b, or c += a @ b if `add`.
+  std::int64_t lanes;  // per vector
+  // Store c = a @ b, or add a @ b to c if `add`.
   void (*multiply)(Factor<T> a, Dense<const T> b, Dense<T> c, Extents extents, bool add);
-  // out[p * kQueries + i] = rows[i][p] * scale, for `width` elements of `count` rows. The rest of the
-  // block becomes 0.
+  // Store rows[i][p] * scale in out[p * kQueries + i], for `width` elements of `count` rows. The
+  // other elements of the block become 0.
   void (*transpose)(Dense<const T> rows, std::int64_t count, std::int64_t width, T scale, T* out);
-  // dots[i] = the sum of a[i][p] * b[i][p], for kQueries rows; 0 from row `count` on.
+  // Store the dot product of row i of a and row i of b in dots[i]. From row `count` to kQueries, it
+  // is 0.
   void (*dot)(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width, T* dots);
-  // Add a mask. Scores become -inf where the mask is -inf.
+  // Add a mask. A score becomes -inf if the mask is -inf, even if the score is NaN or infinite.
   void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);
-  // Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3): scores become
-  // e^(score - maximum), and maxima and sums are updated. The caller multiplies its earlier sums of
-  // values with `factors`.
+  // The online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3). Replace the
+  // scores by e^(score - maximum), and update the maxima and sums. `factors` becomes
+  // e^(old maximum - new maximum): the caller multiplies its earlier sums of values by it.
   void (*exponentials)(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
                        T* factors);
-  // Scores become weights, e^(score - logsum).
+  // Replace the scores by the weights, e^(score - logsum).
   void (*weights)(T* scores, std::int64_t keys, std::int64_t columns, const T* logsums);
-  // The adjoints of the weights become those of the scores: weight * (adjoint - delta) * scale.
+  // Replace the adjoints of the weights by those of the scores, weight * (adjoint - delta) * scale.
   void (*slopes)(const T* weights, std::int64_t keys, std::int64_t columns, const T* deltas,
                  T scale, T* adjoints);
-  // row[p] *= factor.
+  // Multiply a row by a factor.
   void (*scale)(T* row, std::int64_t width, T factor);
 };
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See attention.hpp. Products run over blocks that lie in a cache, so nothing is packed: of the
-// left factor single elements are read, of the right one whole vectors.
+// The loops of attention.hpp.
+//
+// The matrix products read blocks that are in a cache, so nothing is packed. As in
+// gemm/tile.simd.cpp, a tile of the result stays in registers. Each step of the depth reads single
+// elements of the left factor, and whole vectors of the right factor. A panel is the columns of one
+// tile.
 #include "kernels/fused/attention.hpp"
 
 #include "kernels/tiles/transpose.hpp"
@@ -21,17 +25,17 @@ struct Loops {
   using Stored = typename VectorOf<T, kVectorBytes>::stored;
   static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
-  // The first `used` lanes; the others are zeros.
-  template <bool whole>
+  // Load the first `used` lanes. The others are 0.
+  template <bool is_full>
   NGD_INLINE Vector load(const T* from, std::int64_t used) {
-    if constexpr (whole) return *reinterpret_cast<const Stored*>(from);
+    if constexpr (is_full) return *reinterpret_cast<const Stored*>(from);
     T lanes[kLanes] = {};
     for (std::int64_t l = 0; l < used; ++l) lanes[l] = from[l];
     return *reinterpret_cast<const Stored*>(lanes);
   }
-  template <bool whole>
+  template <bool is_full>
   NGD_INLINE void store(Vector vector, T* to, std::int64_t used) {
-    if constexpr (whole) {
+    if constexpr (is_full) {
       *reinterpret_cast<Stored*>(to) = vector;
     } else {
       T lanes[kLanes];
@@ -40,11 +44,11 @@ struct Loops {
     }
   }
 
-  // The sums of rows x vectors elements in registers. Unless `whole`, the one vector is partly
-  // used.
-  template <int rows, int vectors, bool whole>
-  static void tile(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t depth, bool add,
-                   std::int64_t used) {
+  // Compute a tile of rows x vectors. If not is_full, there is one vector, and only `used` lanes of
+  // it are loaded and stored.
+  template <int rows, int vectors, bool is_full>
+  static void multiply_tile(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t depth, bool add,
+                            std::int64_t used) {
     Vector sums[rows][vectors];
     NGD_UNROLL
     for (int i = 0; i < rows; ++i) {
@@ -55,7 +59,7 @@ struct Loops {
     for (std::int64_t p = 0; p < depth; ++p, left += a.column, right += b.stride) {
       Vector row[vectors];
       NGD_UNROLL
-      for (int v = 0; v < vectors; ++v) row[v] = load<whole>(right + v * kLanes, used);
+      for (int v = 0; v < vectors; ++v) row[v] = load<is_full>(right + v * kLanes, used);
       NGD_UNROLL
       for (int i = 0; i < rows; ++i) {
         const Vector factor = left[i * a.row] - Vector{};
@@ -68,18 +72,18 @@ struct Loops {
       NGD_UNROLL
       for (int v = 0; v < vectors; ++v) {
         T* to = c.data + i * c.stride + v * kLanes;
-        store<whole>(add ? load<whole>(to, used) + sums[i][v] : sums[i][v], to, used);
+        store<is_full>(add ? load<is_full>(to, used) + sums[i][v] : sums[i][v], to, used);
       }
     }
   }
 
-  // All rows of a panel of columns: tiles of the most rows first.
-  template <int vectors, bool whole>
-  static void panel(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t rows,
-                    std::int64_t depth, bool add, std::int64_t used) {
+  // Compute all rows of a panel of columns, in tiles of kTileRows rows, and then of fewer.
+  template <int vectors, bool is_full>
+  static void multiply_panel(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t rows,
+                             std::int64_t depth, bool add, std::int64_t used) {
     const auto tiles = [&]<int tile_rows>() {
       for (; rows >= tile_rows; rows -= tile_rows) {
-        tile<tile_rows, vectors, whole>(a, b, c, depth, add, used);
+        multiply_tile<tile_rows, vectors, is_full>(a, b, c, depth, add, used);
         a.data += tile_rows * a.row;
         c.data += tile_rows * c.stride;
       }
@@ -92,10 +96,10 @@ struct Loops {
 
   static void multiply(Factor<T> a, Dense<const T> b, Dense<T> c, Extents extents, bool add) {
     std::int64_t columns = extents.columns;
-    const auto panels = [&]<int vectors, bool whole>() {
-      const std::int64_t width = whole ? vectors * kLanes : columns;
+    const auto panels = [&]<int vectors, bool is_full>() {
+      const std::int64_t width = is_full ? vectors * kLanes : columns;
       for (; columns >= width && columns > 0; columns -= width) {
-        panel<vectors, whole>(a, b, c, extents.rows, extents.depth, add, width);
+        multiply_panel<vectors, is_full>(a, b, c, extents.rows, extents.depth, add, width);
         b.data += width;
         c.data += width;
       }
@@ -111,10 +115,10 @@ struct Loops {
     for (std::int64_t i = 0; i < kQueries; i += kLanes)
       for (std::int64_t p = 0; p < width; p += kLanes) {
         const std::int64_t used = width - p < kLanes ? width - p : kLanes;
-        const bool whole = used == kLanes && i + kLanes <= count;
+        const bool is_full = used == kLanes && i + kLanes <= count;
         Vector square[kLanes];
         const T* from = rows.data + i * rows.stride + p;
-        if (whole) {
+        if (is_full) {
           NGD_UNROLL
           for (int r = 0; r < kLanes; ++r)
             square[r] = load<true>(from + r * rows.stride, used) * scale;
@@ -125,7 +129,7 @@ struct Loops {
         }
         tiles::NGD_SIMD_LEVEL::transpose(square);
         T* to = out + p * kQueries + i;
-        if (whole) {
+        if (is_full) {
           NGD_UNROLL
           for (int r = 0; r < kLanes; ++r) store<true>(square[r], to + r * kQueries, kLanes);
         } else {
@@ -137,7 +141,7 @@ struct Loops {
   static void dot(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width,
                   T* dots) {
     for (std::int64_t i = 0; i < kQueries; i += kLanes) {
-      Vector square[kLanes] = {};  // of each row, sums by lane
+      Vector square[kLanes] = {};  // for each row, one sum per lane
       for (std::int64_t r = 0; r < kLanes && i + r < count; ++r) {
         const T *left = a.data + (i + r) * a.stride, *right = b.data + (i + r) * b.stride;
         std::int64_t p = 0;
@@ -154,18 +158,18 @@ struct Loops {
   }
 
   static void add_mask(const T* mask, std::int64_t keys, std::int64_t columns, T* scores) {
-    constexpr T kNever = -std::numeric_limits<T>::infinity();
+    constexpr T kHidden = -std::numeric_limits<T>::infinity();
     for (std::int64_t p = 0; p < keys; ++p, mask += kQueries, scores += kQueries) {
       NGD_INDEPENDENT
       for (std::int64_t i = 0; i < columns; ++i) {
         const T sum = scores[i] + mask[i];
-        scores[i] = mask[i] == kNever ? kNever : sum;
+        scores[i] = mask[i] == kHidden ? kHidden : sum;
       }
     }
   }
 
-  // vector_math.hpp's exponential, where no result needs to be subnormal: those are 0.
-  NGD_INLINE Vector powers(Vector x) {
+  // Return the exponential of vector_math.hpp, but 0 if the result would be subnormal.
+  NGD_INLINE Vector exponential_or_zero(Vector x) {
     if constexpr (std::is_same_v<T, float>) {
       using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;
       constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
@@ -175,15 +179,15 @@ struct Loops {
       const Bits bits =
           __builtin_bit_cast(Bits, fraction) + (__builtin_bit_cast(Bits, shifted) << 23);
       const Vector result = x < -87.0f ? Vector{} : __builtin_bit_cast(Vector, bits);
-      const Vector bounded = x > 88.5f ? Vector{} + kInfinity : result;
-      return x != x ? x : bounded;
+      const Vector saturated = x > 88.5f ? Vector{} + kInfinity : result;
+      return x != x ? x : saturated;
     } else {
       for (int l = 0; l < kLanes; ++l) x[l] = exponential(x[l]);
       return x;
     }
   }
 
-  // Calls body<vectors>(column) for all columns: four vectors at a time, then one.
+  // Call body<vectors>(column) for all columns: four vectors at a time, then one.
   template <class Body>
   NGD_INLINE void for_columns(std::int64_t columns, Body&& body) {
     std::int64_t i = 0;
@@ -193,32 +197,33 @@ struct Loops {
 
   template <int vectors>
   static void exponentials_of(T* scores, std::int64_t keys, T* maxima, T* sums, T* factors) {
-    constexpr T kNever = -std::numeric_limits<T>::infinity();
-    Vector top[vectors], total[vectors];
+    constexpr T kHidden = -std::numeric_limits<T>::infinity();
+    Vector maximum[vectors], total[vectors];
     NGD_UNROLL
-    for (int v = 0; v < vectors; ++v) top[v] = load<true>(maxima + v * kLanes, kLanes);
+    for (int v = 0; v < vectors; ++v) maximum[v] = load<true>(maxima + v * kLanes, kLanes);
     for (std::int64_t p = 0; p < keys; ++p) {
       NGD_UNROLL
       for (int v = 0; v < vectors; ++v) {
         const Vector score = load<true>(scores + p * kQueries + v * kLanes, kLanes);
-        top[v] = score > top[v] ? score : top[v];  // NaN comes into the sums
+        maximum[v] = score > maximum[v] ? score : maximum[v];  // ignores NaN, which enters the sums
       }
     }
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v) {
-      const Vector before = load<true>(maxima + v * kLanes, kLanes);
-      store<true>(top[v], maxima + v * kLanes, kLanes);
-      top[v] = top[v] == kNever ? Vector{} : top[v];
-      store<true>(powers(before - top[v]), factors + v * kLanes, kLanes);
-      total[v] = load<true>(sums + v * kLanes, kLanes) * powers(before - top[v]);
+      const Vector previous = load<true>(maxima + v * kLanes, kLanes);
+      store<true>(maximum[v], maxima + v * kLanes, kLanes);
+      maximum[v] = maximum[v] == kHidden ? Vector{} : maximum[v];
+      store<true>(exponential_or_zero(previous - maximum[v]), factors + v * kLanes, kLanes);
+      total[v] = load<true>(sums + v * kLanes, kLanes) * exponential_or_zero(previous - maximum[v]);
     }
     for (std::int64_t p = 0; p < keys; ++p) {
       NGD_UNROLL
       for (int v = 0; v < vectors; ++v) {
-        T* at = scores + p * kQueries + v * kLanes;
-        const Vector power = powers(load<true>(at, kLanes) - top[v]);
-        store<true>(power, at, kLanes);
-        total[v] += power;
+        T* address = scores + p * kQueries + v * kLanes;
+        const Vector exponential_value =
+            exponential_or_zero(load<true>(address, kLanes) - maximum[v]);
+        store<true>(exponential_value, address, kLanes);
+        total[v] += exponential_value;
       }
     }
     NGD_UNROLL
@@ -235,9 +240,9 @@ struct Loops {
   static void weights(T* scores, std::int64_t keys, std::int64_t columns, const T* logsums) {
     for (std::int64_t p = 0; p < keys; ++p)
       for (std::int64_t i = 0; i < columns; i += kLanes) {
-        T* at = scores + p * kQueries + i;
-        const Vector score = load<true>(at, kLanes), logsum = load<true>(logsums + i, kLanes);
-        store<true>(powers(score - logsum), at, kLanes);
+        T* address = scores + p * kQueries + i;
+        const Vector score = load<true>(address, kLanes), logsum = load<true>(logsums + i, kLanes);
+        store<true>(exponential_or_zero(score - logsum), address, kLanes);
       }
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every elementwise op and every fused chain of them: an interpreter of tiles. See
-// elementwise_plan.hpp for the words.
+// The kernel of all elementwise ops, and of all kernel bodies without a reduction or matrix
+// product. It runs the loops of a plan for one tile after the other. elementwise_plan.hpp defines
+// the words.
 #include "device/team.hpp"
 #include "kernels/fused/elementwise_walk.hpp"
 #include "kernels/rows.hpp"

@@ -9,7 +9,8 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Elements times loops. A second thread does not pay for less.
+// The number of elements times the number of loops. For less work, a second thread costs more than
+// it saves.
 constexpr std::int64_t kMinWorkPerThread = 1 << 16;
 
 }  // namespace

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel body is computed: the tiles, where each operand is, and the loops over a tile.
+// The plan of a fused elementwise kernel: how it computes a kernel body.
 //
-// Neighbouring axes are merged if every input is dense or constant over both. The result is rows
-// along an inner axis. A tile is a piece of one row if rows are long, or several whole rows if they
-// are short. A slot is the memory of a tile of values: the memory of an input or output, or a buffer
-// of kTileBytes that stays in the first-level cache. Each loop reads and writes slots.
+// A fused kernel does not compute one statement after the other over whole arrays. It divides the
+// arrays into tiles, and computes all statements for one tile, then for the next one. So the values
+// of statements stay in the first-level cache, and are not written to memory and read again.
 //
-// elementwise_reduce.cpp reduces the values of some statements. Their tiles are kept until all loops
-// are done. Then a row is the last axes that are all reduced or all kept. A tile must be a unit of
-// the reduction: it never mixes blocks of rows, and a piece of a row is one block.
+// Neighbouring axes are merged if every input is dense or constant over both. The result is a
+// matrix of rows along the inner axis. A tile is a piece of one row if rows are long, and several
+// whole rows if they are short. A slot is the memory of a tile of values: a part of an input or
+// output, or a buffer of kTileBytes. Each loop computes one statement, or a pair of statements, for
+// a tile. It reads slots, and writes one.
+//
+// elementwise_reduce.cpp reduces the values of some statements. Their buffers are not reused, so
+// that the values of a tile exist until all loops are done. Here, a row is the last axes that are
+// all reduced, or all kept. A tile must fit the order of the reduction: it never mixes blocks of
+// rows, and a piece of a row is one block.
 //
 // elementwise_product.cpp has inputs that are matrix products, which are not in memory. Its tiles
-// are any elements of a row of which it has the products.
+// are the elements of a row whose products were just computed.
 #pragma once
 
 #include <cstddef>
@@ -35,20 +41,21 @@ struct TileLoop {
   int a, b, c, out;  // slots; unused ones are `out`
 };
 
-// How an input reaches its slot.
+// The way in which an input gets into its slot. To gather is to copy elements to a buffer.
 enum class Reading : std::uint8_t {
-  InPlace,    // the slot is the input's memory: the input is dense like the output
+  InPlace,    // the slot is the input's memory, because the input has the strides of the output
   InRow,      // the slot is the input's memory: the inner axis is dense, and tiles are within rows
-  Once,       // all tiles have the same values: gathered when a thread begins
-  PerRow,     // one value per row, and tiles are within rows: gathered when the row changes
+  Once,       // gathered when a thread begins, because all tiles have the same values
+  PerRow,     // gathered when the row changes: one value per row, and tiles are within rows
   EveryTile,  // gathered for every tile
-  Given,      // dense like the output: the caller of the walk has the values of each tile
+  Given,      // the caller of the walk passes the values of each tile, dense as in the output
 };
 
+// An input of the body.
 struct InputPlan {
   Reading reading;
   int slot;
-  std::size_t item;                   // bytes of an element
+  std::size_t item;                   // bytes per element
   std::vector<std::int64_t> strides;  // in elements, over the merged axes
 };
 
@@ -57,12 +64,14 @@ struct OutputPlan {
   std::size_t item;
 };
 
+// An immediate of the body. Its slot is filled with the value.
 struct Constant {
   int slot;
   std::size_t item;
   std::uint64_t bits;  // the first `item` bytes are the value
 };
 
+// The plan of one kernel.
 struct Plan {
   explicit Plan(const KernelQuery& query);  // throws Refusal
 
@@ -72,7 +81,7 @@ struct Plan {
   std::int64_t tiles_per_row = 1;  // > 1: tiles within rows
   std::int64_t tile_length = 0;    // elements of a full tile
   std::int64_t tiles = 0;
-  std::int64_t grain = 1;  // the fewest tiles per thread
+  std::int64_t grain = 1;  // the minimum of tiles per thread
 
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elementwise kernel body with matrix products among its inputs. The products are not stored: a
-// block of each is computed, and the body reads it while it is in the second-level cache. So the
-// update of a weight uses its gradient without a write and a read of the gradient.
+// A kernel body with matrix products among its inputs. The products are not stored. A block of each
+// product is computed (gemm/streaming_gemm.hpp), and the body reads it while it is in the
+// second-level cache. For example, the update of a weight uses the gradient without writing it to
+// memory.
 //
-// The inputs of the kernel are the operands of the products, a and b alternately, and then the other
-// inputs of the body. The attribute `products` lists the inputs of the body that are products.
-// `product_shape` is their shape; an output has the same number of elements. All products have the
-// same depth.
+// The inputs of the kernel are the operands of the products, a and b alternately, and then the
+// other inputs of the body. The attribute `products` lists the inputs of the body that are
+// products. `product_shape` is their shape, and an output has the same number of elements. All
+// products have the same depth.
 #include <algorithm>
 
 #include "base/simd.hpp"
@@ -18,8 +19,9 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// For greater depths oneDNN multiplies faster, which saves more time than the fusion. Also, B is
-// packed for all depths at once. passes/fusion/matmuls.py has the same number.
+// For greater depths, oneDNN multiplies faster, which saves more time than the fusion. Also, the
+// scratch memory grows, because B is packed for the whole depth. passes/fusion/matmuls.py has the
+// same number.
 constexpr std::int64_t kMaxDepth = 256;
 constexpr std::size_t kMaxProducts = 4;
 
@@ -28,8 +30,9 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 }
 std::size_t num_operands(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-// Fetch a cache line for writing, without other owners. Without a flag for the CPU, the compiler's
-// prefetch leaves the line shared. Every x86-64 CPU executes prefetchw, if only as a no-op.
+// Fetch a cache line for writing, so that no other core has it. Without a compiler flag for
+// prefetchw, __builtin_prefetch fetches the line as shared. All x86-64 CPUs accept prefetchw, some
+// as a no-op.
 void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -39,31 +42,33 @@ void prefetch_for_write(const void* line) {
 }
 
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
-  KernelQuery made{"matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
-  made.outputs.push_back({query.inputs[0].dtype, query.attrs.integers("product_shape")});
-  return made;
+  KernelQuery result_query{
+      "matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
+  result_query.outputs.push_back({query.inputs[0].dtype, query.attrs.integers("product_shape")});
+  return result_query;
 }
 
 KernelQuery elementwise_of(const KernelQuery& query) {
-  KernelQuery made{"elementwise", {}, query.outputs, query.attrs};
-  made.inputs.assign(query.inputs.begin() + static_cast<std::ptrdiff_t>(num_operands(query)),
-                     query.inputs.end());
+  KernelQuery result_query{"elementwise", {}, query.outputs, query.attrs};
+  result_query.inputs.assign(
+      query.inputs.begin() + static_cast<std::ptrdiff_t>(num_operands(query)), query.inputs.end());
   for (const std::int64_t i : products_of(query))
-    made.inputs.insert(made.inputs.begin() + static_cast<std::ptrdiff_t>(i),
-                       {query.inputs[0].dtype, query.outputs[0].shape});
-  return made;
+    result_query.inputs.insert(result_query.inputs.begin() + static_cast<std::ptrdiff_t>(i),
+                               {query.inputs[0].dtype, query.outputs[0].shape});
+  return result_query;
 }
 
-// The block sink of one thread (gemm/streaming_gemm.hpp): computes the body for the elements of each
-// block.
+// The block sink of one thread (gemm/streaming_gemm.hpp): computes the body for the elements of
+// each block.
 template <class T>
 class BodySink {
  public:
   BodySink(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // Fetch what the body reads beside this tile of the products, while the tile is computed. An input
-  // that is also an output is fetched for writing, because the core of another rank may have it.
+  // Prefetch the other inputs of the body for this tile of the products, while the tile is
+  // computed. An input that is also an output is fetched for writing, because the core of another
+  // rank may have it.
   void prefetch_tile(gemm::Range rows, gemm::Range columns) const {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
@@ -93,11 +98,11 @@ class BodySink {
   static void prefetch_row(const std::byte* from, std::int64_t bytes, bool is_written) {
     constexpr std::int64_t kLine = 64;
     constexpr int kRead = 0, kSecondLevel = 2;
-    for (std::int64_t at = 0; at < bytes; at += kLine)
+    for (std::int64_t offset = 0; offset < bytes; offset += kLine)
       if (is_written)
-        prefetch_for_write(from + at);
+        prefetch_for_write(from + offset);
       else
-        __builtin_prefetch(from + at, kRead, kSecondLevel);
+        __builtin_prefetch(from + offset, kRead, kSecondLevel);
   }
 
   // Compute contiguous elements, one tile at a time. No tile crosses the end of a row of the plan.
@@ -161,16 +166,16 @@ std::string refusal_of(const KernelQuery& query) {
   if (products == 0 || products > kMaxProducts) return "1 to 4 products are expected";
   if (query.outputs.empty() || query.inputs.size() < 2 * products) return "operands are missing";
   const auto inputs = static_cast<std::int64_t>(query.inputs.size() - products);
-  std::int64_t before = -1;
+  std::int64_t previous = -1;
   for (const std::int64_t i : products_of(query)) {
-    if (i <= before || i >= inputs) return "the products are not in order";
-    before = i;
+    if (i <= previous || i >= inputs) return "the products are not in order";
+    previous = i;
   }
   const DType dtype = query.inputs[0].dtype;
   if (dtype != DType::F32 && dtype != DType::F64) return "products of f32 and f64 alone";
-  const Shape& whole = query.attrs.integers("product_shape");
-  if (whole.size() != 2) return "products of two axes alone";
-  if (query.outputs[0].count() == 0 || element_count(whole) != query.outputs[0].count())
+  const Shape& product_shape = query.attrs.integers("product_shape");
+  if (product_shape.size() != 2) return "products of two axes alone";
+  if (query.outputs[0].count() == 0 || element_count(product_shape) != query.outputs[0].count())
     return "the outputs have not the products' elements";
   const MatmulShape first(matmul_of(query, 0));
   for (std::size_t i = 0; i < products; ++i) {
@@ -186,7 +191,8 @@ std::string refusal_of(const KernelQuery& query) {
 }  // namespace
 
 Offer offer_elementwise_product(const KernelQuery& query, const Machine& machine) try {
-  if (std::string why = refusal_of(query); !why.empty()) return Offer::refuse(std::move(why));
+  if (std::string reason = refusal_of(query); !reason.empty())
+    return Offer::refuse(std::move(reason));
   if (query.inputs[0].dtype == DType::F32)
     return {std::make_unique<ElementwiseProduct<float>>(query, machine)};
   return {std::make_unique<ElementwiseProduct<double>>(query, machine)};

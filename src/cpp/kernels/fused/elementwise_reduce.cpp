@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elementwise program some of whose instructions are reduced, all over the same axes: their
-// values stay in tiles, and what reads them all is one pass over memory. The sums have the order,
-// and so the bits, of the reduce kernel's.
+// A kernel body with reductions. The values of some statements are reduced, all over the same axes.
+// Each tile of these values is added to accumulators while it is in the first-level cache, so the
+// body and its reductions read the inputs only once. The sums have the order, and therefore the
+// bits, of the reduce kernel.
 #include <algorithm>
 
 #include "device/team.hpp"
@@ -26,12 +27,12 @@ class ElementwiseReduce final : public Kernel {
       : plan_(std::move(plan)),
         geometry_(
             reduce::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
-        dense_(plan_.outputs.size()) {
+        num_results_(plan_.outputs.size()) {
     const std::vector<std::string> ops = query.attrs.texts("reductions");
     for (std::size_t k = 0; k < ops.size(); ++k) {
-      reducers_.emplace_back(ops[k], query.outputs[dense_ + k].dtype, geometry_.total);
-      first_.push_back(first_alike(k));
-      if (first_[k] == k) added_.push_back(k);
+      reducers_.emplace_back(ops[k], query.outputs[num_results_ + k].dtype, geometry_.total);
+      first_.push_back(first_with_same_accumulators(k));
+      if (first_[k] == k) accumulated_.push_back(k);
     }
   }
 
@@ -48,23 +49,24 @@ class ElementwiseReduce final : public Kernel {
                         for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
                       });
     reduce::combine_results(geometry_, [&](std::int64_t result) {
-      for (const std::size_t k : added_) {
+      for (const std::size_t k : accumulated_) {
         std::byte* cells = scratch_cells(args, k, 0);
-        store_alike(k, result, reducers_[k].combine(geometry_, result, cells), args);
+        store_results(k, result, reducers_[k].combine(geometry_, result, cells), args);
       }
     });
   }
 
  private:
-  // The first reduction with the accumulators of this one: a mean is a sum until it is stored.
-  std::size_t first_alike(std::size_t k) const {
+  // Return the first reduction that has the same accumulators as reduction k. For example, the sum
+  // and the mean of one statement differ only when they are stored.
+  std::size_t first_with_same_accumulators(std::size_t k) const {
     for (std::size_t l = 0; l < k; ++l)
       if (plan_.kept[l] == plan_.kept[k] && reducers_[l].loops.row == reducers_[k].loops.row)
         return l;
     return k;
   }
 
-  // A tile holds several rows, each of which has a result.
+  // Compute tiles of several rows, each of which has a result.
   void run_short_rows(const KernelArgs& args) const {
     const std::int64_t length = plan_.inner;
     device::for_range(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
@@ -73,14 +75,14 @@ class ElementwiseReduce final : public Kernel {
         walk.tile(number);
         const std::int64_t first = number * plan_.rows_per_tile;
         const std::int64_t last = std::min(plan_.rows, first + plan_.rows_per_tile);
-        for (const std::size_t k : added_) {
+        for (const std::size_t k : accumulated_) {
           const std::byte* x = walk.values(plan_.kept[k]);
           const std::int64_t step = length * item_of(k);
           for (std::int64_t row = first; row < last; ++row, x += step) {
             alignas(kCell) std::byte cell[kCell];
             reducers_[k].loops.clear(cell, 1);
             reducers_[k].loops.row(x, length, cell);
-            store_alike(k, row, cell, args);
+            store_results(k, row, cell, args);
           }
         }
       }
@@ -90,10 +92,10 @@ class ElementwiseReduce final : public Kernel {
   void run_task(std::int64_t task, TileWalk& walk, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
-    alignas(64) std::byte own[kMaxReductions][kMaxColumns * kCell];
+    alignas(64) std::byte own_cells[kMaxReductions][kMaxColumns * kCell];
     std::byte* cells[kMaxReductions];
-    for (const std::size_t k : added_) {
-      cells[k] = g.chunks == 1 ? own[k] : scratch_cells(args, k, task);
+    for (const std::size_t k : accumulated_) {
+      cells[k] = g.chunks == 1 ? own_cells[k] : scratch_cells(args, k, task);
       reducers_[k].loops.clear(cells[k], columns);
     }
     reduce::for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
@@ -103,7 +105,7 @@ class ElementwiseReduce final : public Kernel {
         add_columns(walk, offset, count, columns, cells);
     });
     if (g.chunks == 1)
-      for (const std::size_t k : added_) store_alike(k, result, cells[k], args);
+      for (const std::size_t k : accumulated_) store_results(k, result, cells[k], args);
   }
 
   void add_row(TileWalk& walk, std::int64_t offset, std::int64_t count,
@@ -111,7 +113,7 @@ class ElementwiseReduce final : public Kernel {
     for (std::int64_t i = 0; i < count; i += plan_.tile_length) {
       const std::int64_t n = std::min(plan_.tile_length, count - i);
       walk.elements(offset + i, n);
-      for (const std::size_t k : added_)
+      for (const std::size_t k : accumulated_)
         reducers_[k].loops.row(walk.values(plan_.kept[k]), n, cells[k]);
     }
   }
@@ -122,7 +124,7 @@ class ElementwiseReduce final : public Kernel {
     for (std::int64_t r = 0; r < count; r += plan_.rows_per_tile) {
       const std::int64_t n = std::min(plan_.rows_per_tile, count - r);
       walk.elements(offset + r * geometry_.along.stride, n * columns);
-      for (const std::size_t k : added_)
+      for (const std::size_t k : accumulated_)
         reduce::add_tile(reducers_[k].loops, {r, n, count}, walk.values(plan_.kept[k]), columns,
                          partials[k], cells[k]);
     }
@@ -134,25 +136,27 @@ class ElementwiseReduce final : public Kernel {
   }
 
   std::byte* scratch_cells(const KernelArgs& args, std::size_t k, std::int64_t task) const {
-    const std::int64_t at = static_cast<std::int64_t>(k) * geometry_.cells();
-    return static_cast<std::byte*>(args.scratch) + (at + task * geometry_.columns) * kCell;
+    const std::int64_t first_cell = static_cast<std::int64_t>(k) * geometry_.cells();
+    return static_cast<std::byte*>(args.scratch) + (first_cell + task * geometry_.columns) * kCell;
   }
 
-  // Stores the results of all reductions with the accumulators of reduction k.
-  void store_alike(std::size_t k, std::int64_t result, const std::byte* cells,
-                   const KernelArgs& args) const {
+  // Store the results of all reductions that share the accumulators of reduction k.
+  void store_results(std::size_t k, std::int64_t result, const std::byte* cells,
+                     const KernelArgs& args) const {
     for (std::size_t l = k; l < reducers_.size(); ++l)
-      if (first_[l] == k) reducers_[l].store(geometry_, result, cells, args.outputs[dense_ + l]);
+      if (first_[l] == k)
+        reducers_[l].store(geometry_, result, cells, args.outputs[num_results_ + l]);
   }
 
   Plan plan_;
   Geometry geometry_;
-  std::size_t dense_;
+  std::size_t num_results_;
   std::vector<Reducer> reducers_;
-  std::vector<std::size_t> first_, added_;  // see first_alike; those that add up themselves
+  // first_with_same_accumulators() of each reduction; the reductions that have accumulators.
+  std::vector<std::size_t> first_, accumulated_;
 };
 
-// A row's tile must be the block in which the reduction adds.
+// Return true if tiles fit the blocks of the reduction: a piece of a row must be one block.
 bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
   const std::int64_t block = reduce::kBlockBytes / static_cast<std::int64_t>(item);
   return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;
@@ -170,8 +174,8 @@ Offer offer_elementwise_reduce(const KernelQuery& query, const Machine&) try {
   for (std::size_t k = 0; k < ops.size(); ++k) {
     const TensorType& output = query.outputs[plan.outputs.size() + k];
     const DType dtype = output.dtype;
-    if (const std::string why = Reducer::refusal(ops[k], dtype); !why.empty())
-      return Offer::refuse(why);
+    if (const std::string reason = Reducer::refusal(ops[k], dtype); !reason.empty())
+      return Offer::refuse(reason);
     if (output.count() != g.kept_count * g.width)
       return Offer::refuse("a reduced output has not the kept axes");
     if ((ops[k] == "max" || ops[k] == "min") && g.total == 0 && output.count() > 0)

@@ -8,7 +8,7 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// destination[i] = source[i * stride] for one element size.
+// Copy source[i * stride] to destination[i], for elements of one size.
 template <class T>
 void gather_run(void* destination, const void* source, std::int64_t stride, std::int64_t count) {
   auto* to = static_cast<T*>(destination);
@@ -35,7 +35,7 @@ void gather_run(std::size_t item, void* destination, const void* source, std::in
   }
 }
 
-std::byte* at(const void* base, std::int64_t element, std::size_t item) {
+std::byte* element_address(const void* base, std::int64_t element, std::size_t item) {
   return static_cast<std::byte*>(const_cast<void*>(base)) +
          element * static_cast<std::int64_t>(item);
 }
@@ -78,7 +78,7 @@ void TileWalk::tile(std::int64_t number) {
 void TileWalk::compute(std::int64_t row, std::int64_t column, std::int64_t begin,
                        std::int64_t count) {
   for (std::size_t k = 0; k < plan_.outputs.size(); ++k)
-    slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
+    slots_[plan_.outputs[k].slot] = element_address(args_.outputs[k], begin, plan_.outputs[k].item);
   next_tile_.clear();
   for (std::size_t i = 0; i < plan_.inputs.size(); ++i) read_input(i, row, column, begin, count);
   next_tile_.split(static_cast<std::int64_t>(plan_.loops.size()));
@@ -93,12 +93,13 @@ void TileWalk::read_input(std::size_t i, std::int64_t row, std::int64_t column, 
   const InputPlan& input = plan_.inputs[i];
   switch (input.reading) {
     case Reading::InPlace:
-      slots_[input.slot] = at(args_.inputs[i], begin, input.item);
+      slots_[input.slot] = element_address(args_.inputs[i], begin, input.item);
       if (plan_.given.empty())
         next_tile_.add(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
       break;
     case Reading::InRow:
-      slots_[input.slot] = at(args_.inputs[i], row_offset(input, row) + column, input.item);
+      slots_[input.slot] =
+          element_address(args_.inputs[i], row_offset(input, row) + column, input.item);
       break;
     case Reading::Once:
     case Reading::Given:
@@ -132,7 +133,7 @@ void TileWalk::gather(std::size_t i, std::int64_t row, std::int64_t column, std:
   for (; count > 0; ++row, column = 0) {
     const std::int64_t run = std::min(count, plan_.inner - column);
     const std::int64_t from = row_offset(input, row) + column * stride;
-    gather_run(input.item, to, at(args_.inputs[i], from, input.item), stride, run);
+    gather_run(input.item, to, element_address(args_.inputs[i], from, input.item), stride, run);
     to += run * item;
     count -= run;
   }

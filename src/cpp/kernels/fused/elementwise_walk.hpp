@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes tiles of a plan, by one thread. See elementwise_plan.hpp.
+// The computation of tiles of a plan, by one thread. elementwise_plan.hpp defines the words.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 namespace ngd::kernels::fused {
 
 // Prefetches the inputs of the next tile. They usually follow those of this tile in memory, and a
-// prefetch past the end of memory does nothing. With prefetches, ResNet-50's elementwise kernels take
-// 0.8 of the time that they take without (Zen 5).
+// prefetch past the end of memory does nothing. With prefetches, ResNet-50's elementwise kernels
+// take 0.8 of the time that they take without (Zen 5).
 //
 // The prefetches are issued in parts, between the loops of this tile: a core has few buffers for
 // pending cache lines, and a long burst waits for them. AdamW's update of 3 or 12 million float32
@@ -28,7 +28,7 @@ class NextTile {
     ranges_[num_ranges_++] = {tile + bytes, divide_up(bytes, kLine)};
     lines_ += ranges_[num_ranges_ - 1].lines;
   }
-  // Divide the lines into this number of parts.
+  // Divide the cache lines into this number of parts.
   void split(std::int64_t parts) { part_ = parts > 0 ? divide_up(lines_, parts) : 0; }
   void prefetch_part();
 
@@ -43,18 +43,21 @@ class NextTile {
   Range ranges_[kMaxSlots];
 };
 
+// Computes tiles. It has the buffers of one thread.
 class TileWalk {
  public:
   TileWalk(const Plan& plan, const KernelArgs& args);
 
+  // Compute the tile of this number.
   void tile(std::int64_t number);
-  // Compute elements of the row-major order, at most one tile: whole rows, or a piece of one row. If
-  // the plan's tiles are whole rows, these must be whole rows, too.
+  // Compute `count` elements, from number `begin` in row-major order on: at most one tile, which is
+  // a piece of one row, or whole rows. If the plan's tiles are whole rows, these must be whole
+  // rows.
   void elements(std::int64_t begin, std::int64_t count) {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
-  // Compute any elements of one row, at most one tile. `given` has the values of the first of the
-  // plan's given inputs. Those of each next one are `stride` bytes later.
+  // Compute elements of one row, at most one tile, in a plan with given inputs. `given` has the
+  // values of the first given input. Those of each next one follow `stride` bytes later.
   void elements(std::int64_t begin, std::int64_t count, const void* given, std::int64_t stride) {
     auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // only read
     for (const std::int64_t i : plan_.given) {

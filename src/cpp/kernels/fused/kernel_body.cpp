@@ -59,7 +59,7 @@ DType parse_dtype(std::string_view name) {
   }
 }
 
-// "multiply:f32" or "cast:f32>i64".
+// Parse the first word of a statement, such as "multiply:f32" or "cast:f32>i64".
 Statement parse_head(std::string_view head) {
   const std::size_t colon = head.find(':');
   const std::string_view name = head.substr(0, colon);
@@ -81,7 +81,7 @@ Statement parse_head(std::string_view head) {
 }
 
 Operand parse_operand(std::string_view word, DType dtype, const std::vector<TensorType>& inputs,
-                      const std::vector<Statement>& before) {
+                      const std::vector<Statement>& earlier) {
   Operand operand{.text = word.substr(1), .dtype = dtype};
   if (word[0] == '#') {
     operand.kind = Operand::Kind::Immediate;
@@ -89,13 +89,13 @@ Operand parse_operand(std::string_view word, DType dtype, const std::vector<Tens
   }
   const auto number = parse_number<int>(word.substr(1));
   operand.kind = word[0] == 'i' ? Operand::Kind::Input : Operand::Kind::Result;
-  const std::size_t limit = word[0] == 'i' ? inputs.size() : before.size();
+  const std::size_t limit = word[0] == 'i' ? inputs.size() : earlier.size();
   if ((word[0] != 'i' && word[0] != 't') || !number || *number < 0 ||
       static_cast<std::size_t>(*number) >= limit)
     refuse("operand ", word, " is neither an input, an earlier result nor an immediate");
   operand.index = *number;
   const auto index = static_cast<std::size_t>(operand.index);
-  const DType actual = word[0] == 'i' ? inputs[index].dtype : before[index].result;
+  const DType actual = word[0] == 'i' ? inputs[index].dtype : earlier[index].result;
   if (actual != dtype)
     refuse("operand ", word, " is ", short_name_of(actual), " where ", short_name_of(dtype),
            " is expected");
@@ -115,9 +115,9 @@ std::vector<Statement> parse_statements(std::string_view text,
     if (words.size() != expected + 1)
       refuse(words[0], " takes ", expected, " operands, not ", words.size() - 1);
     for (std::size_t i = 1; i < words.size(); ++i) {
-      const bool condition = statement.opcode == Opcode::where && i == 1;
-      statement.operands.push_back(
-          parse_operand(words[i], condition ? DType::Bool : statement.dtype, inputs, statements));
+      const bool is_condition = statement.opcode == Opcode::where && i == 1;
+      statement.operands.push_back(parse_operand(
+          words[i], is_condition ? DType::Bool : statement.dtype, inputs, statements));
     }
     statements.push_back(std::move(statement));
   }
@@ -144,7 +144,8 @@ std::uint64_t bits_of_immediate(const Operand& operand) {
 
 namespace {
 
-// Return the statements that an attribute of the query names.
+// Return the numbers of statements in an attribute of the query. Throws Refusal if there is no such
+// statement.
 std::vector<std::int64_t> statements_in(const KernelQuery& query, const char* attribute,
                                         std::size_t num_statements) {
   if (!query.attrs.has(attribute)) return {};

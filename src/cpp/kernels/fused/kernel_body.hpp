@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel body of a fused elementwise kernel, parsed from its text. kernels/README.md has the
-// grammar.
+// The kernel body of a fused elementwise kernel, parsed from its text. A body is a list of
+// statements. Each statement computes one value per element, by one opcode, from inputs, immediates
+// (constants in the text) and the values of earlier statements. kernels/README.md has the grammar.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ namespace ngd::kernels::fused {
 using tiles::kTabledOpcodes;
 using tiles::Opcode;
 
+// An operand of a statement.
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };
   Kind kind = Kind::Input;
@@ -29,9 +31,10 @@ struct Operand {
   bool is_result_of(int statement) const { return kind == Kind::Result && index == statement; }
 };
 
+// A statement of a body.
 struct Statement {
   Opcode opcode = Opcode::copy;
-  DType dtype = DType::F32;  // of the operands; for a cast, the dtype to cast from
+  DType dtype = DType::F32;  // of the operands; the condition of `where` is bool
   DType result = DType::F32;
   std::vector<Operand> operands;
 };
@@ -49,7 +52,7 @@ std::vector<Statement> parse_statements(std::string_view text,
 // Throws Refusal if the text is not a number of the dtype.
 std::uint64_t bits_of_immediate(const Operand& operand);
 
-// The body that a query describes. It must not outlive the query.
+// The body in the attributes of a query. It has views into the query, which must outlive it.
 struct Body {
   explicit Body(const KernelQuery& query);  // throws Refusal
 

@@ -13,52 +13,53 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// Return which axes of a body are reduced.
+// Return a flag per axis of the body, which is true if the axis is reduced.
 std::vector<bool> reduced_axes(const KernelQuery& query, std::size_t num_axes) {
-  std::vector<bool> reduced(num_axes);
-  if (!query.attrs.has("axes")) return reduced;
+  std::vector<bool> is_reduced(num_axes);
+  if (!query.attrs.has("axes")) return is_reduced;
   for (const std::int64_t axis : query.attrs.integers("axes")) {
     if (axis < 0 || axis >= static_cast<std::int64_t>(num_axes))
       throw Refusal(concat("axis ", axis, " is not in the shape"));
-    reduced[static_cast<std::size_t>(axis)] = true;
+    is_reduced[static_cast<std::size_t>(axis)] = true;
   }
-  return reduced;
+  return is_reduced;
 }
 
-// Append an axis to the plan, or merge it with the last one. strides: of each input.
+// Append an axis to the plan, or merge it with the last one. strides: one per input.
 void add_axis(Plan& plan, std::int64_t length, const std::vector<std::int64_t>& strides,
               bool may_merge) {
-  bool merges = may_merge && !plan.shape.empty();
-  for (std::size_t i = 0; i < plan.inputs.size() && merges; ++i)
-    merges = plan.inputs[i].strides.back() == strides[i] * length;
-  if (merges)
+  bool is_merged = may_merge && !plan.shape.empty();
+  for (std::size_t i = 0; i < plan.inputs.size() && is_merged; ++i)
+    is_merged = plan.inputs[i].strides.back() == strides[i] * length;
+  if (is_merged)
     plan.shape.back() *= length;
   else
     plan.shape.push_back(length);
   for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
     if (strides[i] < 0) throw Refusal("a stride is negative");
-    if (merges)
+    if (is_merged)
       plan.inputs[i].strides.back() = strides[i];
     else
       plan.inputs[i].strides.push_back(strides[i]);
   }
 }
 
-// Drop axes of length 1. Merge neighbours over which every input has one stride, but never a reduced
-// axis with one that is not.
-void merge_axes(Plan& plan, const KernelQuery& query, const Shape& whole) {
-  const std::vector<bool> reduced = reduced_axes(query, whole.size());
+// Drop axes of length 1. Merge neighbouring axes over which every input has one stride. A reduced
+// axis is never merged with a kept one.
+void merge_axes(Plan& plan, const KernelQuery& query, const Shape& body_shape) {
+  const std::vector<bool> is_reduced = reduced_axes(query, body_shape.size());
   const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
-  if (flat.size() != query.inputs.size() * whole.size())
-    throw Refusal(concat("input_strides has ", flat.size(),
-                         " numbers, not inputs x axes = ", query.inputs.size() * whole.size()));
+  if (flat.size() != query.inputs.size() * body_shape.size())
+    throw Refusal(concat("input_strides has ", flat.size(), " numbers, not inputs x axes = ",
+                         query.inputs.size() * body_shape.size()));
   plan.inputs.resize(query.inputs.size());
   std::size_t previous = 0;
   std::vector<std::int64_t> strides(plan.inputs.size());
-  for (std::size_t axis = 0; axis < whole.size(); ++axis) {
-    if (whole[axis] == 1) continue;
-    for (std::size_t i = 0; i < strides.size(); ++i) strides[i] = flat[i * whole.size() + axis];
-    add_axis(plan, whole[axis], strides, reduced[axis] == reduced[previous]);
+  for (std::size_t axis = 0; axis < body_shape.size(); ++axis) {
+    if (body_shape[axis] == 1) continue;
+    for (std::size_t i = 0; i < strides.size(); ++i)
+      strides[i] = flat[i * body_shape.size() + axis];
+    add_axis(plan, body_shape[axis], strides, is_reduced[axis] == is_reduced[previous]);
     previous = axis;
   }
   if (plan.shape.empty()) {
@@ -70,7 +71,7 @@ void merge_axes(Plan& plan, const KernelQuery& query, const Shape& whole) {
                               std::multiplies<>());
 }
 
-// Tiles of several whole rows, if at least two fit. Else pieces of rows.
+// Choose tiles of whole rows if a row fits in a tile. Otherwise, choose pieces of rows.
 void choose_tiles(Plan& plan, std::int64_t max_length) {
   if (plan.inner == 0 || plan.rows == 0) return;
   if (plan.rows > 1 && plan.inner <= max_length && plan.given.empty()) {
@@ -84,7 +85,7 @@ void choose_tiles(Plan& plan, std::int64_t max_length) {
   }
 }
 
-// Tiles that are units of the reduction.
+// Choose tiles that fit the order of the reduction.
 void choose_reduced_tiles(Plan& plan, std::int64_t max_length, const reduce::Geometry& g) {
   if (plan.inner != (g.by_rows ? g.along.length : g.width))
     throw Refusal("an input is read unevenly along a row");

@@ -45,12 +45,12 @@ class LoopPlanner {
     for (std::size_t t = 0; t < body_.statements.size(); ++t)
       if (!pairs_.is_first(static_cast<int>(t))) add_statement(static_cast<int>(t));
     for (std::size_t k = 0; k < body_.results.size(); ++k) copy_repeated_output(k);
-    for (const std::int64_t t : body_.reduced) plan_.kept.push_back(slot_of_[at(t)]);
+    for (const std::int64_t t : body_.reduced) plan_.kept.push_back(slot_of_[as_index(t)]);
   }
 
  private:
-  static std::size_t at(std::int64_t t) { return static_cast<std::size_t>(t); }
-  const Statement& statement(int t) const { return body_.statements[at(t)]; }
+  static std::size_t as_index(std::int64_t t) { return static_cast<std::size_t>(t); }
+  const Statement& statement(int t) const { return body_.statements[as_index(t)]; }
 
   void place_outputs() {
     for (std::size_t k = 0; k < body_.results.size(); ++k)
@@ -61,9 +61,10 @@ class LoopPlanner {
   void place_inputs() {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       InputPlan& input = plan_.inputs[i];
-      const bool own_memory = input.reading == Reading::InPlace ||
-                              input.reading == Reading::InRow || input.reading == Reading::Given;
-      input.slot = own_memory ? slots_.in_memory() : slots_.buffer();
+      const bool has_own_memory = input.reading == Reading::InPlace ||
+                                  input.reading == Reading::InRow ||
+                                  input.reading == Reading::Given;
+      input.slot = has_own_memory ? slots_.in_memory() : slots_.buffer();
       const DType dtype = query_.inputs[i].dtype;
       int slot = input.slot;
       if (is_half(dtype)) {
@@ -79,11 +80,11 @@ class LoopPlanner {
     for (std::size_t t = 0; t < body_.statements.size(); ++t)
       for (const Operand& operand : body_.statements[t].operands)
         if (operand.kind == Operand::Kind::Result) {
-          int& last = last_use_[at(operand.index)];
+          int& last = last_use_[as_index(operand.index)];
           last = std::max(last, pairs_.loop_of(static_cast<int>(t)));
         }
     for (const std::int64_t t : body_.reduced)
-      last_use_[at(t)] = static_cast<int>(body_.statements.size());
+      last_use_[as_index(t)] = static_cast<int>(body_.statements.size());
     slot_of_.assign(body_.statements.size(), -1);
   }
 
@@ -95,26 +96,26 @@ class LoopPlanner {
     const Statement& s = statement(t);
     const int output = output_of(t);
     if (is_widened_input(s) && output < 0) {  // the tile of its operand is float32 already
-      slot_of_[at(t)] = slot_of(s.operands[0]);
+      slot_of_[as_index(t)] = slot_of(s.operands[0]);
       release_dead(t, true);
       return;
     }
-    if (is_narrowing_cast(s) && output >= 0 && last_use_[at(t)] < 0) {
+    if (is_narrowing_cast(s) && output >= 0 && last_use_[as_index(t)] < 0) {
       narrow_into_output(s.result, slot_of(s.operands[0]), output);
       release_dead(t, true);
       return;
     }
-    const bool half = is_half(s.result);
-    const bool is_output_slot = output >= 0 && !half;
+    const bool is_16_bit = is_half(s.result);
+    const bool is_output_slot = output >= 0 && !is_16_bit;
     TileLoop loop = loop_of(t);
-    const int out = is_output_slot ? plan_.outputs[at(output)].slot : slots_.buffer();
+    const int out = is_output_slot ? plan_.outputs[as_index(output)].slot : slots_.buffer();
     for (int* slot : {&loop.a, &loop.b, &loop.c, &loop.out})
       if (*slot < 0) *slot = out;
     plan_.loops.push_back(loop);
-    if (half)
+    if (is_16_bit)
       add_loop(s.result == DType::F16 ? tile_table().round_f16 : tile_table().round_bf16, out, out);
-    if (half && output >= 0) narrow_into_output(s.result, out, output);
-    slot_of_[at(t)] = out;
+    if (is_16_bit && output >= 0) narrow_into_output(s.result, out, output);
+    slot_of_[as_index(t)] = out;
     release_dead(t, is_output_slot);
   }
 
@@ -139,9 +140,9 @@ class LoopPlanner {
   int slot_of(const Operand& operand) {
     switch (operand.kind) {
       case Operand::Kind::Input:
-        return slot_of_input_[at(operand.index)];
+        return slot_of_input_[as_index(operand.index)];
       case Operand::Kind::Result:
-        return slot_of_[at(operand.index)];
+        return slot_of_[as_index(operand.index)];
       case Operand::Kind::Immediate:
         break;
     }
@@ -156,16 +157,16 @@ class LoopPlanner {
   }
 
   void narrow_into_output(DType dtype, int slot, int output) {
-    add_loop(narrowing(dtype), slot, plan_.outputs[at(output)].slot);
+    add_loop(narrowing(dtype), slot, plan_.outputs[as_index(output)].slot);
   }
 
   // Release the buffers of values that are not read after statement t.
   void release_dead(int t, bool has_no_buffer) {
-    if (last_use_[at(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[at(t)]);
+    if (last_use_[as_index(t)] < 0 && !has_no_buffer) slots_.release(slot_of_[as_index(t)]);
     for (int r = 0; r < t; ++r)
-      if (last_use_[at(r)] == t && !pairs_.is_first(r) &&
+      if (last_use_[as_index(r)] == t && !pairs_.is_first(r) &&
           !(is_widened_input(statement(r)) && output_of(r) < 0))
-        slots_.release(slot_of_[at(r)]);
+        slots_.release(slot_of_[as_index(r)]);
   }
 
   // If two outputs are the value of one statement, the second is a copy of the first.
@@ -175,7 +176,7 @@ class LoopPlanner {
     const DType dtype = query_.outputs[k].dtype;
     const auto bits = is_half(dtype) ? DType::U16 : dtype;
     add_loop(tile_table().operations[static_cast<int>(Opcode::copy)][static_cast<int>(bits)],
-             plan_.outputs[at(first)].slot, plan_.outputs[k].slot);
+             plan_.outputs[as_index(first)].slot, plan_.outputs[k].slot);
   }
 
   Plan& plan_;

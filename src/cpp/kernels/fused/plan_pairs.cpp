@@ -30,18 +30,19 @@ bool is_zero(const Operand& operand) {
   return operand.kind == Operand::Kind::Immediate && bits_of_immediate(operand) == 0;
 }
 
-// Return the loop that computes `first`, which is statement number `number`, and then `second`. Null
-// if there is no such loop.
+// Return the loop that computes `first`, which is statement number `number`, and then `second`.
+// Null if there is no such loop.
 TileFunction pair_function(const Statement& first, int number, const Statement& second) {
   if (first.dtype != second.dtype) return nullptr;
   if (first.dtype != DType::F32 && first.dtype != DType::F64) return nullptr;
-  const std::size_t wide = first.dtype == DType::F64;
+  const std::size_t is_float64 = first.dtype == DType::F64;
   if (first.opcode == Opcode::greater && second.opcode == Opcode::where)
-    return is_zero(second.operands[2]) ? tile_table().where_greater[wide] : nullptr;
-  const auto one = first_of_pair(first.opcode);
-  const auto other = second_of_pair(second.opcode, second.operands[0].is_result_of(number));
-  if (!one || !other) return nullptr;
-  return tile_table().pairs[static_cast<int>(*one)][static_cast<int>(*other)][wide];
+    return is_zero(second.operands[2]) ? tile_table().where_greater[is_float64] : nullptr;
+  const auto first_kind = first_of_pair(first.opcode);
+  const auto second_kind = second_of_pair(second.opcode, second.operands[0].is_result_of(number));
+  if (!first_kind || !second_kind) return nullptr;
+  return tile_table()
+      .pairs[static_cast<int>(*first_kind)][static_cast<int>(*second_kind)][is_float64];
 }
 
 // Count the uses of each statement's value. A value that is stored or reduced counts as used twice,
@@ -65,11 +66,11 @@ Pairs::Pairs(const Body& body)
   for (std::size_t t = 0; t < body.statements.size(); ++t)
     for (const Operand& operand : body.statements[t].operands) {
       if (operand.kind != Operand::Kind::Result) continue;
-      const auto before = static_cast<std::size_t>(operand.index);
-      if (num_uses[before] != 1 || first_[before] >= 0) continue;
-      if (!pair_function(body.statements[before], operand.index, body.statements[t])) continue;
+      const auto earlier = static_cast<std::size_t>(operand.index);
+      if (num_uses[earlier] != 1 || first_[earlier] >= 0) continue;
+      if (!pair_function(body.statements[earlier], operand.index, body.statements[t])) continue;
       first_[t] = operand.index;
-      second_[before] = static_cast<int>(t);
+      second_[earlier] = static_cast<int>(t);
       break;
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the planner, in the order in which Plan's constructor runs them. Each sets its members
-// of the plan. See elementwise_plan.hpp for the words.
+// The parts of the planner, in the order in which Plan's constructor runs them. Each part sets some
+// members of the plan. elementwise_plan.hpp defines the words.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace ngd::kernels::fused {
 inline DType tile_dtype(DType dtype) { return is_half(dtype) ? DType::F32 : dtype; }
 inline std::size_t tile_item(DType dtype) { return size_of(tile_dtype(dtype)); }
 
-// 1. Geometry: merge axes, choose tiles, choose how inputs are read. item_bytes: of the widest
-// elements in tiles.
+// 1. Geometry: merge axes, choose tiles, and choose how inputs are read. item_bytes: the size of
+// the largest elements in tiles.
 void plan_geometry(Plan& plan, const Body& body, const KernelQuery& query, std::int64_t item_bytes);
 
-// 2. Pairs of statements that one loop computes. This saves a pass over the tile. On a Zen 5,
-// 9 multiplications of 32 Ki elements one after the other took 11.4 us, and 9.1 us in pairs.
+// 2. Pairs: two statements that one loop computes, which saves a pass over the tile. On a Zen 5,
+// 9 successive multiplications of 32 Ki elements took 11.4 us, and 9.1 us in pairs.
 class Pairs {
  public:
   explicit Pairs(const Body& body);
@@ -41,16 +41,18 @@ class Pairs {
   std::vector<int> first_, second_;  // by statement: the other one of its pair, or -1
 };
 
-// 3. Slots: the allocation of buffers. A buffer whose value is not read again is reused.
+// 3. Slots: the allocation of buffers. A buffer is reused when its value is not read again.
 class Slots {
  public:
   explicit Slots(Plan& plan) : plan_(plan) {}
 
   // Return a slot that is the memory of an input or output.
   int in_memory() { return add(-1); }
+  // Return a slot that is a free buffer, or a new one.
   int buffer();
   // Return the slot of a constant. Constants are filled before the first tile.
   int constant(DType dtype, std::uint64_t bits);
+  // Make the buffer of a slot free. Slots in memory are ignored.
   void release(int slot);
 
  private:

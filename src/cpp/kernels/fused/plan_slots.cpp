@@ -23,16 +23,16 @@ int Slots::buffer() {
 }
 
 int Slots::constant(DType dtype, std::uint64_t bits) {
-  const auto [found, is_new] = constants_.try_emplace({tile_dtype(dtype), bits}, 0);
+  const auto [entry, is_new] = constants_.try_emplace({tile_dtype(dtype), bits}, 0);
   if (is_new) {
-    // A new buffer: a free one would be overwritten by the value that it holds in each tile.
+    // A new buffer, because loops write to a free one in each tile.
     std::vector<int> in_use;
     std::swap(in_use, free_);
-    found->second = buffer();
+    entry->second = buffer();
     std::swap(in_use, free_);
-    plan_.constants.push_back({found->second, tile_item(dtype), bits});
+    plan_.constants.push_back({entry->second, tile_item(dtype), bits});
   }
-  return found->second;
+  return entry->second;
 }
 
 void Slots::release(int slot) {

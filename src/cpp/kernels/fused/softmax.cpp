@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// softmax and log_softmax over any axis; softmax_cross_entropy with integer labels, and its
-// gradient. Blocks of rows are copied to dense f32 (f64) unless they have this form.
+// softmax and log_softmax over any axis, and softmax_cross_entropy with integer labels and its
+// gradient. The rows are processed in blocks. A block is copied to dense f32 or f64 memory if its
+// rows are not dense, or are 16-bit floats.
 #include "kernels/fused/softmax.hpp"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
-constexpr std::int64_t kGrainWork = 1 << 13;  // elements; fewer do not pay for a thread
+constexpr std::int64_t kGrainWork = 1 << 13;  // the minimum of elements per thread
 
 template <class T>
 const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
@@ -28,8 +29,8 @@ const SoftmaxLoops<T>& loops_of(const SoftmaxTable& table) {
     return table.f64;
 }
 
-// The rows of a tensor along one axis: row r is at (r / inner * length * inner + r % inner), with
-// `inner` between its elements.
+// The rows of a tensor along one axis. Row r begins at element
+// r / inner * length * inner + r % inner, and the stride of its elements is `inner`.
 struct Rows {
   Rows(const Shape& shape, std::size_t axis, int threads) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)
@@ -41,17 +42,17 @@ struct Rows {
     block = std::clamp<std::int64_t>(kBlock / std::max<std::int64_t>(length, 1), 1,
                                      std::max<std::int64_t>(count, 1));
     blocks = length == 0 ? 0 : divide_up(count, block);
-    const std::int64_t worth = kGrainWork / std::max<std::int64_t>(block * length, 1);
-    pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(worth, 1), 1, threads);
+    const std::int64_t min_blocks = kGrainWork / std::max<std::int64_t>(block * length, 1);
+    pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(min_blocks, 1), 1, threads);
   }
   std::int64_t begin(std::int64_t row) const { return row / inner * length * inner + row % inner; }
 
   std::int64_t length, count = 1, inner = 1;
-  std::int64_t block, blocks;  // rows of a block
-  std::int64_t pieces;         // threads
+  std::int64_t block, blocks;  // rows per block; the number of blocks
+  std::int64_t pieces;         // the number of threads that share the blocks
 };
 
-// Copies blocks of rows between a tensor of any float dtype and dense T.
+// Copies blocks of rows between a tensor of any float dtype and dense memory of T.
 template <class T>
 class Stage {
  public:
@@ -60,39 +61,46 @@ class Stage {
         dtype_(dtype),
         widen_(tiles::widening(dtype)),
         narrow_(tiles::narrowing(dtype)) {}
-  bool direct() const { return rows_.inner == 1 && !is_half(dtype_); }
+  // Return true if the kernel reads and writes the tensor itself.
+  bool is_direct() const { return rows_.inner == 1 && !is_half(dtype_); }
 
-  const T* in(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
-    if (direct()) return static_cast<const T*>(tensor) + row * rows_.length;
+  // Return rows of a tensor as dense T, copied to `buffer` if needed.
+  const T* read_rows(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
+    if (is_direct()) return static_cast<const T*>(tensor) + row * rows_.length;
     if (is_dense_half()) {
       widen_(static_cast<const std::byte*>(tensor) + half_offset(row), nullptr, nullptr, buffer,
              rows * rows_.length);
       return buffer;
     }
-    move(tensor, row, rows, [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
+    visit_elements(tensor, row, rows,
+                   [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
     return buffer;
   }
-  T* target(void* tensor, std::int64_t row, T* buffer) const {
-    return direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
+  // Return the memory for rows of the result: in the tensor, or `buffer`.
+  T* result_rows(void* tensor, std::int64_t row, T* buffer) const {
+    return is_direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
   }
-  void out(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
-    if (direct()) return;
+  // Store rows from result_rows() in the tensor, if they are not there already.
+  void write_rows(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
+    if (is_direct()) return;
     if (is_dense_half()) {
       narrow_(buffer, nullptr, nullptr, static_cast<std::byte*>(tensor) + half_offset(row),
               rows * rows_.length);
       return;
     }
-    move(tensor, row, rows,
-         [&]<class S>(const S* x, std::int64_t i) { *const_cast<S*>(x) = S(buffer[i]); });
+    visit_elements(tensor, row, rows,
+                   [&]<class S>(const S* x, std::int64_t i) { *const_cast<S*>(x) = S(buffer[i]); });
   }
 
  private:
   bool is_dense_half() const { return rows_.inner == 1 && is_half(dtype_); }
   std::int64_t half_offset(std::int64_t row) const { return 2 * row * rows_.length; }  // in bytes
 
+  // Call element(address, index in the dense block) for each element of some rows.
   template <class Element>
-  void move(const void* tensor, std::int64_t row, std::int64_t rows, Element&& element) const {
-    const auto each = [&]<class S>() {
+  void visit_elements(const void* tensor, std::int64_t row, std::int64_t rows,
+                      Element&& element) const {
+    const auto visit_as = [&]<class S>() {
       for (std::int64_t r = 0; r < rows; ++r) {
         const S* x = static_cast<const S*>(tensor) + rows_.begin(row + r);
         for (std::int64_t i = 0; i < rows_.length; ++i)
@@ -100,13 +108,13 @@ class Stage {
       }
     };
     if constexpr (std::is_same_v<T, double>)
-      each.template operator()<double>();
+      visit_as.template operator()<double>();
     else if (dtype_ == DType::F16)
-      each.template operator()<Float16>();
+      visit_as.template operator()<Float16>();
     else if (dtype_ == DType::BF16)
-      each.template operator()<BFloat16>();
+      visit_as.template operator()<BFloat16>();
     else
-      each.template operator()<float>();
+      visit_as.template operator()<float>();
   }
 
   const Rows& rows_;
@@ -114,7 +122,8 @@ class Stage {
   tiles::TileFunction widen_, narrow_;  // null unless the dtype is a 16-bit float
 };
 
-// The scratch of a thread: a block of inputs, one of exponentials, and three values per row.
+// The scratch memory of a thread: a block of inputs, a block of exponentials, and three values per
+// row.
 template <class T>
 struct Workspace {
   Workspace(const Rows& rows, void* scratch, std::int64_t piece) {
@@ -131,7 +140,7 @@ struct Workspace {
   T *x, *e, *maxima, *sums, *scale;
 };
 
-// Calls body(workspace, row, rows) for every block, on the rows' threads.
+// Call body(workspace, row, rows) for every block. The threads share the blocks.
 template <class T, class Body>
 void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   device::for_pieces(rows.pieces, [&](std::int64_t piece) {
@@ -142,6 +151,7 @@ void for_blocks(const Rows& rows, void* scratch, Body&& body) {
   });
 }
 
+// Call the visitor with the type in which the dtype is computed.
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   if (dtype == DType::F64) return visitor.template operator()<double>();
@@ -160,7 +170,7 @@ class Softmax final : public Kernel {
               machine.threads),
         table_(NGD_SIMD_SELECT(machine.simd, softmax_table)()),
         dtype_(query.inputs[0].dtype),
-        logarithmic_(query.op == "log_softmax") {}
+        is_logarithmic_(query.op == "log_softmax") {}
 
   std::size_t scratch_bytes() const override { return bytes_of_workspaces(rows_, dtype_); }
   std::vector<InPlace> in_place() const override { return {{0, 0}}; }
@@ -175,24 +185,24 @@ class Softmax final : public Kernel {
     const Stage<T> stage(rows_, dtype_);
     for_blocks<T>(rows_, args.scratch,
                   [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
-                    const T* x = stage.in(args.inputs[0], row, rows, w.x);
-                    T* y = stage.target(args.outputs[0], row, w.x);
+                    const T* x = stage.read_rows(args.inputs[0], row, rows, w.x);
+                    T* y = stage.result_rows(args.outputs[0], row, w.x);
                     loops_of<T>(table_).exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
-                    if (logarithmic_)
+                    if (is_logarithmic_)
                       loops_of<T>(table_).logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
                     else
                       loops_of<T>(table_).divide(w.e, rows, rows_.length, w.sums, nullptr, y);
-                    stage.out(y, row, rows, args.outputs[0]);
+                    stage.write_rows(y, row, rows, args.outputs[0]);
                   });
   }
 
   Rows rows_;
   const SoftmaxTable& table_;
   DType dtype_;
-  bool logarithmic_;
+  bool is_logarithmic_;
 };
 
-// The inputs are logits, labels, and for the gradient dy.
+// The inputs are the logits, the labels, and for the gradient also dy.
 class SoftmaxCrossEntropy final : public Kernel {
  public:
   SoftmaxCrossEntropy(const KernelQuery& query, const Machine& machine)
@@ -200,11 +210,11 @@ class SoftmaxCrossEntropy final : public Kernel {
         table_(NGD_SIMD_SELECT(machine.simd, softmax_table)()),
         dtype_(query.inputs[0].dtype),
         labels_(query, 1, query.inputs[0].shape.back(), false),
-        gradient_(query.inputs.size() == 3) {}
+        is_gradient_(query.inputs.size() == 3) {}
 
   std::size_t scratch_bytes() const override { return bytes_of_workspaces(rows_, dtype_); }
   std::vector<InPlace> in_place() const override {
-    return gradient_ ? std::vector<InPlace>{{0, 0}} : std::vector<InPlace>{};
+    return is_gradient_ ? std::vector<InPlace>{{0, 0}} : std::vector<InPlace>{};
   }
 
   void run(const KernelArgs& args) const override {
@@ -218,12 +228,12 @@ class SoftmaxCrossEntropy final : public Kernel {
     const Stage<T> stage(rows_, dtype_);
     for_blocks<T>(rows_, args.scratch,
                   [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
-                    const T* x = stage.in(args.inputs[0], row, rows, w.x);
+                    const T* x = stage.read_rows(args.inputs[0], row, rows, w.x);
                     loops_of<T>(table_).exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
-                    if (gradient_)
-                      gradient(stage, w, row, rows, args);
+                    if (is_gradient_)
+                      compute_gradient(stage, w, row, rows, args);
                     else
-                      losses(w, x, row, rows, args);
+                      compute_losses(w, x, row, rows, args);
                   });
   }
 
@@ -231,7 +241,7 @@ class SoftmaxCrossEntropy final : public Kernel {
     return index_at(labels_.dtype, args.inputs[1], row);
   }
 
-  // Calls body with the tensor of one value a row, as its own element type.
+  // Call `body` with the element type of the tensors that have one value per row.
   template <class T, class Body>
   void visit_rows(Body&& body) const {
     if constexpr (std::is_same_v<T, double>)
@@ -245,8 +255,8 @@ class SoftmaxCrossEntropy final : public Kernel {
   }
 
   template <class T>
-  void losses(const Workspace<T>& w, const T* x, std::int64_t row, std::int64_t rows,
-              const KernelArgs& args) const {
+  void compute_losses(const Workspace<T>& w, const T* x, std::int64_t row, std::int64_t rows,
+                      const KernelArgs& args) const {
     visit_rows<T>([&]<class S>() {
       auto* out = static_cast<S*>(args.outputs[0]) + row;
       for (std::int64_t r = 0; r < rows; ++r)
@@ -255,29 +265,29 @@ class SoftmaxCrossEntropy final : public Kernel {
     });
   }
 
-  // (softmax - one_hot) * dy
+  // Store (softmax - one_hot) * dy.
   template <class T>
-  void gradient(const Stage<T>& stage, const Workspace<T>& w, std::int64_t row, std::int64_t rows,
-                const KernelArgs& args) const {
+  void compute_gradient(const Stage<T>& stage, const Workspace<T>& w, std::int64_t row,
+                        std::int64_t rows, const KernelArgs& args) const {
     visit_rows<T>([&]<class S>() {
       for (std::int64_t r = 0; r < rows; ++r)
         w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
     });
-    T* y = stage.target(args.outputs[0], row, w.x);
-    // The element of the label first: if y is e, the division overwrites it.
+    T* y = stage.result_rows(args.outputs[0], row, w.x);
+    // Subtract one_hot before the division, which overwrites e if y is e.
     for (std::int64_t r = 0; r < rows; ++r) {
       T& e = w.e[r * rows_.length + label(args, row + r)];
       e = e - w.sums[r];
     }
     loops_of<T>(table_).divide(w.e, rows, rows_.length, w.sums, w.scale, y);
-    stage.out(y, row, rows, args.outputs[0]);
+    stage.write_rows(y, row, rows, args.outputs[0]);
   }
 
   Rows rows_;
   const SoftmaxTable& table_;
   DType dtype_;
   IndexCheck labels_;
-  bool gradient_;
+  bool is_gradient_;
 };
 
 }  // namespace
@@ -294,15 +304,16 @@ Offer offer_softmax(const KernelQuery& query, const Machine& machine) {
 
 Offer offer_softmax_cross_entropy(const KernelQuery& query, const Machine& machine) {
   const TensorType& logits = query.inputs[0];
-  const bool gradient = query.op == "softmax_cross_entropy_grad";
+  const bool is_gradient = query.op == "softmax_cross_entropy_grad";
   if (!is_floating(logits.dtype)) return Offer::refuse("the logits are no floats");
   if (logits.shape.empty()) return Offer::refuse("the logits have no axis");
   if (!is_index(query.inputs[1].dtype)) return Offer::refuse("the labels are not i32 or i64");
-  if (query.inputs.size() != (gradient ? 3 : 2)) return Offer::refuse("wrong number of inputs");
+  if (query.inputs.size() != (is_gradient ? 3 : 2)) return Offer::refuse("wrong number of inputs");
   const TensorType losses{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
   if (query.inputs[1].shape != losses.shape)
     return Offer::refuse("the labels have not the logits' shape but for its last axis");
-  if (query.outputs[0] != (gradient ? logits : losses) || (gradient && query.inputs[2] != losses))
+  if (query.outputs[0] != (is_gradient ? logits : losses) ||
+      (is_gradient && query.inputs[2] != losses))
     return Offer::refuse("dy or the output has another type");
   return {std::make_unique<SoftmaxCrossEntropy>(query, machine)};
 }

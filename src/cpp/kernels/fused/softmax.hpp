@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops of the softmax kernels, over blocks of dense rows of f32 or f64.
+// The loops of the softmax kernels, over blocks of dense rows of f32 or f64. The maximum of a row
+// is subtracted before the exponential, so that no exponential overflows.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,13 @@ namespace ngd::kernels::fused {
 
 template <class T>
 struct SoftmaxLoops {
-  // e = exp(x - maximum of the row); also the maxima and the sums of e, one per row.
+  // Store e = exp(x - maximum of the row). Also store the maximum and the sum of e of each row.
   void (*exponentials)(const T* x, std::int64_t rows, std::int64_t length, T* e, T* maxima,
                        T* sums);
-  // y = e * (scale[row] / sum), without scale if it is null. y may be e.
+  // Store y = e * (scale[row] / sum), or e / sum if `scale` is null. y may be e.
   void (*divide)(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
                  T* y);
-  // y = (x - maximum) - log(sum). y may be x.
+  // Store y = (x - maximum) - log(sum). y may be x.
   void (*logarithms)(const T* x, std::int64_t rows, std::int64_t length, const T* maxima,
                      const T* sums, T* y);
 };

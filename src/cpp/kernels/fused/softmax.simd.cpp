@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See softmax.hpp. Maxima and sums of long rows have the order of LaneTree. The elements after the
-// last whole vector come at the end.
+// The loops of softmax.hpp. Maxima and sums of long rows have the order of the lane tree
+// (tiles/lane_tree.hpp). The elements after the last whole vector are combined at the end.
 #include "kernels/fused/softmax.hpp"
 
 #include "kernels/tiles/lane_tree.hpp"
@@ -12,7 +12,7 @@ using namespace tiles::NGD_SIMD_LEVEL;
 
 namespace {
 
-// Of scalars or vectors. NaN, once met, stays.
+// The larger of two scalars, or of two vectors lane by lane. NaN propagates.
 struct Larger {
   template <class V>
   NGD_INLINE V combine(V a, V b) {

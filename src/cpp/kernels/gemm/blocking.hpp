@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one matrix multiplication is divided among threads and into blocks, and the scratch it needs.
+// The blocking of a GEMM, C = A @ B: how it is divided among threads and into blocks, and the
+// scratch memory that it needs.
 //
-// The blocks follow K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-// (ACM TOMS 34, 2008), section 4. A block of B is packed once and stays in the second-level cache.
-// Blocks of A are packed and multiplied with it, tile by tile.
+// The blocking follows K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix
+// Multiplication" (ACM TOMS 34, 2008), section 4. Its words in these files are:
+//   part     the work of one thread: some products of the batch, or some rows or columns of each
+//   block    a part of C, and a range of the depth, that is computed at once
+//   tile     a part of a block whose sums stay in vector registers (tile.hpp)
+//   panel    the rows of A, or the columns of B, that one tile reads
+//   packing  a copy of an operand to scratch memory, in panels and in the order in which tiles read
+// A block of B is packed once, and stays in the second-level cache. Blocks of A are packed and
+// multiplied with it, tile by tile.
 #pragma once
 
 #include <algorithm>
@@ -23,17 +30,17 @@ struct BlockLimits {
   std::int64_t rows, columns;
 };
 inline constexpr BlockLimits kPackedLimits{128, 480};
-// The columns are for one product; several products share them. Blocks are wide because a sink reads
-// its other operands in rows that are far apart, and the TLB does not keep their pages for long.
+// If there are several products, they share the columns. Blocks are wide because a sink reads its
+// other operands in rows that are far apart, and the TLB does not keep their pages for long.
 // 1024 x 1024 of depth 128 with an update of the weights takes 2,950 us with these limits, and
 // 3,450 us with 64 x 384 (Zen 4; matmul and update as two kernels: 3,450 us).
 inline constexpr BlockLimits kStreamingLimits{32, 1056};
 inline constexpr std::int64_t kMaxBlockDepth = 256;
-inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, packed for all depths
+inline constexpr std::int64_t kMaxKeptElements = 1 << 19;   // of A, if it is packed for all depths
 inline constexpr std::int64_t kMinWorkPerThread = 1 << 18;  // multiplications
 
-// Divide a length into the fewest parts of at most `limit`, as evenly as possible. Return the length
-// of the longest part.
+// Divide a length into the fewest parts of at most `limit`, as evenly as possible. Return the
+// length of the longest part.
 inline std::int64_t even_part(std::int64_t length, std::int64_t limit) {
   const std::int64_t parts = std::max<std::int64_t>(1, divide_up(length, limit));
   return std::max<std::int64_t>(1, divide_up(length, parts));
@@ -43,6 +50,7 @@ inline std::int64_t num_parts_for(std::int64_t work, std::int64_t threads) {
   return std::clamp<std::int64_t>(work / kMinWorkPerThread, 1, threads);
 }
 
+// The blocking of one GEMM.
 struct Blocking {
   // The work of one thread.
   struct Part {
@@ -50,37 +58,39 @@ struct Blocking {
   };
 
   std::int64_t num_parts = 1;
-  bool divides_batch = false;      // a thread computes whole products, not a part of each
-  bool divides_columns = false;    // else rows; of each product, if the batch is not divided
-  bool has_one_row_block = false;  // all rows of a part are one block of A
-  bool keeps_a = false;            // the packed rows of A of all depths stay for the next columns
-  std::int64_t rows = 1, columns = 1, depth = 1;  // of the packed blocks
-  // Scratch of one part: of packed A; of B and of the sums, per product that streams; of all.
+  bool divides_batch = false;    // a part is whole products, not a range of each product
+  bool divides_columns = false;  // if not divides_batch: a part is a range of columns, not of rows
+  bool has_one_row_block = false;  // the rows of a part are a single block
+  bool keeps_a = false;            // A is packed for all depths, and reused for the next columns
+  std::int64_t rows = 1, columns = 1, depth = 1;  // of a block
+  // The scratch of one part: packed A; packed B and sums, each per streaming product; the total.
   std::int64_t a_elements = 0, b_elements = 0, c_elements = 0, part_elements = 0;
 
-  // Blocks for PackedGemm. If A has no more rows than a block, each panel of B is used only once,
-  // and one panel's memory is enough.
+  // Return the blocking of a PackedGemm. If A has no more rows than a block, each panel of B is
+  // used only once, and the memory of one panel is enough.
   template <class T>
   static Blocking packed(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads) {
-    Blocking made = divided(shape, tile, threads, kPackedLimits);
-    const std::int64_t kept_columns =
-        made.has_one_row_block ? std::min(tile.columns, made.columns) : made.columns;
-    made.b_elements = round_up(kept_columns * made.depth, 64);
-    made.part_elements = made.a_elements + made.b_elements;
-    return made;
+    Blocking blocking = divide(shape, tile, threads, kPackedLimits);
+    const std::int64_t packed_columns =
+        blocking.has_one_row_block ? std::min(tile.columns, blocking.columns) : blocking.columns;
+    blocking.b_elements = round_up(packed_columns * blocking.depth, 64);
+    blocking.part_elements = blocking.a_elements + blocking.b_elements;
+    return blocking;
   }
 
-  // Blocks for StreamingGemm: B is packed for all depths, and the sums of a block are in scratch.
+  // Return the blocking of a StreamingGemm. B is packed for all depths, and the sums of a block are
+  // in scratch memory.
   template <class T>
   static Blocking streaming(const MatmulShape& shape, std::int64_t num_products,
                             const GemmTile<T>& tile, std::int64_t threads) {
     BlockLimits limits = kStreamingLimits;
     limits.columns /= num_products;
-    Blocking made = divided(shape, tile, threads, limits);
-    made.b_elements = round_up(made.columns * shape.k, 64);
-    made.c_elements = round_up(made.rows * made.columns, 64);
-    made.part_elements = made.a_elements + num_products * (made.b_elements + made.c_elements);
-    return made;
+    Blocking blocking = divide(shape, tile, threads, limits);
+    blocking.b_elements = round_up(blocking.columns * shape.k, 64);
+    blocking.c_elements = round_up(blocking.rows * blocking.columns, 64);
+    blocking.part_elements =
+        blocking.a_elements + num_products * (blocking.b_elements + blocking.c_elements);
+    return blocking;
   }
 
   std::int64_t scratch_elements() const { return num_parts * part_elements; }
@@ -88,35 +98,37 @@ struct Blocking {
   template <class T>
   Part part(std::int64_t index, const MatmulShape& shape, const GemmTile<T>& tile) const {
     const std::int64_t products = element_count(shape.batch);
-    Part whole{{0, products}, {0, shape.m}, {0, shape.n}};
+    Part part_range{{0, products}, {0, shape.m}, {0, shape.n}};
     if (divides_batch)
-      whole.products = device::share(products, 1, index, num_parts);
+      part_range.products = device::share(products, 1, index, num_parts);
     else if (divides_columns)
-      whole.columns = device::share(shape.n, tile.lanes, index, num_parts);
+      part_range.columns = device::share(shape.n, tile.lanes, index, num_parts);
     else
-      whole.rows = device::share(shape.m, tile.rows, index, num_parts);
-    return whole;
+      part_range.rows = device::share(shape.m, tile.rows, index, num_parts);
+    return part_range;
   }
 
  private:
   template <class T>
-  static Blocking divided(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads,
-                          BlockLimits limits) {
+  static Blocking divide(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t threads,
+                         BlockLimits limits) {
     const std::int64_t products = element_count(shape.batch);
-    Blocking made;
-    made.num_parts = num_parts_for(products * shape.m * shape.n * shape.k, threads);
-    made.divides_batch = products >= made.num_parts;
-    made.divides_columns = shape.n >= shape.m;
-    const std::int64_t row_parts = made.divides_batch || made.divides_columns ? 1 : made.num_parts;
+    Blocking blocking;
+    blocking.num_parts = num_parts_for(products * shape.m * shape.n * shape.k, threads);
+    blocking.divides_batch = products >= blocking.num_parts;
+    blocking.divides_columns = shape.n >= shape.m;
+    const std::int64_t row_parts =
+        blocking.divides_batch || blocking.divides_columns ? 1 : blocking.num_parts;
     const std::int64_t part_rows = round_up(divide_up(shape.m, row_parts), tile.rows);
-    made.rows = std::clamp(part_rows, tile.rows, round_up(limits.rows, tile.rows));
-    made.has_one_row_block = part_rows <= made.rows;
-    made.keeps_a = made.has_one_row_block && made.rows * shape.k <= kMaxKeptElements;
-    made.columns = std::min(round_up(even_part(shape.n, limits.columns), tile.columns),
-                            round_up(shape.n, tile.lanes));
-    made.depth = even_part(shape.k, kMaxBlockDepth);
-    made.a_elements = round_up(made.rows * (made.keeps_a ? shape.k : made.depth), 64);
-    return made;
+    blocking.rows = std::clamp(part_rows, tile.rows, round_up(limits.rows, tile.rows));
+    blocking.has_one_row_block = part_rows <= blocking.rows;
+    blocking.keeps_a = blocking.has_one_row_block && blocking.rows * shape.k <= kMaxKeptElements;
+    blocking.columns = std::min(round_up(even_part(shape.n, limits.columns), tile.columns),
+                                round_up(shape.n, tile.lanes));
+    blocking.depth = even_part(shape.k, kMaxBlockDepth);
+    blocking.a_elements =
+        round_up(blocking.rows * (blocking.keeps_a ? shape.k : blocking.depth), 64);
+    return blocking;
   }
 };
 

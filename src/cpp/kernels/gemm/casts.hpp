@@ -12,7 +12,7 @@
 
 namespace ngd::kernels::gemm {
 
-// The casts are null if both dtypes are the same.
+// Return the cast, or null if both dtypes are the same.
 inline tiles::TileFunction cast_to_computed(DType dtype) {
   if (is_half(dtype)) return tiles::widening(dtype);
   if (size_of(dtype) >= 4) return nullptr;
@@ -24,6 +24,7 @@ inline tiles::TileFunction cast_to_stored(DType dtype) {
   return tiles::tile_table().casts[static_cast<int>(DType::U32)][static_cast<int>(dtype)];
 }
 
+// Cast `count` elements, divided among the threads.
 inline void cast_elements(tiles::TileFunction cast, const void* from, std::size_t from_item_bytes,
                           void* to, std::size_t to_item_bytes, std::int64_t count) {
   constexpr std::int64_t kMinElementsPerThread = 32768;

@@ -11,7 +11,7 @@
 
 namespace ngd::kernels::gemm {
 
-// Groups of channels: whole vectors, of nearly equal numbers.
+// Groups of channels. Each group is a number of whole vectors, and the numbers are nearly equal.
 struct ChannelGroups {
   std::int64_t vectors, lanes, count;
 

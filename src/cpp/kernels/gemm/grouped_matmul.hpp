@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // grouped_matmul and grouped_weight_grad: one matrix product for each group of rows.
 //
-// Group g is the rows from the end of group g - 1, or 0, up to offsets[g]. The offsets are values of
-// the program, so the shape of a group's product is known when the kernel runs. The threads share
+// Group g has the rows from offsets[g - 1], or 0, up to offsets[g]. The offsets are values of the
+// program, so the shape of a group's product is known only when the kernel runs. The threads share
 // each product. A group without rows has no product.
 //
-// `Products` multiplies. It has a constructor of a MatmulShape, which no product exceeds, the dtype
-// of all arrays and the machine, scratch_bytes(), and run(args, m, k, a, b, out): the product of m rows and
-// depth k of elements of both operands that begin at numbers a and b, stored from number out on.
+// The template parameter `Products` is a class that multiplies. Its constructor takes the largest
+// MatmulShape, the dtype of all arrays, and the machine. It has scratch_bytes() and run(args, m, k,
+// a, b, out), which computes a product of m rows and depth k. The operands begin at the elements a
+// and b of the inputs, and the result at element `out` of the output.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@
 
 namespace ngd::kernels {
 
-// The rows of each group.
+// The range of rows of each group, read from the operand `offsets`.
 class RowGroups {
  public:
   RowGroups(const TensorType& offsets, std::int64_t rows)
@@ -30,7 +31,7 @@ class RowGroups {
 
   std::int64_t count() const { return count_; }
 
-  // Throws std::out_of_range for the first offset that is less than the one before, or too large.
+  // Throw std::out_of_range for the first offset that is less than the one before, or too large.
   void check(const void* offsets) const {
     for (std::int64_t group = 0; group < count_; ++group) {
       const std::int64_t before = begin(offsets, group), offset = end(offsets, group);
@@ -66,7 +67,7 @@ class Grouped : public Kernel {
   std::size_t scratch_bytes() const override { return products_.scratch_bytes(); }
 
  protected:
-  // Stores zeros in elements of the result.
+  // Store zeros in `count` elements of the result.
   void clear(const KernelArgs& args, std::int64_t first, std::int64_t count) const {
     constexpr std::int64_t kGrainBytes = 1 << 17;
     std::byte* begin = static_cast<std::byte*>(args.outputs[0]) + first * item_bytes_;
@@ -81,7 +82,7 @@ class Grouped : public Kernel {
   std::int64_t item_bytes_;
 };
 
-// The rows of each group times its weight.
+// For each group, the product of its rows and the weight of the group.
 template <class Products>
 class GroupedMatmul final : public Grouped<Products> {
  public:
@@ -111,7 +112,8 @@ class GroupedMatmul final : public Grouped<Products> {
   }
 };
 
-// The rows of each group, transposed, times the same rows of another operand.
+// For each group, the product of its rows of the first operand, transposed, and its rows of the
+// second.
 template <class Products>
 class GroupedWeightGrad final : public Grouped<Products> {
  public:
@@ -137,7 +139,7 @@ class GroupedWeightGrad final : public Grouped<Products> {
   }
 };
 
-// The reason why a query is none of these ops, or an empty text.
+// Return the reason why the kernels here refuse a query, or an empty text.
 inline std::string refusal_of_grouped(const KernelQuery& query) {
   const DType dtype = query.outputs[0].dtype;
   if (!is_floating(dtype)) return "the output is not of floats";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ngd's GEMM: matrix multiplications of a batch, with a bias and relu, whose result is stored.
+// ngd's GEMM for results that are stored: the matrix multiplications of a batch, with a bias and
+// relu. blocking.hpp defines the words.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ class PackedGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // Return the scratch that is enough for a product of this shape and for those with a smaller m or k.
+  // Return the scratch that is enough for a product of this shape and for those with a smaller m or
+  // k.
   static std::int64_t max_scratch_elements(const MatmulShape& largest, const Machine& machine) {
     const GemmTile<T>& tile = tile_of<T>(machine.simd);
     const std::int64_t parts = num_parts_for(largest.m * largest.n * largest.k, machine.threads);

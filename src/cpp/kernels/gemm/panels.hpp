@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop over the panels and tiles of one block of C, which all GEMMs here have in common.
+// The loop over the panels and tiles of one block of C. PackedGemm and StreamingGemm share it.
 //
-// A panel is the columns of B that one tile multiplies. It is packed just before its tiles are
-// computed. The tiles prefetch the memory of the next panel.
+// A panel of B has the columns that one tile reads. It is packed just before its tiles are
+// computed, and these tiles prefetch the memory of the next panel.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ template <class T>
 View<T> view_of_a(const MatmulShape& shape, const T* a) {
   return {a, shape.transpose_a ? 1 : shape.k, shape.transpose_a ? shape.m : 1};
 }
-// The lines of this view are the columns of B.
+// The rows of this view are the columns of B.
 template <class T>
 View<T> view_of_b(const MatmulShape& shape, const T* b) {
   return {b, shape.transpose_b ? shape.k : 1, shape.transpose_b ? 1 : shape.n};
 }
 
-// Rows of A as tiles read them. See TileWork.
+// Rows of A in the form that tiles read. See a, a_panel and a_step of TileWork.
 template <class T>
 struct TileRows {
   const T* data;
@@ -37,8 +37,8 @@ struct TileRows {
 template <class T>
 struct Block {
   Range rows, columns, depth;
-  bool packs_b;              // of the blocks that use this part of B, the first one packs it
-  std::int64_t columns_end;  // of all blocks of this thread: nothing is prefetched from there on
+  bool packs_b;  // this is the first block that reads these columns of B, so it packs them
+  std::int64_t columns_end;  // the end of the part's columns, where the prefetch ends
   TileRows<T> a{};
   View<T> b{};
   T* packed_b = nullptr;
@@ -47,16 +47,17 @@ struct Block {
   std::int64_t c_stride = 0;
 };
 
-// A tile sink is notified before a tile is computed for the last time:
-//   void prefetch_tile(Range rows, Range columns)
+// A sink without a prefetch. A sink has a function prefetch_tile, which is called before a tile is
+// computed for the last range of the depth.
 struct NoSink {
   void prefetch_tile(Range, Range) const {}
 };
 
+// The panels of one GEMM.
 template <class T>
 class Panels {
  public:
-  // keeps_b: packed panels are used again by other blocks, so each has memory of its own.
+  // keeps_b: other blocks use packed panels again, so each panel has memory of its own.
   Panels(const MatmulShape& shape, const GemmTile<T>& tile, bool keeps_b)
       : tile_(tile),
         num_columns_(shape.n),
@@ -66,8 +67,8 @@ class Panels {
 
   const GemmTile<T>& tile() const { return tile_; }
 
-  // Return the rows of A for a block: in place, or in panels. They are packed into `panels` unless
-  // `is_packed`.
+  // Return the rows of A for a block. If tiles cannot read them in place, they are packed into
+  // `panels`, unless `is_packed`.
   TileRows<T> rows_of(View<T> a, const Block<T>& block, T* panels, bool is_packed) const {
     const T* from = a.data + block.rows.begin * a.row + block.depth.begin * a.column;
     const std::int64_t rows = block.rows.size(), depth = block.depth.size();
@@ -76,6 +77,7 @@ class Panels {
     return {panels, tile_.rows * depth, tile_.rows};
   }
 
+  // Compute a block, panel by panel of B, and tile by tile.
   template <class Sink>
   void multiply(const Block<T>& block, Sink& sink) const {
     const bool is_last = block.depth.end >= depth_;
@@ -92,8 +94,8 @@ class Panels {
       read_panel(block, j, panel, work);
       work.bias = is_last && block.bias != nullptr ? block.bias + j : nullptr;
       const Prefetch next = block.packs_b ? next_panel(block, j + work.columns) : Prefetch{};
-      const bool narrow = is_narrow(work.columns);
-      const std::int64_t step = narrow ? tile_.narrow_rows : tile_.rows;
+      const bool is_narrow_panel = is_narrow(work.columns);
+      const std::int64_t step = is_narrow_panel ? tile_.narrow_rows : tile_.rows;
       for (std::int64_t i = block.rows.begin; i < block.rows.end; i += step) {
         const std::int64_t row = i - block.rows.begin;
         work.rows = std::min(step, block.rows.end - i);
@@ -101,19 +103,19 @@ class Panels {
         work.c = block.c + row * block.c_stride + j - block.columns.begin;
         if (is_last) sink.prefetch_tile({i, i + work.rows}, {j, j + work.columns});
         next.add_to(work, row / step, panel);
-        narrow ? tile_.multiply_narrow(work) : tile_.multiply(work);
+        is_narrow_panel ? tile_.multiply_narrow(work) : tile_.multiply(work);
       }
     }
   }
 
  private:
-  // Memory that is packed next: rows far apart.
+  // The memory that is packed next: rows of B that are far apart.
   struct Prefetch {
     const std::byte* data = nullptr;
     std::int64_t row_bytes = 0, stride = 0;
 
-    // Let a tile prefetch one cache line of each row. After the end of the rows it prefetches
-    // `fallback`, which is in the cache already, so that tiles have no branch.
+    // Let a tile prefetch cache line number `line` of each row. After the end of the rows, the tile
+    // prefetches `fallback`, which is in the cache already. So the tile needs no branch.
     void add_to(TileWork<T>& work, std::int64_t line, const void* fallback) const {
       constexpr std::int64_t kLine = 64;
       const bool exists = data != nullptr && (line - 1) * kLine < row_bytes - 1;
@@ -123,15 +125,15 @@ class Panels {
     }
   };
 
-  // Set the panel of B that begins at column j. Pack it if needed.
+  // Set the panel of B that begins at column j in `work`. Pack it if needed.
   void read_panel(const Block<T>& block, std::int64_t j, T* panel, TileWork<T>& work) const {
     const View<T>& b = block.b;
     const T* from = b.data + j * b.row + block.depth.begin * b.column;
-    const bool in_place = reads_columns_in_place(b, work.columns);
+    const bool is_in_place = reads_columns_in_place(b, work.columns);
     const std::int64_t width = round_up(work.columns, tile_.lanes);
-    work.b = in_place ? from : panel;
-    work.b_step = in_place ? b.column : width;
-    if (block.packs_b && !in_place)
+    work.b = is_in_place ? from : panel;
+    work.b_step = is_in_place ? b.column : width;
+    if (block.packs_b && !is_in_place)
       tile_.pack({from, b.row, b.column}, work.columns, work.depth, width, panel);
   }
 
@@ -143,8 +145,8 @@ class Panels {
            b.column * static_cast<std::int64_t>(sizeof(T)) < kMaxRowBytes;
   }
 
-  // The same for rows of A, which are read as whole panels. They must be used by few tiles. Their
-  // stride must not be a multiple of 256 bytes: then they would compete for the same sets of the
+  // The same for rows of A, which are read as whole panels. Few tiles may read them. Their stride
+  // must not be a multiple of 256 bytes, because they would then compete for the same sets of the
   // first-level cache. Packing 784 x 128 would take 12 us of a step of 440 (784-100-10, Zen 4).
   bool reads_rows_in_place(View<T> a, std::int64_t rows) const {
     constexpr std::int64_t kMaxStrideBytes = 4096, kConflictBytes = 256, kMaxTiles = 3;
@@ -155,18 +157,19 @@ class Panels {
 
   bool is_narrow(std::int64_t columns) const { return columns <= tile_.narrow_columns; }
 
-  // Return the number of columns of the next panel: whole vectors, if few columns remain after them.
+  // Return the number of columns of the next panel: whole vectors, if few columns remain after
+  // them.
   std::int64_t panel_width(std::int64_t left) const {
-    const std::int64_t over = left % tile_.lanes;
-    if (left - over == tile_.columns + tile_.lanes)
+    const std::int64_t num_extra = left % tile_.lanes;
+    if (left - num_extra == tile_.columns + tile_.lanes)
       return tile_.columns - tile_.lanes;  // for AVX-512: not 3 + 1 vectors, but 2 + 2
     if (left >= tile_.columns) return tile_.columns;
-    return left > over && over > 0 && is_narrow(over) ? left - over : left;
+    return left > num_extra && num_extra > 0 && is_narrow(num_extra) ? left - num_extra : left;
   }
 
-  // Return the memory that is packed next, from this column of the block on, or for the next depth.
-  // Only if B is stored in rows: then a panel is many short pieces far apart, which the prefetcher of
-  // the CPU does not foresee.
+  // Return the memory that is packed next: from this column of the block on, or of the next range
+  // of the depth. It is empty unless B is stored in rows. A panel is then many short pieces far
+  // apart, which the CPU's prefetcher does not detect.
   Prefetch next_panel(const Block<T>& block, std::int64_t column) const {
     const View<T>& b = block.b;
     std::int64_t row = block.depth.begin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ngd's GEMM, whose result is never stored: finished blocks go to a sink while they are in the
-// second-level cache.
+// ngd's GEMM for results that are not stored. A sink processes each finished block while it is in
+// the second-level cache. blocking.hpp defines the words.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 namespace ngd::kernels::gemm {
 
-// Several products of one shape without a batch. A block of all of them goes to the sink at once.
+// Several products of one shape, without batch axes. The sink gets a block of all products at once.
 //
 // A block sink has
-//   void prefetch_tile(Range rows, Range columns)  // before a tile is computed for the last time
+//   void prefetch_tile(Range rows, Range columns)  // see NoSink
 //   void write_block(Range rows, Range columns, const T* values, std::int64_t product_stride)
 // The values of the first product are a dense row-major block. Those of each next product follow
 // product_stride elements later.
@@ -33,8 +33,8 @@ class StreamingGemm {
 
   std::int64_t scratch_elements() const { return blocking_.scratch_elements(); }
 
-  // operands: a and b of the first product, a and b of the second one, and so on. Each thread makes a
-  // sink of its own.
+  // Compute all products. operands: a and b of the first product, a and b of the second one, and so
+  // on. Each thread makes a sink of its own.
   template <class MakeSink>
   void run_into(const MakeSink& make_sink, const void* const* operands, T* scratch) const {
     device::for_range(blocking_.num_parts, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -48,8 +48,8 @@ class StreamingGemm {
   }
 
  private:
-  // Compute one block of C after the other, each for all depths. The first block of some columns
-  // packs all of B that these columns need.
+  // Compute one block of C after the other, each over the whole depth. The first block of some
+  // columns packs these columns of B for the whole depth.
   template <class Sink>
   void stream_blocks(Range rows, Range columns, const void* const* operands, T* scratch,
                      Sink& sink) const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The register tile of ngd's GEMM: one per SIMD level and type.
+// The tile of ngd's GEMM: a few rows and columns of C whose sums stay in vector registers. There is
+// one implementation per SIMD level and type. blocking.hpp defines the other words.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +10,19 @@
 
 namespace ngd::kernels::gemm {
 
-// A matrix with any strides: element (i, j) is data[i * row + j * column].
+// A matrix with any strides. Element (i, j) is data[i * row + j * column].
 template <class T>
 struct View {
   const T* data;
   std::int64_t row, column;
 };
 
-// c[i * c_stride + j] (+)= sum over p < depth of A(i, p) * b[p * b_step + j], for i < rows, j < columns.
-// Then a bias and relu, if they are set.
+// The work of one tile. For i < rows and j < columns, the sum over p < depth of
+// A(i, p) * b[p * b_step + j] is stored in c[i * c_stride + j], or added to it if `add`. Then the
+// bias is added and relu is applied, if they are set.
 //
-// A(i, p) is a[i / R * a_panel + p * a_step + i % R]: R = GemmTile::rows adjacent
-// rows of A, and all R are read.
+// A(i, p) is a[i / R * a_panel + p * a_step + i % R], with R = GemmTile::rows. In each step, the R
+// rows of a panel of A are adjacent, and all of them are read.
 template <class T>
 struct TileWork {
   std::int64_t depth;
@@ -31,25 +33,26 @@ struct TileWork {
   bool add = false;
   const T* bias = nullptr;  // [columns]
   bool relu = false;
-  // Memory that is read soon: each step of depth prefetches one cache line, prefetch_stride bytes
-  // after the previous one.
+  // Memory that is read soon. Each step of the depth prefetches one cache line, prefetch_stride
+  // bytes after the previous one.
   const std::byte* prefetch = nullptr;
   std::int64_t prefetch_stride = 0;
 };
 
+// The functions for tiles, and the size of a tile.
 template <class T>
 struct GemmTile {
   std::int64_t rows, columns;  // the largest tile
   std::int64_t lanes;          // the width of a panel of B is a multiple of this
 
-  // Packs `used` lines (rows of A, columns of B) of `depth` elements into panels of `width` lines,
-  // the last one padded with zeros.
+  // Pack `used` lines (rows of A, or columns of B) of `depth` elements into panels of `width`
+  // lines. The last panel is padded with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
-  // As multiply, for rows of A with a stride: A(i, p) is a[i * a_panel + p * a_step].
+  // The same for rows of A with a stride: A(i, p) is a[i * a_panel + p * a_step].
   void (*multiply_strided)(const TileWork<T>& work);
 
-  // As multiply, for few columns. A vector holds a column of several adjacent panels of A, because a
+  // The same for few columns. Here, a vector is a column of several adjacent panels of A, because a
   // vector along the rows of C would be mostly empty. Null if this level does not have it.
   void (*multiply_narrow)(const TileWork<T>& work);
   std::int64_t narrow_rows, narrow_columns;  // the largest narrow tile

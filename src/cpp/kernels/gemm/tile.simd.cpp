@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of tile.hpp. The sums of a tile fill half of the vector registers or more: enough
-// independent chains for the latency of multiply-add, and registers for the operands.
+// The functions of tile.hpp.
+//
+// A tile has kRows rows and kVectors vectors of columns. Each step of the depth loads kVectors
+// vectors of a row of B. For each of the kRows elements of a column of A, it broadcasts the
+// element, multiplies it by these vectors, and adds the products to the sums of a row of the tile.
+// The sums fill at least half of the vector registers. They are enough independent additions to
+// cover the latency of multiply-add, and leave registers for the operands.
 #include "kernels/gemm/tile.hpp"
 
 #include <algorithm>
@@ -42,7 +47,7 @@ NGD_INLINE void store(Vector<T> value, T* to) {
 }
 
 template <class Half, int... i>
-NGD_INLINE auto joined(Half low, Half high, std::integer_sequence<int, i...>) {
+NGD_INLINE auto concatenate_halves(Half low, Half high, std::integer_sequence<int, i...>) {
   return __builtin_shufflevector(low, high, i...);
 }
 
@@ -68,9 +73,9 @@ void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
     lines.data += batch;
     panel += batch;
   }
-  constexpr int kFewer = batch > kLanes<T> ? kLanes<T> : batch / 2;
+  constexpr int kSmallerBatch = batch > kLanes<T> ? kLanes<T> : batch / 2;
   if constexpr (batch > 1)
-    if (used > 0) copy_lines<T, kFewer>(lines, used, depth, width, panel);
+    if (used > 0) copy_lines<T, kSmallerBatch>(lines, used, depth, width, panel);
 }
 
 template <class T>
@@ -78,10 +83,11 @@ void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
                 T* panel) {
   if (used < width) std::fill(panel, panel + width * depth, T(0));
   if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
-  // As many lines at once as a vector has lanes, or a whole smaller panel if it is a power of two.
+  // The number of lines that are transposed at once: the lanes of a vector, or a whole panel if
+  // that is smaller and a power of two.
   constexpr int kBatch = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
-  const bool even = lines.column == 1 && (kBatch == kLanes<T> || width == kBatch);
-  const std::int64_t blocks = even ? used / kBatch * kBatch : 0;
+  const bool can_transpose = lines.column == 1 && (kBatch == kLanes<T> || width == kBatch);
+  const std::int64_t blocks = can_transpose ? used / kBatch * kBatch : 0;
   const std::int64_t steps = depth / kLanes<T> * kLanes<T>;
   for (std::int64_t i = 0; i < blocks; i += kBatch)
     for (std::int64_t p = 0; p < steps; p += kLanes<T>)
@@ -107,19 +113,19 @@ template <class T>
 void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
   constexpr int kBatch = 4;
   while (used > 0) {
-    const bool many = lines.row == 1 && width == kRows && used >= kBatch * kRows;
-    const std::int64_t taken = many ? kBatch * kRows : std::min(used, width);
-    if (many)
+    const bool has_full_batch = lines.row == 1 && width == kRows && used >= kBatch * kRows;
+    const std::int64_t num_lines = has_full_batch ? kBatch * kRows : std::min(used, width);
+    if (has_full_batch)
       copy_panels<T, kBatch>(lines, depth, panel);
     else
-      pack_panel(lines, taken, depth, width, panel);
-    used -= taken;
-    lines.data += taken * lines.row;
-    panel += (many ? taken : width) * depth;
+      pack_panel(lines, num_lines, depth, width, panel);
+    used -= num_lines;
+    lines.data += num_lines * lines.row;
+    panel += (has_full_batch ? num_lines : width) * depth;
   }
 }
 
-// Store sums, with the bias and relu.
+// Store the sums of a partial tile, with the bias and relu.
 template <class T>
 void finish(const TileWork<T>& work, View<T> sums) {
   for (std::int64_t i = 0; i < work.rows; ++i)
@@ -150,9 +156,10 @@ NGD_INLINE void store_tile(const TileWork<T>& work, const Vector<T> (&sums)[kRow
   }
 }
 
+// Compute a tile of `vectors` vectors of columns. strided: for multiply_strided.
 template <class T, int vectors, bool strided>
-void product(const TileWork<T>& work) {
-  const std::int64_t next = strided ? work.a_panel : 1;  // row of A
+void multiply_tile(const TileWork<T>& work) {
+  const std::int64_t next = strided ? work.a_panel : 1;  // elements from a row of A to the next row
   constexpr int kColumns = vectors * kLanes<T>;
   Vector<T> sums[kRows][vectors];
   NGD_UNROLL
@@ -191,7 +198,8 @@ void product(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// Load kLanes rows of A for one step of depth. Each kRows of them are adjacent.
+// Load kLanes rows of A for one step of the depth. They are in panels of kRows adjacent elements,
+// with `next` elements from a panel to the next one.
 template <class T>
 NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {
@@ -200,22 +208,23 @@ NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
     using Half = VectorOf<T, kVectorBytes / 2>;
     const typename Half::type low = *reinterpret_cast<const typename Half::stored*>(a);
     const typename Half::type high = *reinterpret_cast<const typename Half::stored*>(a + next);
-    return joined(low, high, std::make_integer_sequence<int, kLanes<T>>());
+    return concatenate_halves(low, high, std::make_integer_sequence<int, kLanes<T>>());
   }
 }
 
+// Compute `columns` columns of a narrow tile, from column `first` on.
 template <class T, int columns>
-void product_narrow(const TileWork<T>& work, std::int64_t first) {
+void multiply_narrow_tile(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;
-  const std::int64_t last = (work.rows - 1) / kRows;  // the last panel
+  const std::int64_t last = (work.rows - 1) / kRows;  // the last panel of A
   const T* a[kNarrowVectors];
   std::int64_t next[kNarrowVectors];
   Vector<T> sums[kNarrowVectors][columns];
   NGD_UNROLL
   for (int v = 0; v < kNarrowVectors; ++v) {
-    const std::int64_t mine = std::min<std::int64_t>(v * kPanels, last);
-    a[v] = work.a + mine * work.a_panel;
-    next[v] = mine < last ? work.a_panel : 0;
+    const std::int64_t first_panel = std::min<std::int64_t>(v * kPanels, last);
+    a[v] = work.a + first_panel * work.a_panel;
+    next[v] = first_panel < last ? work.a_panel : 0;
     NGD_UNROLL
     for (int j = 0; j < columns; ++j) sums[v][j] = Vector<T>{};
   }
@@ -238,23 +247,23 @@ void product_narrow(const TileWork<T>& work, std::int64_t first) {
     for (int v = 0; v < kNarrowVectors; ++v)
       store(sums[v][j], edge + (j * kNarrowVectors + v) * kLanes<T>);
   }
-  TileWork<T> mine = work;
-  mine.c += first;
-  mine.columns = columns;
-  if (mine.bias != nullptr) mine.bias += first;
-  finish(mine, {edge, 1, kNarrowVectors * kLanes<T>});
+  TileWork<T> narrow_work = work;
+  narrow_work.c += first;
+  narrow_work.columns = columns;
+  if (narrow_work.bias != nullptr) narrow_work.bias += first;
+  finish(narrow_work, {edge, 1, kNarrowVectors * kLanes<T>});
 }
 
 template <class T>
 void multiply_narrow(const TileWork<T>& work) {
   std::int64_t j = 0;
-  for (; j + 4 <= work.columns; j += 4) product_narrow<T, 4>(work, j);
+  for (; j + 4 <= work.columns; j += 4) multiply_narrow_tile<T, 4>(work, j);
   if (work.columns - j == 3)
-    product_narrow<T, 3>(work, j);
+    multiply_narrow_tile<T, 3>(work, j);
   else if (work.columns - j == 2)
-    product_narrow<T, 2>(work, j);
+    multiply_narrow_tile<T, 2>(work, j);
   else if (work.columns - j == 1)
-    product_narrow<T, 1>(work, j);
+    multiply_narrow_tile<T, 1>(work, j);
 }
 
 template <class T, bool strided>
@@ -262,27 +271,27 @@ void multiply(const TileWork<T>& work) {
   static_assert(kVectors <= 3);
   const std::int64_t vectors = (work.columns + kLanes<T> - 1) / kLanes<T>;
   if constexpr (kVectors == 3)
-    if (vectors == 3) return product<T, 3, strided>(work);
-  vectors == 2 ? product<T, 2, strided>(work) : product<T, 1, strided>(work);
+    if (vectors == 3) return multiply_tile<T, 3, strided>(work);
+  vectors == 2 ? multiply_tile<T, 2, strided>(work) : multiply_tile<T, 1, strided>(work);
 }
 
 template <class T>
 constexpr GemmTile<T> tile() {
-  GemmTile<T> made{kRows,
-                   kVectors * kLanes<T>,
-                   kLanes<T>,
-                   &pack<T>,
-                   &multiply<T, false>,
-                   &multiply<T, true>,
-                   nullptr,
-                   0,
-                   0};
+  GemmTile<T> result{kRows,
+                     kVectors * kLanes<T>,
+                     kLanes<T>,
+                     &pack<T>,
+                     &multiply<T, false>,
+                     &multiply<T, true>,
+                     nullptr,
+                     0,
+                     0};
   if constexpr (kLanes<T> == kRows || kLanes<T> == 2 * kRows) {
-    made.multiply_narrow = &multiply_narrow<T>;
-    made.narrow_rows = kNarrowVectors * kLanes<T>;
-    made.narrow_columns = kLanes<T> * 3 / 4;
+    result.multiply_narrow = &multiply_narrow<T>;
+    result.narrow_rows = kNarrowVectors * kLanes<T>;
+    result.narrow_columns = kLanes<T> * 3 / 4;
   }
-  return made;
+  return result;
 }
 
 constexpr GemmTiles kTiles = {tile<float>(), tile<double>(), tile<std::uint32_t>(),

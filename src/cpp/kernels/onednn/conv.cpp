@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions and their gradients by oneDNN: f32 everywhere; bf16 and f16 where it has them for
-// this CPU; a result or bias of two-byte operands may be f32. Where the channels come last, data and results are taken as they lie, and only weights
-// are reordered. Else oneDNN says in which layout it would like each operand, and reorders before
-// and behind the primitive, into and out of scratch, make it so: a pass over an operand each.
+// Convolutions and their gradients by oneDNN: f32 on all CPUs, bf16 and f16 on CPUs for which it
+// has kernels. If the operands are 16-bit floats, the result or the bias may be f32.
+//
+// With channels last, the primitive reads data and writes results in their own layout, and only the
+// weights are reordered. Otherwise, oneDNN chooses the layout of each operand. Reorders before and
+// after the primitive copy operands to and from scratch memory, which is one pass over each
+// operand.
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -21,13 +24,16 @@ namespace {
 using dnnl::memory;
 using Which = ConvShape::Which;
 
-memory::dims spatial(const ConvShape& shape, const ConvShape::Axes& values, std::int64_t less = 0) {
+memory::dims spatial(const ConvShape& shape, const ConvShape::Axes& values,
+                     std::int64_t decrement = 0) {
   memory::dims dims;
-  for (std::size_t axis = 3 - shape.axes; axis < 3; ++axis) dims.push_back(values[axis] - less);
+  for (std::size_t axis = 3 - shape.axes; axis < 3; ++axis)
+    dims.push_back(values[axis] - decrement);
   return dims;
 }
 
-// Row-major; weights have an axis of groups in front where there is more than one.
+// Return the row-major layout of a tensor. If there are several groups, the weights get a first
+// axis of groups.
 memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
   Shape shape = type.shape;
   if (groups > 1) {
@@ -39,8 +45,9 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
 
 memory::desc bias_of(const ConvShape& s) { return plain({s.bias_dtype, {s.weights.shape[0]}}); }
 
-// Of data or a result, whose logical axes have the channels in front: as it lies in memory.
-memory::desc stored(const TensorType& type, const ConvShape& s) {
+// Return the layout of data or a result in memory. In `type`, the channels precede the spatial
+// axes.
+memory::desc stored_layout(const TensorType& type, const ConvShape& s) {
   if (!s.channels_last) return plain(type);
   Shape shape = type.shape;
   std::rotate(shape.begin() + 1, shape.begin() + 2, shape.end());
@@ -59,24 +66,25 @@ dnnl::primitive_attr user_scratchpad() {
   return attr;
 }
 
-// A bias and what follows are the primitive's: they cost no pass over the result. On 2 threads of a
-// Xeon of 2.5 GHz, [4, 128, 32, 32] with 256 kernels of 1 x 1: bias 2.9 ms, apart 4.1 ms; gelu 2.3
-// and 6.0; silu 2.7 and 4.2; depthwise 7 x 7 of [8, 96, 28, 28]: bias 1.8 and 2.9; gelu 2.1
-// and 3.7.
+// Describe the primitive. It adds the bias and applies the post-operations, which saves a pass over
+// the result. Times on 2 threads of a Xeon of 2.5 GHz, in the primitive and as a separate kernel:
+// [4, 128, 32, 32] with 256 kernels of 1 x 1: bias 2.9 and 4.1 ms, gelu 2.3 and 6.0, silu 2.7 and
+// 4.2; depthwise 7 x 7 of [8, 96, 28, 28]: bias 1.8 and 2.9, gelu 2.1 and 3.7.
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  // A gradient in f32 is one of a convolution in its factors' dtype.
-  const auto wanted = [&](TensorType type, bool of_forward) {
-    if (of_forward) type.dtype = s.factors;
-    return s.channels_last ? stored(type, s) : in_any_layout(plain(type));
+  // The primitive of a gradient takes the primitive of a forward convolution as a hint. All
+  // operands of the hint have the dtype of the factors, even if the gradient is f32.
+  const auto layout_of = [&](TensorType type, bool is_hint) {
+    if (is_hint) type.dtype = s.factors;
+    return s.channels_last ? stored_layout(type, s) : in_any_layout(plain(type));
   };
-  const auto kernels = [&](TensorType type, bool of_forward) {
-    if (of_forward) type.dtype = s.factors;
+  const auto weights_layout_of = [&](TensorType type, bool is_hint) {
+    if (is_hint) type.dtype = s.factors;
     return in_any_layout(plain(type, s.groups));
   };
-  const bool backward = s.which != Which::Forward;
-  const auto data = wanted(s.data, false), result = wanted(s.result, false),
-             weights = kernels(s.weights, false);
+  const bool is_backward = s.which != Which::Forward;
+  const auto data = layout_of(s.data, false), result = layout_of(s.result, false),
+             weights = weights_layout_of(s.weights, false);
   const auto strides = spatial(s, s.strides), dilations = spatial(s, s.dilations, 1),
              before = spatial(s, s.before), after = spatial(s, s.after);
   dnnl::primitive_attr attr = user_scratchpad();
@@ -85,9 +93,9 @@ dnnl::primitive_desc describe(const ConvShape& s) {
   attr.set_post_ops(posts);
   const memory::desc bias = s.bias ? bias_of(s) : memory::desc();
   const dnnl::convolution_forward::primitive_desc forward(
-      engine(), dnnl::prop_kind::forward_training, direct, wanted(s.data, backward),
-      kernels(s.weights, backward), bias, wanted(s.result, backward), strides, dilations, before,
-      after, attr);
+      engine(), dnnl::prop_kind::forward_training, direct, layout_of(s.data, is_backward),
+      weights_layout_of(s.weights, is_backward), bias, layout_of(s.result, is_backward), strides,
+      dilations, before, after, attr);
   switch (s.which) {
     case Which::Forward:
       return forward;
@@ -102,24 +110,24 @@ dnnl::primitive_desc describe(const ConvShape& s) {
   }
 }
 
-// An operand: how it is stored, how the primitive takes it, and, where the two differ, the place of
-// its copy in scratch.
+// An operand: the layout in memory, and the layout that the primitive requires. If they differ, the
+// operand has a copy in scratch memory.
 struct Operand {
   int argument;
-  memory::desc stored, taken;
-  bool written;
+  memory::desc stored, required;
+  bool is_written;
   std::size_t offset = 0;
   std::optional<dnnl::reorder::primitive_desc> reorder = {};
 };
 
-// The steps of a convolution, without code for them, and its operands: the inputs of the query, then
-// the output.
+// The primitives of a convolution, without their code, and the operands: the inputs of the query,
+// and then the output.
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
-    const Operand data{DNNL_ARG_SRC, stored(s.data, s), {}, false},
+    const Operand data{DNNL_ARG_SRC, stored_layout(s.data, s), {}, false},
         weights{DNNL_ARG_WEIGHTS, plain(s.weights, s.groups), {}, false},
-        result{DNNL_ARG_DST, stored(s.result, s), {}, false};
+        result{DNNL_ARG_DST, stored_layout(s.result, s), {}, false};
     switch (s.which) {
       case Which::Forward:
         operands = {data, weights, result};
@@ -134,21 +142,21 @@ struct Plan {
         operands[1].argument = DNNL_ARG_DIFF_DST;
         operands[2].argument = DNNL_ARG_DIFF_WEIGHTS;
     }
-    operands[2].written = true;
+    operands[2].is_written = true;
     if (s.bias) operands.insert(operands.end() - 1, {DNNL_ARG_BIAS, bias_of(s), {}, false});
     scratchpad = convolution.query_md(dnnl::query::scratchpad_md).get_size();
     for (Operand& o : operands) {
-      o.taken = convolution.query_md(dnnl::query::exec_arg_md, o.argument);
-      if (o.taken == o.stored) continue;
-      o.reorder.emplace(engine(), o.written ? o.taken : o.stored, engine(),
-                        o.written ? o.stored : o.taken, user_scratchpad());
+      o.required = convolution.query_md(dnnl::query::exec_arg_md, o.argument);
+      if (o.required == o.stored) continue;
+      o.reorder.emplace(engine(), o.is_written ? o.required : o.stored, engine(),
+                        o.is_written ? o.stored : o.required, user_scratchpad());
       scratchpad = std::max(scratchpad, o.reorder->scratchpad_desc().get_size());
     }
-    bytes = rounded(scratchpad);
+    bytes = round_to_alignment(scratchpad);
     for (Operand& o : operands)
       if (o.reorder) {
         o.offset = bytes;
-        bytes += rounded(o.taken.get_size());
+        bytes += round_to_alignment(o.required.get_size());
       }
   }
 
@@ -158,30 +166,32 @@ struct Plan {
     return std::string_view(convolution.impl_info_str()).find("ref") != std::string_view::npos;
   }
 
-  static std::size_t rounded(std::size_t size) {
+  static std::size_t round_to_alignment(std::size_t size) {
     return (size + device::kAlignment - 1) / device::kAlignment * device::kAlignment;
   }
 
   dnnl::primitive_desc convolution;
   std::vector<Operand> operands;
-  std::size_t scratchpad = 0, bytes = 0;  // of the steps, one after the other; of all scratch
+  // The largest scratchpad of a primitive, which all of them share; the total of the scratch
+  // memory.
+  std::size_t scratchpad = 0, bytes = 0;
 };
 
-// The primitives of a plan, one per step, with their operands.
+// The primitives of a plan, in the order of their execution, with their operands.
 class Primitives {
  public:
   explicit Primitives(const Plan& plan) {
     std::unordered_map<int, memory> arguments;
     for (const Operand& o : plan.operands) {
       operands_.emplace_back(o.stored, engine(), nullptr);
-      memory taken = operands_.back();
+      memory required = operands_.back();
       if (o.reorder) {
-        taken = memory(o.taken, engine(), nullptr);
-        copies_.emplace_back(taken, o.offset);
+        required = memory(o.required, engine(), nullptr);
+        copies_.emplace_back(required, o.offset);
       }
-      arguments.emplace(o.argument, taken);
-      if (o.reorder && !o.written)
-        add(*o.reorder, {{DNNL_ARG_FROM, operands_.back()}, {DNNL_ARG_TO, taken}});
+      arguments.emplace(o.argument, required);
+      if (o.reorder && !o.is_written)
+        add(*o.reorder, {{DNNL_ARG_FROM, operands_.back()}, {DNNL_ARG_TO, required}});
     }
     add(plan.convolution, arguments);
     const Operand& output = plan.operands.back();
@@ -216,26 +226,27 @@ class Primitives {
   }
 
   std::vector<memory> operands_;
-  std::vector<std::pair<memory, std::size_t>> copies_;  // with their offsets in scratch
+  std::vector<std::pair<memory, std::size_t>> copies_;  // with their offsets in scratch memory
   std::vector<Step> steps_;
 };
 
-// The number of threads for a convolution.
+// Return the number of threads for a convolution.
 //
-// With AVX-512, oneDNN uses fewer threads than it is given if the work has fewer parts. Then libgomp
-// ends the other threads of the team, and the next kernel creates them again. Ending and creating a
-// thread takes 37 us, in which a core computes 4 MFLOP (Zen 4). Small convolutions take less time on
-// one thread. A weight gradient has a part for each sample, and for each 16 channels of both sides.
+// With AVX-512, oneDNN uses fewer threads than it is given if the work has fewer parts. Then
+// libgomp ends the other threads of the team, and the next kernel creates them again. Ending and
+// creating a thread takes 37 us, in which a core computes 4 MFLOP (Zen 4). Small convolutions take
+// less time on one thread. A weight gradient has a part for each sample, and for each 16 channels
+// of both sides.
 int threads_for(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
-  constexpr std::int64_t kChannels = 16;                              // of a part
+  constexpr std::int64_t kChannels = 16;                              // per part
   const int all = machine.threads;
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
   const auto blocks = [](std::int64_t channels) { return divide_up(channels, kChannels); };
   const std::int64_t parts = s.batch * s.groups * blocks(s.in) * blocks(s.out);
-  const std::int64_t ended = s.which == Which::WeightGrad ? all - parts : 0;
+  const std::int64_t num_ended_threads = s.which == Which::WeightGrad ? all - parts : 0;
   const std::int64_t flop = 2 * s.weights.count() * (s.result.count() / s.weights.shape[0]);
-  return flop <= std::max(kSmall, ended * kPerThread) ? 1 : all;
+  return flop <= std::max(kSmall, num_ended_threads * kPerThread) ? 1 : all;
 }
 
 class Conv final : public Kernel {
@@ -251,25 +262,26 @@ class Conv final : public Kernel {
   Threaded<Plan, Primitives> primitives_;
 };
 
-// Whether a place k of the kernels meets data at any window, along an axis.
+// Return true if kernel position k along an axis reads data, and not only padding, in any window.
 bool meets_data(const ConvShape& s, std::size_t axis, std::int64_t k) {
   for (std::int64_t i = 0; i < s.counts[axis]; ++i) {
-    const std::int64_t place = i * s.strides[axis] - s.before[axis] + k * s.dilations[axis];
-    if (place >= 0 && place < s.extents[axis]) return true;
+    const std::int64_t position = i * s.strides[axis] - s.before[axis] + k * s.dilations[axis];
+    if (position >= 0 && position < s.extents[axis]) return true;
   }
   return false;
 }
 
-// Whether oneDNN 3.2's two-byte convolutions of such a shape are taken. Random shapes showed sums
-// over memory that is not there, and writes to it: of one and three spatial axes, where a place of
-// the kernels meets padding alone, of one channel, and of strided kernels of 1 x 1 with few channels.
-bool is_trusted_in_two_bytes(const ConvShape& s) {
+// Return true if 16-bit convolutions of this shape are correct in oneDNN 3.2. Tests with random
+// shapes found reads and writes outside of the operands for four kinds of shapes: with one or three
+// spatial axes, with a kernel position that reads only padding, with one channel, and for kernels
+// of 1 x 1 with a stride and few channels.
+bool is_trusted_in_16_bits(const ConvShape& s) {
   if (s.axes != 2 || (s.in == 1 && s.groups == 1)) return false;
   for (std::size_t axis = 1; axis < 3; ++axis)
     for (std::int64_t k = 0; k < s.kernel[axis]; ++k)
       if (!meets_data(s, axis, k)) return false;
-  const bool strided = s.strides[1] > 1 || s.strides[2] > 1;
-  return s.kernel_places() > 1 || !strided || (s.in >= 16 && s.out >= 16);
+  const bool is_strided = s.strides[1] > 1 || s.strides[2] > 1;
+  return s.kernel_places() > 1 || !is_strided || (s.in >= 16 && s.out >= 16);
 }
 
 }  // namespace
@@ -279,16 +291,17 @@ Offer offer_conv(const KernelQuery& query, const Machine& machine) {
   if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
   const ConvShape shape(query);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
-  dnnl::post_ops known;
+  dnnl::post_ops checked_posts;
   for (const std::string& post : shape.post)
-    if (!append_post(known, post)) return Offer::refuse("no post-operation is called " + post);
+    if (!append_post(checked_posts, post))
+      return Offer::refuse("no post-operation is called " + post);
   if (shape.data.count() == 0 || shape.weights.count() == 0 || shape.result.count() == 0)
     return Offer::refuse("nothing to convolve");
-  if (is_half(shape.factors) && !is_trusted_in_two_bytes(shape))
+  if (is_half(shape.factors) && !is_trusted_in_16_bits(shape))
     return Offer::refuse("not trusted in two bytes");
   try {
     auto kernel = std::make_unique<Conv>(query, threads_for(shape, machine));
-    // The compiler prefers the other order of axes to oneDNN's slow code for this one.
+    // If oneDNN has only slow code for this order of axes, the compiler uses the other order.
     if (shape.channels_last && kernel->plan().is_slow()) return Offer::refuse("slow in oneDNN");
     return {std::move(kernel), {}, has_native_products(shape.factors)};
   } catch (const dnnl::error& error) {

@@ -43,14 +43,16 @@ bool append_post(dnnl::post_ops& posts, const std::string& name) {
 }
 
 ThreadScope::ThreadScope(int threads)
-    : before_(omp_get_max_threads()), threads_(threads), dynamic_(omp_get_dynamic() != 0) {
-  if (threads_ != before_) omp_set_num_threads(threads_);
-  if (dynamic_) omp_set_dynamic(0);  // OMP_DYNAMIC: OpenMP may give fewer threads than it is asked
+    : previous_threads_(omp_get_max_threads()),
+      threads_(threads),
+      is_dynamic_(omp_get_dynamic() != 0) {
+  if (threads_ != previous_threads_) omp_set_num_threads(threads_);
+  if (is_dynamic_) omp_set_dynamic(0);  // with OMP_DYNAMIC, OpenMP may start fewer threads
 }
 
 ThreadScope::~ThreadScope() {
-  if (dynamic_) omp_set_dynamic(1);
-  if (threads_ != before_) omp_set_num_threads(before_);
+  if (is_dynamic_) omp_set_dynamic(1);
+  if (threads_ != previous_threads_) omp_set_num_threads(previous_threads_);
 }
 
 }  // namespace ngd::kernels::onednn

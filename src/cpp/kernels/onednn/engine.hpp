@@ -18,17 +18,17 @@ const dnnl::stream& stream();
 
 dnnl::memory::data_type data_type(DType dtype);  // F32, F16, BF16
 
-// Return whether this CPU has instructions that multiply elements of a dtype. oneDNN emulates bf16
+// Return true if this CPU has instructions that multiply elements of a dtype. oneDNN emulates bf16
 // on other CPUs with AVX-512.
 bool has_native_products(DType dtype);
 
-// Add an operation that a primitive applies to its own result. Return false if there is none of
-// this name. There is no relu, because oneDNN's makes 0 of NaN. The others keep NaN at each SIMD
-// level.
+// Add a post-operation, which a primitive applies to its own result. Return false if the name is
+// unknown. relu is not a post-operation, because oneDNN's relu turns NaN into 0. The others keep
+// NaN on each SIMD level.
 bool append_post(dnnl::post_ops& posts, const std::string& name);
 
-// While it lives, OpenMP regions of the calling thread have this number of threads, including
-// oneDNN's.
+// While this object exists, OpenMP regions of the calling thread have this number of threads,
+// including the regions in oneDNN.
 class ThreadScope {
  public:
   explicit ThreadScope(int threads);
@@ -37,17 +37,18 @@ class ThreadScope {
   ThreadScope& operator=(const ThreadScope&) = delete;
 
  private:
-  int before_, threads_;
-  bool dynamic_;
+  int previous_threads_, threads_;
+  bool is_dynamic_;
 };
 
-// The primitives of a kernel, made for a number of threads and run on them. A `Plan` describes them
-// without their code. It has a constructor of a query, and scratch_bytes(). `Primitives` have a
-// constructor of a plan, which generates the code, and run(args, scratch).
+// The primitives of a kernel, which are built for a number of threads and run on them. A `Plan`
+// describes them without their code. It has a constructor that takes a query, and scratch_bytes().
+// `Primitives` has a constructor that takes a plan and generates the code, and run(args, scratch).
 //
-// Plans and primitives are made inside of a ThreadScope. oneDNN keeps primitives in a cache, by
-// their descriptors and by the number of threads that OpenMP has when they are made. Outside of the
-// scope it would return a primitive that starts several threads, if one is wanted.
+// Plans and primitives are constructed inside of a ThreadScope. oneDNN keeps primitives in a cache,
+// by their descriptors and by the number of threads that OpenMP has when they are constructed.
+// Without the scope, it could return a primitive that starts several threads when one thread is
+// required.
 template <class Plan, class Primitives>
 class Threaded {
  public:
@@ -62,7 +63,7 @@ class Threaded {
   }
 
   void run(const KernelArgs& args) const {
-    if (threads_ > 1 && device::thread_count() == 1) return run_alone(args);
+    if (threads_ > 1 && device::thread_count() == 1) return run_on_one_thread(args);
     const ThreadScope scope(threads_);
     primitives_->run(args, args.scratch);
   }
@@ -73,24 +74,25 @@ class Threaded {
     return Plan(query);
   }
 
-  // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
-  // on fewer threads than it was made for. Makes another one, with scratch of its own.
-  void run_alone(const KernelArgs& args) const {
+  // In a forked child, no second thread may start (device/threads.hpp), and a primitive cannot run
+  // on fewer threads than it was built for. So build primitives for one thread, with their own
+  // scratch memory, and run them.
+  void run_on_one_thread(const KernelArgs& args) const {
     const ThreadScope scope(1);
-    if (alone_ == nullptr) {
+    if (one_thread_primitives_ == nullptr) {
       const Plan plan(query_);
-      alone_scratch_ = device::Buffer(device::cpu(), plan.scratch_bytes());
-      alone_ = std::make_unique<Primitives>(plan);
+      one_thread_scratch_ = device::Buffer(device::cpu(), plan.scratch_bytes());
+      one_thread_primitives_ = std::make_unique<Primitives>(plan);
     }
-    alone_->run(args, alone_scratch_.data());
+    one_thread_primitives_->run(args, one_thread_scratch_.data());
   }
 
   KernelQuery query_;
   int threads_;
   Plan plan_;
-  std::optional<Primitives> primitives_;  // made by prepare()
-  mutable std::unique_ptr<Primitives> alone_;
-  mutable device::Buffer alone_scratch_;
+  std::optional<Primitives> primitives_;  // constructed by prepare()
+  mutable std::unique_ptr<Primitives> one_thread_primitives_;
+  mutable device::Buffer one_thread_scratch_;
 };
 
 }  // namespace ngd::kernels::onednn

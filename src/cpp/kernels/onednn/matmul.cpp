@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul by oneDNN: f32 on all CPUs, f16 and bf16 on CPUs for which it has kernels. With 16-bit
-// factors the result, a bias and the added operand may each be f32. The table first asks ngd's GEMM,
-// which serves the shapes that it multiplies faster (fallback/matmul.cpp).
+// factors, the result, the bias and the added operand may each be f32. The table first asks ngd's
+// GEMM, which serves the shapes that it multiplies faster (fallback/matmul.cpp).
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
@@ -18,9 +18,9 @@ namespace {
 
 using dnnl::memory;
 
-constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
+constexpr std::int64_t kReluGrain = 1 << 16;  // the minimum of elements per thread
 
-// A descriptor of [batch..., rows, columns], dense as stored.
+// Return the descriptor of [batch..., rows, columns], which is dense in memory.
 memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
                       memory::data_type type) {
   memory::dims dims(batch.begin(), batch.end());
@@ -33,8 +33,8 @@ memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t column
   return {dims, type, strides};
 }
 
-// Batch axes that both operands have, or that neither has, are one axis: oneDNN's fast paths know
-// two and three axes.
+// Merge neighbouring batch axes if each operand broadcasts along both or along neither. oneDNN's
+// fast code is for two and three axes.
 void merge_batch(MatmulShape& shape) {
   Shape batch, batch_a, batch_b;
   for (std::size_t axis = 0; axis < shape.batch.size(); ++axis) {
@@ -50,7 +50,8 @@ void merge_batch(MatmulShape& shape) {
       batch_b.push_back(b);
     }
   }
-  // Rows of one stored matrix: [batch, m, k] @ [k, n] is [batch * m, k] @ [k, n].
+  // If B is a single matrix, the batch becomes rows: [batch, m, k] @ [k, n] has the elements of
+  // [batch * m, k] @ [k, n].
   if (batch.size() == 1 && batch_b[0] == 1 && !shape.transpose_a) {
     shape.m *= batch[0];
     batch.clear(), batch_a.clear(), batch_b.clear();
@@ -60,7 +61,7 @@ void merge_batch(MatmulShape& shape) {
   shape.batch_b = batch_b;
 }
 
-// A matmul as oneDNN is asked for it, without code for it.
+// The description of a matmul for oneDNN, without its code.
 struct Plan {
   explicit Plan(const KernelQuery& query) {
     MatmulShape shape(query);
@@ -71,7 +72,7 @@ struct Plan {
     const auto out =
         describe(shape.batch, shape.m, shape.n, false, data_type(query.outputs[0].dtype));
     if (shape.adds)
-      added = describe(shape.batch, shape.m, shape.n, false, data_type(query.inputs.back().dtype));
+      addend = describe(shape.batch, shape.m, shape.n, false, data_type(query.inputs.back().dtype));
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     attr.set_post_ops(posts_of(shape));
@@ -88,21 +89,21 @@ struct Plan {
   std::size_t scratch_bytes() const { return bytes; }
 
   dnnl::matmul::primitive_desc matmul;
-  std::size_t bytes = 0;  // of scratch
-  std::optional<memory::desc> added;
-  int added_post = 0;  // the number of the post-operation that adds it
+  std::size_t bytes = 0;  // of scratch memory
+  std::optional<memory::desc> addend;
+  int addend_post = 0;  // the number of the post-operation that adds the addend
 
  private:
-  // The primitive computes post-operations except relu: see append_post. 256 x 256 by 256 x 1024
-  // with gelu, on 2 threads of a Xeon of 2.5 GHz: 0.90 ms, in two passes 1.43 ms; gelu_tanh 0.96
-  // and 1.38, silu 1.03 and 1.18. 2048 x 512 by 512 x 512 with a bias and a residual: 7.9 and
-  // 8.1 ms.
+  // Return the post-operations except relu (see append_post). Times on 2 threads of a Xeon of 2.5
+  // GHz, in the primitive and in a second pass: 256 x 256 by 256 x 1024 with gelu 0.90 and 1.43 ms,
+  // gelu_tanh 0.96 and 1.38, silu 1.03 and 1.18; 2048 x 512 by 512 x 512 with a bias and a residual
+  // connection 7.9 and 8.1 ms.
   dnnl::post_ops posts_of(const MatmulShape& shape) {
     dnnl::post_ops posts;
     for (const std::string& post : shape.post)
       if (post == "add") {
-        added_post = posts.len();
-        posts.append_binary(dnnl::algorithm::binary_add, *added);
+        addend_post = posts.len();
+        posts.append_binary(dnnl::algorithm::binary_add, *addend);
       } else {
         append_post(posts, post);
       }
@@ -127,9 +128,9 @@ class Primitive {
       bias_ = memory(plan.matmul.bias_desc(), engine(), nullptr);
       operands_.emplace(DNNL_ARG_BIAS, bias_);
     }
-    if (plan.added) {
-      added_ = memory(*plan.added, engine(), nullptr);
-      operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(plan.added_post) | DNNL_ARG_SRC_1, added_);
+    if (plan.addend) {
+      addend_ = memory(*plan.addend, engine(), nullptr);
+      operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(plan.addend_post) | DNNL_ARG_SRC_1, addend_);
     }
   }
 
@@ -137,7 +138,7 @@ class Primitive {
     a_.set_data_handle(const_cast<void*>(args.inputs[0]));
     b_.set_data_handle(const_cast<void*>(args.inputs[1]));
     if (bias_) bias_.set_data_handle(const_cast<void*>(args.inputs[2]));
-    if (added_) added_.set_data_handle(const_cast<void*>(args.inputs[bias_ ? 3 : 2]));
+    if (addend_) addend_.set_data_handle(const_cast<void*>(args.inputs[bias_ ? 3 : 2]));
     out_.set_data_handle(args.outputs[0]);
     scratch_.set_data_handle(scratch);
     primitive_.execute(stream(), operands_);
@@ -145,7 +146,7 @@ class Primitive {
 
  private:
   dnnl::matmul primitive_;
-  memory a_, b_, bias_, added_, out_, scratch_;
+  memory a_, b_, bias_, addend_, out_, scratch_;
   std::unordered_map<int, memory> operands_;
 };
 
@@ -157,7 +158,7 @@ class Matmul final : public Kernel {
         widen_(tiles::widening(query.outputs[0].dtype)),
         narrow_(tiles::narrowing(query.outputs[0].dtype)) {
     const MatmulShape shape(query);
-    relu_ = !shape.post.empty() && shape.post.back() == "relu";
+    has_relu_ = !shape.post.empty() && shape.post.back() == "relu";
   }
 
   std::size_t scratch_bytes() const override { return primitive_.plan().scratch_bytes(); }
@@ -165,7 +166,7 @@ class Matmul final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     primitive_.run(args);
-    if (relu_) relu(args.outputs[0]);
+    if (has_relu_) relu(args.outputs[0]);
   }
 
  private:
@@ -180,21 +181,21 @@ class Matmul final : public Kernel {
         return;
       }
       constexpr std::int64_t kBuffer = 1024;
-      alignas(64) float wide[kBuffer];
+      alignas(64) float buffer[kBuffer];
       for (std::int64_t i = begin; i < end; i += kBuffer) {
         const std::int64_t n = std::min(kBuffer, end - i);
         std::byte* x = static_cast<std::byte*>(out) + 2 * i;
-        widen_(x, nullptr, nullptr, wide, n);
-        function(wide, nullptr, nullptr, wide, n);
-        narrow_(wide, nullptr, nullptr, x, n);
+        widen_(x, nullptr, nullptr, buffer, n);
+        function(buffer, nullptr, nullptr, buffer, n);
+        narrow_(buffer, nullptr, nullptr, x, n);
       }
     });
   }
 
   Threaded<Plan, Primitive> primitive_;
   std::int64_t count_;
-  tiles::TileFunction widen_, narrow_;  // null: the output is f32
-  bool relu_ = false;
+  tiles::TileFunction widen_, narrow_;  // null if the output is f32
+  bool has_relu_ = false;
 };
 
 }  // namespace
@@ -204,10 +205,10 @@ Offer offer_matmul(const KernelQuery& query, const Machine& machine) {
   if (dtype != DType::F32 && !is_half(dtype)) return Offer::refuse("oneDNN has no such dtype");
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Offer::refuse(shape.refusal);
-  dnnl::post_ops known;
+  dnnl::post_ops checked_posts;
   for (std::size_t i = 0; i < shape.post.size(); ++i) {
     const std::string& post = shape.post[i];
-    if (post != "relu" && post != "add" && !append_post(known, post))
+    if (post != "relu" && post != "add" && !append_post(checked_posts, post))
       return Offer::refuse("no post-operation is called " + post);
     if (post != "relu" && i > 0 && shape.post[i - 1] == "relu")
       return Offer::refuse(post + " behind relu");

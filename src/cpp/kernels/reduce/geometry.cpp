@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See reduce_geometry.hpp.
+// Geometry of reductions. geometry.hpp defines the words.
 #include "kernels/reduce/geometry.hpp"
 
 #include "kernels/reduce/loops.hpp"
@@ -7,41 +7,41 @@
 namespace ngd::kernels::reduce {
 
 namespace {
-constexpr std::int64_t kChunk = 1 << 16;  // elements of a chunk, about
+constexpr std::int64_t kChunk = 1 << 16;  // elements per chunk, approximately
 }
 
 Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes) {
   struct Group {
     Axis axis;
-    bool reduced;
+    bool is_reduced;
   };
   std::vector<Group> groups;
   const Shape strides = row_major_strides(shape);
   for (std::size_t a = 0; a < shape.size(); ++a) {
     if (shape[a] == 1) continue;
-    const bool reduced = std::find(axes.begin(), axes.end(), a) != axes.end();
-    if (!groups.empty() && groups.back().reduced == reduced) {
+    const bool is_reduced = std::find(axes.begin(), axes.end(), a) != axes.end();
+    if (!groups.empty() && groups.back().is_reduced == is_reduced) {
       groups.back().axis.length *= shape[a];
       groups.back().axis.stride = strides[a];
     } else {
-      groups.push_back({{shape[a], strides[a]}, reduced});
+      groups.push_back({{shape[a], strides[a]}, is_reduced});
     }
   }
   Geometry g;
   for (const Group& group : groups)
-    if (group.reduced) g.total *= group.axis.length;
-  g.by_rows = groups.empty() || groups.back().reduced;
+    if (group.is_reduced) g.total *= group.axis.length;
+  g.by_rows = groups.empty() || groups.back().is_reduced;
   if (!groups.empty() && !g.by_rows) {
     g.width = groups.back().axis.length;
     groups.pop_back();
   }
-  if (!groups.empty() && groups.back().reduced) {
+  if (!groups.empty() && groups.back().is_reduced) {
     g.along = groups.back().axis;
     groups.pop_back();
   }
   for (const Group& group : groups) {
-    (group.reduced ? g.reduced : g.kept).push_back(group.axis);
-    (group.reduced ? g.reduced_count : g.kept_count) *= group.axis.length;
+    (group.is_reduced ? g.reduced : g.kept).push_back(group.axis);
+    (group.is_reduced ? g.reduced_count : g.kept_count) *= group.axis.length;
   }
   g.columns = std::clamp<std::int64_t>(g.width, 1, kMaxColumns);
   g.column_pieces = divide_up(g.width, g.columns);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a reduction over any axes is cut into tasks.
+// The division of a reduction over any axes into tasks.
 //
-// Neighbouring axes of one kind, reduced or kept, are merged. If the last is reduced, a segment is
-// a piece of a dense row and has one result; if it is kept, a segment is a block of rows and has a
-// result a column. The segments of a result are cut into chunks, whose size does not depend on the
-// number of threads; a task is one chunk of one kept index and piece of columns.
+// An axis is reduced or kept. Neighbouring axes of one kind are merged. If the last axis is
+// reduced, a segment is a piece of a dense row, and has one result. If the last axis is kept, a
+// segment is a block of rows, and has one result per column. Wide rows are divided into pieces of
+// columns. The segments of a result are divided into chunks, whose size does not depend on the
+// number of threads. A task reduces one chunk, for one index of the kept axes and one piece of
+// columns. So the order of a sum does not depend on the number of threads. If a result has several
+// chunks, each chunk has accumulators in scratch memory (cells), which are combined at the end.
 #pragma once
 
 #include <algorithm>
@@ -16,29 +19,31 @@
 
 namespace ngd::kernels::reduce {
 
-inline constexpr std::int64_t kMaxColumns = 512;     // columns of a task
-inline constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
+inline constexpr std::int64_t kMaxColumns = 512;     // columns per task
+inline constexpr std::int64_t kGrainWork = 1 << 15;  // the minimum of elements per thread
 
 struct Axis {
   std::int64_t length, stride;
 };
 
+// The division of one reduction.
 struct Geometry {
-  std::vector<Axis> kept, reduced;  // odometers outside the segments
-  std::int64_t kept_count = 1, reduced_count = 1;
-  bool by_rows = false;      // the last axis is reduced
-  Axis along{1, 1};          // the axis that segments cut: elements of a row, or rows
-  std::int64_t width = 1;    // results a kept index: 1, or the columns
-  std::int64_t columns = 1;  // of a task
+  std::vector<Axis> kept, reduced;                 // the axes that do not belong to the segments
+  std::int64_t kept_count = 1, reduced_count = 1;  // the numbers of indices of these axes
+  bool by_rows = false;                            // the last axis is reduced
+  Axis along{1, 1};          // the axis that segments divide: the elements of a row, or the rows
+  std::int64_t width = 1;    // results per index of the kept axes: 1, or the number of columns
+  std::int64_t columns = 1;  // per task
   std::int64_t column_pieces = 1;
-  std::int64_t piece = 1, pieces = 0;  // of `along`
-  std::int64_t chunk = 1, chunks = 1;  // of segments
-  std::int64_t total = 1;              // elements behind one result
+  std::int64_t piece = 1, pieces = 0;  // the length of a piece of `along`; their number
+  std::int64_t chunk = 1, chunks = 1;  // segments per chunk; chunks per result
+  std::int64_t total = 1;              // elements that are reduced to one result
 
-  // Tasks, one after the other: chunks fastest, then pieces of columns.
+  // The order of tasks: chunks vary fastest, and then pieces of columns.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  // A result is a kept index and a piece of columns: how many, and where the first one is stored.
+  // Here, a result is the piece of columns of a kept index. columns_of() is the number of its
+  // columns, and first_of() is the index of the first one in the output.
   std::int64_t columns_of(std::int64_t result) const {
     return std::min(columns, width - result % column_pieces * columns);
   }
@@ -51,8 +56,8 @@ Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes
 
 std::int64_t offset_of(const std::vector<Axis>& axes, std::int64_t index);
 
-// Calls visit(offset, count) for every segment of a task: its first element, and its elements of a
-// row, or rows.
+// Call visit(offset, count) for every segment of a task: the index of its first element, and its
+// number of elements of a row, or of rows.
 template <class Visit>
 void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   const std::int64_t chunk = task % g.chunks, result = task / g.chunks;
@@ -66,13 +71,13 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   }
 }
 
-// Tasks that are worth a thread.
+// Return the minimum of tasks per thread.
 inline std::int64_t grain_of(const Geometry& g) {
   const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
   return std::max<std::int64_t>(1, kGrainWork / work);
 }
 
-// Where results have several chunks: calls combine(i) for every result, on all threads.
+// If results have several chunks, call combine(i) for every result, on all threads.
 template <class Combine>
 void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;
@@ -81,7 +86,7 @@ void combine_results(const Geometry& g, const Combine& combine) {
   });
 }
 
-// Calls task(i) for every task on all threads; then combine_results.
+// Call task(i) for every task, on all threads. Then call combine_results.
 template <class Task, class Combine>
 void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
   device::for_range(g.tasks(), grain_of(g), [&](std::int64_t begin, std::int64_t end) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of the reduce kernel, one set a reduction and dtype.
+// The inner loops of the reduce kernels, one set per reduction and dtype.
 //
-// An accumulator is a float64 where elements are floats, else an element. Order, the same on every
-// SIMD level: a row is cut into blocks; within a block, element i goes to lane i modulo the lanes;
-// lanes are combined as a balanced tree, and blocks in order. Columns are added in blocks of
-// kRowBlock rows in the element's type, and blocks in order.
+// The accumulator of floats is a float64, and that of other elements has their dtype. The order is
+// the same on every SIMD level. A row is divided into blocks of kBlockBytes. A block is reduced by
+// a lane tree (tiles/lane_tree.hpp), and the results of blocks are added to the accumulator in
+// order. Columns are divided into blocks of kRowBlock rows, which are reduced in the element's
+// type, and the results are added to the accumulators in order.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +18,30 @@ namespace ngd::kernels::reduce {
 enum class Reduction : std::uint8_t { Sum, Prod, Max, Min };
 inline constexpr int kReductionCount = 4;
 inline constexpr std::int64_t kRowBlock = 32;
-inline constexpr std::int64_t kBlockBytes = 4096;  // of a row's block of floats
+inline constexpr std::int64_t kBlockBytes = 4096;  // of a block of a row of floats
 
 struct ReduceLoops {
-  // accumulators[i] = the reduction of nothing.
+  // Set accumulators to the reduction of no elements.
   void (*clear)(void* accumulators, std::int64_t count);
-  // *accumulator combined with `count` dense elements.
+  // Combine an accumulator with `count` dense elements.
   void (*row)(const void* elements, std::int64_t count, void* accumulator);
-  // accumulators[j] combined with column j of `rows` rows that lie `stride` elements apart.
+  // Combine accumulators[j] with column j of `rows` rows. `stride` is the number of elements from
+  // one row to the next.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   void* accumulators);
-  // The same in pieces: partials, elements, begin a block of rows; columns are added to them; at
-  // the block's end they go into the accumulators.
+  // The same in several calls: begin_rows at the beginning of a block of rows, add_rows for its
+  // rows, and end_rows at its end, which combines the partial results with the accumulators.
+  // `partials` are elements.
   void (*begin_rows)(void* partials, std::int64_t width);
   void (*add_rows)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                    void* partials);
   void (*end_rows)(const void* partials, std::int64_t width, void* accumulators);
-  // accumulators[i] combined with more[i].
+  // Combine accumulators[i] with more[i].
   void (*merge)(void* accumulators, const void* more, std::int64_t count);
 };
 
-// By [reduction][dtype]; sums and products of bool, and two-byte floats, have null loops.
+// The loops by [reduction][dtype]. They are null for 16-bit floats, and for sums and products of
+// bool.
 using ReduceTable = ReduceLoops[kReductionCount][kDTypeCount];
 
 NGD_DECLARE_SIMD_LEVELS(const ReduceTable& reduce_table());

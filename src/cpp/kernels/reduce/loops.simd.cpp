@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See loops.hpp.
+// The loops of loops.hpp.
 #include "kernels/reduce/loops.hpp"
 
 #include <limits>
@@ -13,7 +13,7 @@ namespace ngd::kernels::reduce::NGD_SIMD_LEVEL {
 
 namespace {
 
-// Sums and products wrap: an unsigned type of the same size gives the same bits.
+// Return the reduction of no elements.
 template <Reduction reduction, class T>
 constexpr T identity() {
   using Limits = std::numeric_limits<T>;
@@ -24,7 +24,7 @@ constexpr T identity() {
   return Limits::has_infinity ? Limits::infinity() : Limits::max();
 }
 
-// Of scalars or of vectors. Max and min propagate NaN.
+// Combine two scalars, or two vectors lane by lane. Max and min propagate NaN.
 template <Reduction reduction, class V>
 NGD_INLINE V combine(V a, V b) {
   if constexpr (reduction == Reduction::Sum) return static_cast<V>(a + b);
@@ -36,7 +36,7 @@ NGD_INLINE V combine(V a, V b) {
   if constexpr (reduction == Reduction::Min) return ((a <= b) | (a != a)) ? a : b;
 }
 
-// What the order cannot change is left to the compiler.
+// Loops of integers. Their results do not depend on the order, which is left to the compiler.
 template <Reduction reduction, class T>
 struct IntegerLoops {
   using Accumulator = T;
@@ -64,6 +64,7 @@ struct IntegerLoops {
   }
 };
 
+// Loops of floats, in the order of loops.hpp.
 template <Reduction reduction, class T>
 struct FloatLoops {
   struct Op {
@@ -109,7 +110,8 @@ struct FloatLoops {
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
   }
 
-  // Rows of `vectors` whole vectors of columns, whose partial results stay in registers.
+  // Combine rows of `vectors` whole vectors of columns with partial results, which stay in
+  // registers.
   template <int vectors>
   NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partial) {
     Register v[vectors];
@@ -127,17 +129,19 @@ struct FloatLoops {
     for (int k = 0; k < vectors; ++k) *reinterpret_cast<Stored*>(partial + k * kColumns) = v[k];
   }
 
-  // Fewer columns than a vector has. All rows but the last few may be read beyond their columns,
-  // into the next row; the lanes that do so are dropped.
+  // The same for fewer columns than a vector has. A vector that begins in a row reads on into the
+  // next row, and these lanes are ignored. Only the last rows must not be read so, as they could
+  // end the array.
   NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
                                 std::int64_t width, T* partial) {
     const std::int64_t readable = (rows - 1) * stride + width;
-    std::int64_t whole = rows;
-    while (whole > 0 && (whole - 1) * stride + kColumns > readable) --whole;
+    std::int64_t num_vector_rows = rows;
+    while (num_vector_rows > 0 && (num_vector_rows - 1) * stride + kColumns > readable)
+      --num_vector_rows;
     T lanes[kColumns];
     for (std::int64_t j = 0; j < kColumns; ++j) lanes[j] = j < width ? partial[j] : T(0);
-    stripe<1>(x, whole, stride, lanes);
-    for (std::int64_t r = whole; r < rows; ++r)
+    stripe<1>(x, num_vector_rows, stride, lanes);
+    for (std::int64_t r = num_vector_rows; r < rows; ++r)
       for (std::int64_t j = 0; j < width; ++j)
         lanes[j] = combine<reduction>(lanes[j], x[r * stride + j]);
     for (std::int64_t j = 0; j < width; ++j) partial[j] = lanes[j];
@@ -201,16 +205,18 @@ struct Loops : std::conditional_t<std::is_integral_v<T>, IntegerLoops<reduction,
   }
 };
 
+// Return the loops for a reduction and dtype. Sums and products of integers wrap, so unsigned types
+// serve signed ones, too.
 template <Reduction reduction, int dtype>
 constexpr ReduceLoops entry() {
   constexpr auto d = static_cast<DType>(dtype);
-  constexpr bool orders = reduction == Reduction::Max || reduction == Reduction::Min;
-  if constexpr (d == DType::F16 || d == DType::BF16 || (d == DType::Bool && !orders)) {
+  constexpr bool is_ordered = reduction == Reduction::Max || reduction == Reduction::Min;
+  if constexpr (d == DType::F16 || d == DType::BF16 || (d == DType::Bool && !is_ordered)) {
     return {};
   } else {
     using Stored = typename StorageOf<d == DType::Bool ? DType::U8 : d>::type;
     using T = typename std::conditional_t<
-        std::is_integral_v<Stored> && !orders,
+        std::is_integral_v<Stored> && !is_ordered,
         std::make_unsigned<std::conditional_t<std::is_integral_v<Stored>, Stored, int>>,
         std::type_identity<Stored>>::type;
     using L = Loops<reduction, T>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// See reducer.hpp.
+// The functions of reducer.hpp.
 #include "kernels/reduce/reducer.hpp"
 
 #include <cstring>
@@ -44,9 +44,9 @@ std::byte* Reducer::combine(const Geometry& g, std::int64_t result, std::byte* c
   const auto chunk = [&](std::int64_t c) {
     return cells + (result * g.chunks + c) * g.columns * kCell;
   };
-  for (std::int64_t apart = 1; apart < g.chunks; apart *= 2)
-    for (std::int64_t c = 0; c + apart < g.chunks; c += 2 * apart)
-      loops.merge(chunk(c), chunk(c + apart), g.columns_of(result));
+  for (std::int64_t distance = 1; distance < g.chunks; distance *= 2)
+    for (std::int64_t c = 0; c + distance < g.chunks; c += 2 * distance)
+      loops.merge(chunk(c), chunk(c + distance), g.columns_of(result));
   return chunk(0);
 }
 
@@ -56,10 +56,10 @@ void Reducer::finish(const Geometry& g, std::int64_t result, std::byte* cells, v
 
 void Reducer::store(const Geometry& g, std::int64_t result, const std::byte* cells,
                     void* output) const {
-  const std::int64_t at = g.first_of(result), columns = g.columns_of(result);
+  const std::int64_t first = g.first_of(result), columns = g.columns_of(result);
   if (!is_floating(dtype)) {
     const auto item = static_cast<std::int64_t>(size_of(dtype));
-    std::memcpy(static_cast<std::byte*>(output) + at * item, cells,
+    std::memcpy(static_cast<std::byte*>(output) + first * item, cells,
                 static_cast<std::size_t>(columns * item));
     return;
   }
@@ -67,10 +67,10 @@ void Reducer::store(const Geometry& g, std::int64_t result, const std::byte* cel
   visit_dtype(dtype, [&]<class T>() {
     if constexpr (std::is_same_v<T, double>)
       for (std::int64_t j = 0; j < columns; ++j)
-        static_cast<T*>(output)[at + j] = values[j] / divisor;
+        static_cast<T*>(output)[first + j] = values[j] / divisor;
     else if constexpr (!std::is_integral_v<T>)
       for (std::int64_t j = 0; j < columns; ++j)
-        static_cast<T*>(output)[at + j] = T(static_cast<float>(values[j] / divisor));
+        static_cast<T*>(output)[first + j] = T(static_cast<float>(values[j] / divisor));
   });
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One reduction as an op names it: its loops, and how its accumulators become results.
+// A reduction by the name that ops use: its loops, and the conversion of accumulators to results.
+// geometry.hpp defines the words.
 #pragma once
 
 #include <cstddef>
@@ -12,20 +13,22 @@
 
 namespace ngd::kernels::reduce {
 
-inline constexpr std::int64_t kCell = 8;  // bytes of an accumulator
+inline constexpr std::int64_t kCell = 8;  // bytes of a cell, the memory of an accumulator
 
 struct Reducer {
-  // "sum", "mean", "prod", "max" or "min" of `total` elements; two-byte floats are given as f32.
+  // op: "sum", "mean", "prod", "max" or "min". total: elements per result. The loops of 16-bit
+  // floats take f32 elements.
   Reducer(const std::string& op, DType dtype, std::int64_t total);
 
-  // Why there is none; empty where there is.
+  // Return the reason if there is no such reduction, or an empty text.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Of a result of several chunks, whose cells lie task after task: those of the whole.
+  // Combine the chunks of a result by a balanced tree, and return the cells of the total. `cells`
+  // has the cells of all tasks, in order.
   std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
-  // Combines and stores them.
+  // Combine the chunks, and store the result.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
-  // Rounds the cells of a result's columns to where they belong in the output.
+  // Round the cells of a result's columns, and store them in the output.
   void store(const Geometry& geometry, std::int64_t result, const std::byte* cells,
              void* output) const;
 
@@ -34,19 +37,21 @@ struct Reducer {
   double divisor;
 };
 
-// Columns in tiles of rows that are gathered or computed: none holds parts of two blocks of rows.
+// Return the number of rows per tile, for tiles of `columns` columns and at most `elements`
+// elements. It divides kRowBlock, so that no tile has parts of two blocks of rows.
 inline std::int64_t rows_of_a_tile(std::int64_t elements, std::int64_t columns) {
   std::int64_t rows = kRowBlock;
   while (rows > 1 && rows * columns > elements) rows /= 2;
   return rows;
 }
 
-// Rows of a segment of columns, of so many in all.
+// The rows of one tile: a range of the rows of a segment, which has `all` rows.
 struct TileRows {
   std::int64_t begin, count, all;
 };
 
-// Adds a tile, dense, to the accumulators: the bits of ReduceLoops::columns of the whole segment.
+// Combine a dense tile with the accumulators. The tiles of a segment give the bits of
+// ReduceLoops::columns of the segment.
 inline void add_tile(const ReduceLoops& loops, const TileRows& rows, const void* tile,
                      std::int64_t columns, void* partials, void* accumulators) {
   const std::int64_t end = rows.begin + rows.count;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a convolution or of one of its two gradients, read once for every implementation.
+// The shapes of a convolution, or of one of its two gradients. All implementations read them here.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +12,23 @@
 
 namespace ngd::kernels {
 
-// result[n, g * out + o, p] = sum over i < in and the places k of a kernel of
-// data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k];
-// places outside of the data are 0. The types here have the channels in front of the spatial axes,
-// also where they come last in memory.
+// A convolution computes result[n, g * out + o, p], the sum over the channels i < in and the kernel
+// positions k of data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i,
+// k]. Data outside of its extents count as 0. In the types of this struct, the channels precede the
+// spatial axes, even if they are last in memory.
 struct ConvShape : Windows {
   enum class Which { Forward, DataGrad, WeightGrad };
 
   Which which = Which::Forward;
   TensorType data, weights, result;
-  std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
+  std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels per group
 
-  bool channels_last = false;     // of data and result, in memory
-  bool bias = false;              // of each channel of the result: the third operand, forward
-  std::vector<std::string> post;  // applied to the result in turn
+  bool channels_last = false;  // of data and result, in memory
+  bool bias = false;           // forward has a third operand: one value per channel of the result
+  std::vector<std::string> post;  // functions that are applied to the result, in this order
 
-  DType factors = DType::F32, bias_dtype = DType::F32;  // of the operands that are multiplied
-  bool mixed = false;  // of two-byte operands, the output or the bias is f32
+  DType factors = DType::F32, bias_dtype = DType::F32;  // factors: of the multiplied operands
+  bool mixed = false;  // the operands are 16-bit floats, and the output or the bias is f32
 
   std::string refusal;  // empty: this is a convolution
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index operands, integer tensors of i32 or i64, and the sums of what they choose.
+// Operands with indices (i32 or i64), and sums of the elements that indices select.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,14 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
 // The range of the indices of one public call into one axis, for errors.
 struct IndexCheck {
   std::string caller;   // the public call
-  std::string of_axis;  // which axis of its tensor, where the call has several arrays of indices
+  std::string of_axis;  // " for axis N", if the call has one array of indices per axis
   DType dtype = DType::I64;
   Shape shape;  // of the indices
   std::int64_t lowest = 0, length = 1;
 
-  // The operand `input` of a kernel. The attribute `caller` names the public call where that is not
-  // the op; `negative` is 0 where no index may count from the end.
+  // Describe the operand number `input` of a kernel, whose indices select from `extent` elements.
+  // The attribute `caller` names the public call if that is not the op. If the attribute `negative`
+  // is 0, indices cannot count from the end.
   IndexCheck(const KernelQuery& query, std::size_t input, std::int64_t extent,
              bool may_be_negative = true)
       : caller(query.attrs.has("caller") ? query.attrs.text("caller") : std::string(query.op)),
@@ -39,7 +40,7 @@ struct IndexCheck {
         lowest(may_be_negative && query.attrs.integer("negative", 1) != 0 ? -extent : 0),
         length(extent) {}
 
-  // Throws std::out_of_range for the first index outside [lowest, length).
+  // Throw std::out_of_range for the first index outside [lowest, length).
   void check(const void* indices) const {
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) count *= extent;
@@ -53,7 +54,8 @@ struct IndexCheck {
   [[noreturn]] void refuse(std::int64_t index, std::int64_t element) const;
 };
 
-// Two-byte floats are summed in float32 scratch and rounded once.
+// The type in which elements of T are summed. 16-bit floats are summed in float32 scratch memory,
+// and rounded once.
 template <class T>
 using SumType =
     std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of a matmul, read once for every implementation.
+// The shapes of a matmul. All implementations read them here.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +11,28 @@
 
 namespace ngd::kernels {
 
-// Whether a product of such elements may be stored as another dtype.
+// Return true if the product of elements of the dtype `factors` may be stored as `stored`.
 inline bool holds_product(DType stored, DType factors) noexcept {
   return stored == factors || (is_half(factors) && stored == DType::F32);
 }
 
-// out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). An operand of which the
-// stored form is transposed has its last two axes exchanged. Batch axes broadcast. Where `post` has
-// "add", the last operand is like the output, and added there. Of two-byte operands, the output, the
-// bias and what is added may each be f32.
+// A matmul computes out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). With
+// transpose_a or transpose_b, the operand is stored with its last two axes exchanged. Batch axes
+// broadcast. If `post` contains "add", the last operand has the shape of the output, and is added
+// at this position of the list. If the operands are 16-bit floats, the output, the bias and this
+// last operand may each be f32.
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false, bias = false, adds = false;
-  std::vector<std::string> post;  // applied to the result in turn
-  Shape batch, batch_a, batch_b;  // all of one rank: 1 or the length of `batch`
+  std::vector<std::string> post;  // functions that are applied to the result, in this order
+  Shape batch, batch_a,
+      batch_b;  // of equal rank; the lengths of an operand are 1 or those of `batch`
 
   bool mixed = false;  // some dtypes are f32, others not
 
   std::string refusal;  // empty: this is a matmul
 
-  // One product without a batch.
+  // A single product, without batch axes.
   MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,
               bool transposed_b)
       : m(rows), n(columns), k(depth), transpose_a(transposed_a), transpose_b(transposed_b) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where windows stand over the spatial axes of [N, C, spatial...]: of convolutions and of pools.
+// The windows of convolutions and pools: which elements of [N, C, spatial...] each result reads.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,18 @@
 
 namespace ngd::kernels {
 
-// Window number i reads, along an axis, the places i * stride - before + k * dilation for k in
-// [0, kernel): those of them that are in the data.
+// Along each axis, window number i reads the positions i * stride - before + k * dilation, for k in
+// [0, kernel). Positions outside of the data are padding, and are not read.
 struct Windows {
-  using Axes = std::array<std::int64_t, 3>;  // fewer axes: leading ones of extent 1
+  using Axes = std::array<std::int64_t, 3>;  // fewer spatial axes: the first ones have extent 1
 
   std::size_t axes = 0;
   Axes extents{1, 1, 1}, kernel{1, 1, 1}, counts{1, 1, 1};
   Axes strides{1, 1, 1}, before{}, after{}, dilations{1, 1, 1};
 
-  // Of data and of windows [N, C, spatial...], and a kernel [..., spatial...]. Says why not. With
-  // `beyond` the last window may end behind the padding.
+  // Read the shapes of the data and of the windows [N, C, spatial...], and of a kernel [...,
+  // spatial...]. Return the reason if they do not fit, or an empty text. If `beyond`, the last
+  // window may end after the padding.
   std::string read(const Attrs& attrs, const Shape& data, const Shape& windows,
                    const Shape& kernel_shape, bool beyond = false) {
     const std::size_t rank = data.size();
@@ -42,12 +43,12 @@ struct Windows {
       dilations[at] = dilation[a];
       before[at] = padding[2 * a];
       after[at] = padding[2 * a + 1];
-      const std::int64_t reach = (kernel[at] - 1) * dilations[at] + 1;
-      const std::int64_t left = extents[at] + before[at] + after[at] - reach;
+      const std::int64_t span = (kernel[at] - 1) * dilations[at] + 1;
+      const std::int64_t left = extents[at] + before[at] + after[at] - span;
       if (strides[at] < 1 || dilations[at] < 1 || kernel[at] < 1 || left < 0)
         return "a window does not fit";
-      const std::int64_t more = counts[at] - (left / strides[at] + 1);
-      if (more != 0 && !(beyond && more == 1)) return "another number of windows fits";
+      const std::int64_t num_extra = counts[at] - (left / strides[at] + 1);
+      if (num_extra != 0 && !(beyond && num_extra == 1)) return "another number of windows fits";
     }
     return {};
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile loops of the elementwise kernel: one function an opcode and dtype, over dense tiles.
+// The tile loops of the elementwise kernels. A tile is a short dense array that stays in the
+// first-level cache. For each opcode and dtype, there is one function: a loop over a tile.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +18,24 @@ enum class Opcode : std::uint8_t {
 };
 inline constexpr int kTabledOpcodes = static_cast<int>(Opcode::cast);
 
-// out[i] = f(a[i], b[i], c[i]) for i < count; operands that the opcode has not are not read.
-// `out` may be any of the operands where the element sizes are equal.
+// Store f(a[i], b[i], c[i]) in out[i], for i < count. An opcode with fewer operands does not read
+// the others. `out` may be an operand whose elements have the same size.
 using TileFunction = void (*)(const void* a, const void* b, const void* c, void* out,
                               std::int64_t count);
 
-// Two instructions in one loop, of f32 and f64: second(first(a, b), c). They round as the two do.
+// Pairs: two statements of f32 or f64 in one loop, second(first(a, b), c). The results have the
+// bits of two loops.
 enum class First : std::uint8_t { Add, Subtract, Multiply };
 enum class Second : std::uint8_t { Add, Subtract, SubtractFrom, Multiply, Relu };
 inline constexpr int kFirsts = 3, kSeconds = 5;
 
-// Two-byte floats are float32 in tiles, rounded to what their dtype holds. Null: outside the
-// opcode's domain. Bool is one byte, 0 or 1.
+// The functions of one SIMD level. In tiles, 16-bit floats are float32, rounded to values of their
+// dtype, and bool is one byte, 0 or 1. A function is null if the dtype is not in the opcode's
+// domain.
 struct TileTable {
-  TileFunction operations[kTabledOpcodes][kDTypeCount];  // rows of F16 and BF16: null
+  TileFunction operations[kTabledOpcodes][kDTypeCount];  // null for F16 and BF16
   TileFunction casts[kDTypeCount][kDTypeCount];          // [from][to], without F16 and BF16
-  TileFunction pairs[kFirsts][kSeconds][2];              // [2]: of f32, of f64
+  TileFunction pairs[kFirsts][kSeconds][2];              // last index: 0 for f32, 1 for f64
   TileFunction where_greater[2];                         // a > b ? c : 0
   TileFunction widen_f16, widen_bf16;                    // storage -> float32
   TileFunction narrow_f16, narrow_bf16;                  // float32 -> storage
@@ -41,7 +44,8 @@ struct TileTable {
 
 const TileTable& tile_table();  // of simd_level()
 
-// Between storage and tiles; null: dtype is no two-byte float.
+// Return the conversion from storage to tiles, or from tiles to storage. Null if the dtype is not a
+// 16-bit float.
 TileFunction widening(DType dtype);
 TileFunction narrowing(DType dtype);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile loops, compiled once a SIMD level. See tiles.hpp and opcodes.inc.
+// The tile loops, compiled once per SIMD level. See tiles.hpp and opcodes.inc.
 #include "kernels/tiles/tiles.hpp"
 
 #include "base/float16_loops.hpp"
@@ -20,13 +20,17 @@ using TileType = std::conditional_t<
     dtype == int(DType::Bool), std::uint8_t,
     typename StorageOf<dtype == int(DType::Bool) ? DType::U8 : static_cast<DType>(dtype)>::type>;
 
-template <class T, bool sign_blind>
+// The element type of the loop for T. If the result does not depend on the sign, unsigned integers
+// also serve signed ones.
+template <class T, bool ignores_sign>
 using LoopType = typename std::conditional_t<
-    sign_blind && std::is_integral_v<T>,
+    ignores_sign && std::is_integral_v<T>,
     std::make_unsigned<std::conditional_t<std::is_integral_v<T>, T, int>>,
     std::type_identity<T>>::type;
 
-constexpr bool covers(Domain domain, int dtype) {
+// Return true if the domain contains the dtype as a dtype of tiles: 16-bit floats are float32
+// there.
+constexpr bool contains_dtype(Domain domain, int dtype) {
   const auto d = static_cast<DType>(dtype);
   if (d == DType::F16 || d == DType::BF16) return false;
   if (d == DType::Bool)
@@ -36,7 +40,7 @@ constexpr bool covers(Domain domain, int dtype) {
   return domain != Domain::Floats;
 }
 
-// Each opcode as a type with apply<T>(a, b, c), and what its line says.
+// For each opcode, a type with apply<T>(a, b, c) and the columns of its line in opcodes.inc.
 #define NGD_OP(name, operands_, domain_, result_, expression)                                 \
   struct Op_##name {                                                                          \
     static constexpr int operands = operands_;                                                \
@@ -51,14 +55,16 @@ constexpr bool covers(Domain domain, int dtype) {
 #include "kernels/tiles/opcodes.inc"
 #undef NGD_OP
 
-// Arguments beyond the float32 reduction of vector_math.hpp: rare, and left to libm.
+// Compute sin and cos by libm if an argument exceeds the range of the argument reduction in
+// vector_math.hpp, which is rare. Otherwise, return false.
 template <class Op, class T>
-bool left_to_libm(const T* a, T* out, std::int64_t count) {
+bool compute_by_libm(const T* a, T* out, std::int64_t count) {
   if constexpr (std::is_same_v<T, float> &&
                 (std::is_same_v<Op, Op_sin> || std::is_same_v<Op, Op_cos>)) {
-    int large = 0;
-    for (std::int64_t i = 0; i < count; ++i) large |= __builtin_fabsf(a[i]) > kTrigonometricLimit;
-    if (large == 0) return false;
+    int has_large_argument = 0;
+    for (std::int64_t i = 0; i < count; ++i)
+      has_large_argument |= __builtin_fabsf(a[i]) > kTrigonometricLimit;
+    if (has_large_argument == 0) return false;
     for (std::int64_t i = 0; i < count; ++i)
       out[i] = std::is_same_v<Op, Op_sin> ? __builtin_sinf(a[i]) : __builtin_cosf(a[i]);
     return true;
@@ -73,7 +79,7 @@ void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64
   if constexpr (Op::operands == 1) {
     const auto* a = static_cast<const T*>(a_);
     if constexpr (std::is_same_v<R, T>) {
-      if (left_to_libm<Op, T>(a, out, count)) return;
+      if (compute_by_libm<Op, T>(a, out, count)) return;
     }
     NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
         static_cast<R>(Op::template apply<T, T>(a[i], T(), T()));
@@ -166,11 +172,11 @@ constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, sec
 
 template <class Op, int dtype>
 constexpr TileFunction operation_entry() {
-  if constexpr (covers(Op::domain, dtype)) {
+  if constexpr (contains_dtype(Op::domain, dtype)) {
     constexpr Domain d = Op::domain;
-    constexpr bool sign_blind =
+    constexpr bool ignores_sign =
         d == Domain::Wrapping || d == Domain::Bits || d == Domain::Integers || d == Domain::Whole;
-    return &loop<Op, LoopType<TileType<dtype>, sign_blind>>;
+    return &loop<Op, LoopType<TileType<dtype>, ignores_sign>>;
   } else {
     return nullptr;
   }
@@ -178,7 +184,7 @@ constexpr TileFunction operation_entry() {
 
 template <int from, int to>
 constexpr TileFunction cast_entry() {
-  if constexpr (covers(Domain::All, from) && covers(Domain::All, to)) {
+  if constexpr (contains_dtype(Domain::All, from) && contains_dtype(Domain::All, to)) {
     using From = TileType<from>;
     using To = LoopType<TileType<to>, std::is_integral_v<From>>;
     return &cast_loop<From, To, to == int(DType::Bool)>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transposition in vector registers, for *.simd.cpp files.
+// A transpose of small matrices in vector registers, for *.simd.cpp files.
 #pragma once
 
 #include <utility>
@@ -8,16 +8,16 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// Elements a0 b0 a1 b1 ... of the first halves of both vectors, or of the second halves.
+// Return a0 b0 a1 b1 ..., from the first halves of both vectors, or from the second halves.
 template <bool second, class Vector, int... i>
 NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, i...>) {
   constexpr int kLanes = sizeof...(i), kFirst = second ? kLanes / 2 : 0;
   return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes)...);
 }
 
-// Transposes `lines` vectors. Afterwards they contain, one after the other, element 0 of all lines,
-// element 1 of all lines, and so on. `lines` is a power of two, at most the number of elements of a
-// vector. Each round of a perfect shuffle interleaves line i with line i + lines / 2.
+// Transpose `lines` vectors. Afterwards, they contain element 0 of all lines, then element 1 of all
+// lines, and so on. `lines` is a power of two, and at most the number of elements of a vector. Each
+// round is a perfect shuffle: it interleaves line i with line i + lines / 2.
 template <int lines, class Vector>
 NGD_INLINE void transpose(Vector (&v)[lines]) {
   constexpr int kLanes = sizeof(v[0]) / sizeof(v[0][0]);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar functions for the tile loops, written so that the compiler makes vectors of them: no
-// branches, no calls for float32. Included by *.simd.cpp only; everything lies in NGD_SIMD_LEVEL.
+// Scalar functions for the tile loops. The functions of float32 have no branches and no calls, so
+// the compiler can vectorize them. Only *.simd.cpp files include this file, and all functions are
+// in the namespace NGD_SIMD_LEVEL.
 //
-// float32: exp and log follow Cephes (S. Moshier, expf.c and logf.c) with the argument reduction of
-// W. Cody and W. Waite, "Software Manual for the Elementary Functions" (1980): within 2 ulp,
-// gradual underflow included. The other polynomials are own fits (weighted least squares towards
-// minimax). No operation depends on the SIMD level, so neither does a result.
-// float64: libm. Two-byte floats: computed as float32 and rounded.
+// For float32, exp and log follow Cephes (S. Moshier, expf.c and logf.c) with the argument
+// reduction of W. Cody and W. Waite, "Software Manual for the Elementary Functions" (1980). Their
+// error is at most 2 ulp, including results that are subnormal. The polynomials of the other
+// functions were fitted for ngd, by weighted least squares that approach the minimax polynomial. No
+// operation depends on the SIMD level, so the results do not depend on it. float64 uses libm.
+// 16-bit floats are computed in float32 and rounded.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +19,7 @@
 
 namespace ngd::kernels::tiles::NGD_SIMD_LEVEL {
 
-// The type in which arithmetic on T is done: integers wrap.
+// The type in which arithmetic on T is done. Integers use an unsigned type, which wraps.
 template <class T>
 using WrappingType =
     std::conditional_t<std::is_floating_point_v<T>, T,
@@ -66,21 +68,21 @@ NGD_INLINE T sign(T a) {
   }
 }
 
-// e^x = 2^n * e^r with |r| <= ln(2) / 2: the parts that exp and expm1 share.
+// The argument reduction of exp and expm1: e^x = 2^n * e^r with |r| <= ln(2) / 2.
 struct ExponentParts {
   float r;
   std::int32_t n;
 };
 
 NGD_INLINE ExponentParts split_exponent(float x) {
-  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+  // After adding 1.5 * 2^23, the low mantissa bits contain the nearest integer.
   constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
   const float shifted = x * kLog2E + kShift;
   const float n = shifted - kShift;
   return {(x - n * 0.693359375f) - n * -2.12194440e-4f, as_bits(shifted) - as_bits(kShift)};
 }
 
-// (e^r - 1 - r) / r^2, for a float or a vector of floats.
+// Return (e^r - 1 - r) / r^2, for a float or a vector of floats.
 template <class V>
 NGD_INLINE V exponential_tail(V r) {
   V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -99,7 +101,7 @@ NGD_INLINE float exponential(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = (exponential_tail(r) * (r * r) + r) + 1.0f;
-  // Two factors: 2^n itself may be subnormal or above the largest float.
+  // Multiply by two factors, because 2^n can be subnormal, or exceed the largest float.
   const std::int32_t half = n >> 1;
   return fraction * power_of_two(half) * power_of_two(n - half);
 }
@@ -109,7 +111,8 @@ NGD_INLINE float exponential_minus_one(float x) {
   const float clamped = low > 89.0f ? 89.0f : low;
   const auto [r, n] = split_exponent(clamped);
   const float fraction = exponential_tail(r) * (r * r) + r;
-  // 2^n (fraction + 1) - 1, halved meanwhile: 2^128 is no float.
+  // Half of 2^n (fraction + 1) - 1 is computed, and then doubled, because 2^128 exceeds the largest
+  // float.
   const float half_scale = power_of_two(n - 1);
   const float result = 2.0f * (half_scale * fraction + (half_scale - 0.5f));
   return x == 0.0f ? x : result;
@@ -150,14 +153,14 @@ NGD_INLINE float logarithm_of_one_plus(float x) {
   return x == 0.0f ? x : result;
 }
 
-// tanh |x| = e / (e + 2) for e = expm1(2 |x|); from 10 on it is 1.
+// tanh |x| = e / (e + 2) for e = expm1(2 |x|). For |x| >= 10, the result is 1.
 NGD_INLINE float hyperbolic_tangent(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float e = exponential_minus_one(2.0f * (magnitude > 10.0f ? 10.0f : magnitude));
   return with_sign_of(e / (e + 2.0f), x);
 }
 
-// |x| < 1: x + x P(x^2). Beyond: 1 - e^Q(|x|), where Q approximates log(erfc) on [1, 4].
+// For |x| < 1: x + x P(x^2). Otherwise: 1 - e^Q(|x|), where Q approximates log(erfc) on [1, 4].
 NGD_INLINE float error_function(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float square = x * x;
@@ -181,10 +184,12 @@ NGD_INLINE float error_function(float x) {
   return magnitude < 1.0f ? x + x * p : large;
 }
 
-// Sine and cosine of a float32, in float64: x = k * pi/2 + r with |r| <= pi/4, the head of pi/2
-// holding 33 bits so that k times it is exact up to kTrigonometricLimit. Beyond, see tile loops.
+// Sine and cosine of a float32 are computed in float64. The argument reduction is x = k * pi/2 + r
+// with |r| <= pi/4. The head of pi/2 has 33 bits, so that k * head is exact for |x| up to
+// kTrigonometricLimit. For larger arguments, tiles.simd.cpp uses libm.
 constexpr float kTrigonometricLimit = 1.0e6f;
 
+// Return sin(x + quadrants_ahead * pi/2).
 NGD_INLINE float sine_of_quadrant(float x, std::int64_t quadrants_ahead) {
   constexpr double kShift = 0x1.8p52, kTwoOverPi = 0.63661977236758134308;
   constexpr double kHalfPiHead = 1.57079632673412561417, kHalfPiTail = 6.07710050650619224932e-11;
@@ -218,7 +223,8 @@ NGD_INLINE double error_function(double x) { return __builtin_erf(x); }
 NGD_INLINE double sine(double x) { return __builtin_sin(x); }
 NGD_INLINE double cosine(double x) { return __builtin_cos(x); }
 
-// NumPy's: the result has the sign of the divisor; integers by zero give 0.
+// NumPy's remainder: the result has the sign of the divisor. The remainder of an integer by zero
+// is 0.
 template <class T>
 NGD_INLINE T floor_remainder(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -237,7 +243,7 @@ NGD_INLINE T floor_remainder(T a, T b) {
   }
 }
 
-// NumPy's: a / 0 is 0 for integers, and for floats what a / 0 is.
+// NumPy's floor division. For integers, the quotient by zero is 0. For floats, it is a / 0.
 template <class T>
 NGD_INLINE T floor_divide(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -260,7 +266,8 @@ NGD_INLINE T floor_divide(T a, T b) {
   }
 }
 
-// Integers by squaring, wrapping; a negative exponent gives 0 except for the bases 1 and -1.
+// Powers of integers are computed by squaring, and wrap. If the exponent is negative, the result is
+// 0, except for the bases 1 and -1.
 template <class T>
 NGD_INLINE T power(T base, T exponent) {
   if constexpr (std::is_same_v<T, float>) {
@@ -282,15 +289,16 @@ NGD_INLINE T power(T base, T exponent) {
   }
 }
 
-// Float to integer truncates; beyond the range it saturates, and NaN gives 0.
+// Convert a number. From float to integer, truncate towards zero and saturate outside of the range
+// of To. NaN becomes 0.
 template <class To, class From>
 NGD_INLINE To convert(From value) {
   if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
     constexpr int kBits = std::numeric_limits<To>::digits;
     constexpr From kAbove = From(std::uint64_t{1} << (kBits - 1)) * From(2);
     constexpr From kLowest = std::is_signed_v<To> ? -kAbove : From(0);
-    const bool inside = value > kLowest && value < kAbove;
-    const To inner = static_cast<To>(inside ? value : From(0));
+    const bool is_in_range = value > kLowest && value < kAbove;
+    const To inner = static_cast<To>(is_in_range ? value : From(0));
     const To lower = value <= kLowest ? std::numeric_limits<To>::lowest() : inner;
     return value >= kAbove ? std::numeric_limits<To>::max() : lower;
   } else {

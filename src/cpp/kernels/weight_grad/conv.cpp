@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight gradients of float32 convolutions, channels last, as GEMMs over the output positions.
+// Weight gradients of float32 convolutions with channels last, as GEMMs over the output positions.
 //
-// For each position in the kernel, the gradient is a matrix: the channels of dy by the channels of the
-// data that this position reads, summed over the output positions. A block of output positions is
-// computed at once. Tiles read dy in column_index if its channels fill whole tiles, else dy is packed. The
-// data is packed for each position in the kernel and group of channels.
+// For each position in the kernel, the gradient is a matrix. Its element (o, i) is the sum, over
+// the output positions, of channel o of dy times channel i of the data that this kernel position
+// reads. So the depth of these GEMMs is the number of output positions. The sums are computed in
+// blocks of output positions: a block of dy stays in the core's cache, while the blocks of the data
+// are packed one after the other, for each kernel position and group of channels. Tiles read dy in
+// place if its channels fill whole tiles. Otherwise, dy is packed. The threads divide the output
+// positions, in which case the sums of the threads are added at the end, or they divide the
+// channels of dy.
 #include <algorithm>
 #include <cstring>
 
@@ -23,9 +27,9 @@ using device::share;
 using gemm::ChannelGroups;
 using gemm::TileWork;
 
-constexpr std::int64_t kCopied = 4;   // channels that are copied at once
-constexpr std::int64_t kVector = 16;  // channels
-constexpr std::int64_t kBlock = 128;  // output positions, at most
+constexpr std::int64_t kCopyChannels = 4;  // channels that are copied at once
+constexpr std::int64_t kVector = 16;       // channels per vector of the widest SIMD level
+constexpr std::int64_t kBlock = 128;       // the maximum of output positions per block
 
 class WeightGradient final : public Kernel {
  public:
@@ -36,9 +40,9 @@ class WeightGradient final : public Kernel {
         positions_(s.batch * s.window_count()),
         in_(s.in, 1, tile_),
         packs_dy_(s.out % tile_.rows != 0) {
-    // A block of dy fills half of the core's cache.
+    // A block of dy fills half of the core's cache, between the limits of its length.
     block_ = std::clamp<std::int64_t>(machine.core_cache_bytes / 2 / 4 / s.out, kBlock / 2, kBlock);
-    // Each thread has all sums, and adds them to those of the other threads at the end.
+    // The threads divide the output positions if all their sums fit a quarter of the shared cache.
     divides_positions_ =
         sums() * 4 <= machine.shared_cache_bytes / 4 && positions_ >= 2 * block_ * pieces_;
     piece_elements_ = block_ * (tile_.columns + (packs_dy_ ? padded_out() : 0)) + kVector;
@@ -54,7 +58,7 @@ class WeightGradient final : public Kernel {
     const auto* data = static_cast<const float*>(args.inputs[0]);
     const auto* dy = static_cast<const float*>(args.inputs[1]);
     auto* packed = static_cast<float*>(args.scratch);
-    float* all = packed + pieces_ * piece_elements_;
+    float* thread_sums = packed + pieces_ * piece_elements_;
     device::for_pieces(pieces_, [&](std::int64_t piece) {
       const Range positions = divides_positions_ ? share(positions_, 1, piece, pieces_)
                                                  : Range{0, positions_},
@@ -62,14 +66,15 @@ class WeightGradient final : public Kernel {
                                             : share(s_.out, tile_.rows, piece, pieces_);
       if (rows.begin < rows.end)
         add(data, dy, positions, rows, packed + piece * piece_elements_,
-            all + (divides_positions_ ? piece * sums() : 0));
+            thread_sums + (divides_positions_ ? piece * sums() : 0));
     });
-    finish(all, static_cast<float*>(args.outputs[0]));
+    finish(thread_sums, static_cast<float*>(args.outputs[0]));
   }
 
  private:
   std::int64_t padded_out() const { return round_up(s_.out, tile_.rows); }
-  // For each position in the kernel and group of channels of the data: the channels of dy by these.
+  // The number of sums: for each kernel position and group of channels of the data, a matrix of the
+  // channels of dy by the channels of the group.
   std::int64_t sums() const { return s_.kernel_places() * s_.out * s_.in; }
   std::int64_t sums_offset(std::int64_t k, std::int64_t group) const {
     return s_.out * (k * s_.in + in_.begin(group));
@@ -86,32 +91,32 @@ class WeightGradient final : public Kernel {
       for (std::int64_t k = 0; k < s_.kernel_places(); ++k)
         for (std::int64_t group = 0; group < in_.count; ++group) {
           pack(data, p, count, k, group, packed);
-          const bool fetches = k == 0 && group == 0 && next < positions.end;
+          const bool needs_prefetch = k == 0 && group == 0 && next < positions.end;
           multiply(packs_dy_ ? packed_dy : from, rows, packed, in_.width(group), count,
-                   p > positions.begin, fetches ? dy + next * s_.out : nullptr,
+                   p > positions.begin, needs_prefetch ? dy + next * s_.out : nullptr,
                    sums + sums_offset(k, group));
         }
     }
   }
 
-  // Pack a group of channels of the data that position k in the kernel reads, for some output
-  // positions. Outside of the image they are 0.
+  // Pack a group of channels of the data that kernel position k reads, for `count` output
+  // positions. Data outside of the image are 0.
   void pack(const float* data, std::int64_t first, std::int64_t count, std::int64_t k,
             std::int64_t group, float* to) const {
-    const std::int64_t width = in_.width(group), wide = s_.counts[2],
+    const std::int64_t width = in_.width(group), num_columns = s_.counts[2],
                        row = k / s_.kernel[2] * s_.dilations[1] - s_.before[1],
                        column = k % s_.kernel[2] * s_.dilations[2] - s_.before[2];
-    std::int64_t column_index = first % wide, line = first / wide % s_.counts[1],
-                 image = first / wide / s_.counts[1];
+    std::int64_t column_index = first % num_columns, line = first / num_columns % s_.counts[1],
+                 image = first / num_columns / s_.counts[1];
     for (const float* end = to + count * width; to < end; to += width) {
       const std::int64_t y = line * s_.strides[1] + row, x = column_index * s_.strides[2] + column;
-      const bool inside = y >= 0 && y < s_.extents[1] && x >= 0 && x < s_.extents[2];
+      const bool is_inside = y >= 0 && y < s_.extents[1] && x >= 0 && x < s_.extents[2];
       const float* from =
           data + ((image * s_.extents[1] + y) * s_.extents[2] + x) * s_.in + in_.begin(group);
-      for (std::int64_t j = 0; j < width; j += kCopied)
-        inside ? std::memcpy(to + j, from + j, kCopied * sizeof(float))
-               : std::memset(to + j, 0, kCopied * sizeof(float));
-      if (++column_index < wide) continue;
+      for (std::int64_t j = 0; j < width; j += kCopyChannels)
+        is_inside ? std::memcpy(to + j, from + j, kCopyChannels * sizeof(float))
+                  : std::memset(to + j, 0, kCopyChannels * sizeof(float));
+      if (++column_index < num_columns) continue;
       column_index = 0;
       if (++line < s_.counts[1]) continue;
       line = 0;
@@ -119,7 +124,8 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // next: the positions of dy that are read next, or null. The tiles prefetch them.
+  // Compute a block, tile by tile. next: the positions of dy that are read next, which the tiles
+  // prefetch, or null.
   void multiply(const float* dy, Range rows, const float* b, std::int64_t columns,
                 std::int64_t count, bool add, const float* next, float* sums) const {
     TileWork<float> work{};
@@ -142,18 +148,18 @@ class WeightGradient final : public Kernel {
     }
   }
 
-  // Add the sums of the threads in order, and store them in the layout of weights.
-  void finish(float* all, float* weights) const {
+  // Add the sums of the threads in order, and store them in the layout of the weights.
+  void finish(float* thread_sums, float* weights) const {
     const std::int64_t kernel = s_.kernel_places(), threads = divides_positions_ ? pieces_ : 1;
     device::for_pieces(s_.out, [&](std::int64_t row) {
       for (std::int64_t k = 0; k < kernel; ++k)
         for (std::int64_t group = 0; group < in_.count; ++group) {
           const std::int64_t width = in_.width(group);
-          float* own = all + sums_offset(k, group) + row * width;
+          float* own_sums = thread_sums + sums_offset(k, group) + row * width;
           for (std::int64_t other = 1; other < threads; ++other)
-            for (std::int64_t j = 0; j < width; ++j) own[j] += own[other * sums() + j];
+            for (std::int64_t j = 0; j < width; ++j) own_sums[j] += own_sums[other * sums() + j];
           float* to = weights + (row * s_.in + in_.begin(group)) * kernel + k;
-          for (std::int64_t j = 0; j < width; ++j) to[j * kernel] = own[j];
+          for (std::int64_t j = 0; j < width; ++j) to[j * kernel] = own_sums[j];
         }
     });
   }
@@ -168,7 +174,7 @@ class WeightGradient final : public Kernel {
   std::int64_t piece_elements_;
 };
 
-// Return whether this is the fastest kernel: for strides of 2 and more, for many channels of the
+// Return true if this is the fastest kernel: for strides of 2 and more, for many channels of the
 // data, and for a dy that does not fit in the shared cache. ADR 43 has the measurements.
 bool is_fastest(const ConvShape& s, const Machine& machine) {
   constexpr std::int64_t kManyChannels = 1024, kSomeChannels = 128;

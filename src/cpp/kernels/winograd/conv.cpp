@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Float32 convolutions with 3 x 3 kernels, and their gradients, with a quarter of the multiplications.
-// transforms.hpp has the method. ngd's GEMM tiles multiply the transformed values.
+// Winograd's convolution: float32 convolutions with 3 x 3 kernels, and their gradients, with a
+// quarter of the multiplications. transforms.hpp defines the method, tiles and planes.
 //
-// A data gradient is a convolution of dy with rotated kernels. A weight gradient sums products of the
-// transformed data and the transformed dy over all tiles. Transformed values are used soon: if those
-// of all kernels fit the cache, each thread transforms some tiles, otherwise some kernels.
+// For each plane, the products of the transformed data and kernels are one GEMM. Its rows are the
+// tiles of all images, its depth is the channels of the data, and its columns are the channels of
+// the result. ngd's GEMM tiles compute it, for a block of tiles at once. A data gradient is a
+// convolution of dy with rotated kernels. A weight gradient sums the products of the transformed
+// data and the transformed dy over all tiles, so the depth of its GEMMs is the number of tiles.
+//
+// Transformed values must be used while they are in a cache. If the transformed kernels fit the
+// shared cache, and each thread has enough tiles, a thread computes some tiles with all kernels.
+// Otherwise, the work is done in phases: all threads transform the tiles of a phase, and then each
+// thread computes some groups of kernels.
 #include <algorithm>
 #include <vector>
 
@@ -27,17 +34,20 @@ using gemm::GemmTile;
 using gemm::TileWork;
 using Which = ConvShape::Which;
 
-constexpr std::int64_t kLine = 16;  // elements: a plane stride is an odd number of cache lines
+// The elements of a cache line. A plane stride is an odd number of cache lines, so that the planes
+// do not compete for the same sets of the cache.
+constexpr std::int64_t kLine = 16;
 
-constexpr std::int64_t kBlock = 48;           // transformed tiles that are multiplied at once
-constexpr std::int64_t kMinPhaseTiles = 256;  // tiles that are transformed before a multiplication
-constexpr std::int64_t kMinSumTiles = 64;     // tiles whose products are summed at once
+constexpr std::int64_t kBlock = 48;           // tiles per block, if the work is done in phases
+constexpr std::int64_t kMinPhaseTiles = 256;  // the minimum of tiles per phase
+constexpr std::int64_t kMinSumTiles = 64;     // the minimum of tiles per block of a weight gradient
 
-// Images with channels last, divided into tiles. A tile begins kTile positions after the previous one.
+// Images with channels last, divided into tiles. A tile begins kTile positions after the previous
+// one.
 struct Images {
   std::int64_t height, width, channels, before_rows, before_columns, tiles_high, tiles_wide;
 
-  // Return a tile of side * side positions, from this channel on.
+  // Return tile number `number`, which has side * side positions, from a channel on.
   template <class Element>
   Tile<Element> tile(Element* data, std::int64_t number, int side, std::int64_t channel = 0) const {
     const std::int64_t image = number / (tiles_high * tiles_wide),
@@ -65,23 +75,26 @@ std::int64_t plane_stride(std::int64_t tiles, std::int64_t channels, const GemmT
   return round_up(tiles, tile.rows) * channels + kLine;
 }
 
-// The division into tiles, and the number of threads, for all three ops.
+// The division of the images into tiles, and the number of threads (pieces), for all three ops.
 struct Tiling {
-  Images data, result;  // data: read in tiles of 6 x 6
+  Images data, result;  // tiles of `data` have 6 x 6 positions, and those of `result` 4 x 4
   std::int64_t images, tiles, pieces;
 
   std::int64_t num_positions() const { return images * result.height * result.width; }
 
   Tiling(const ConvShape& s, const Machine& machine) : images(s.batch), pieces(machine.threads) {
-    const bool rotated = s.which == Which::DataGrad;
-    const auto& made = rotated ? s.extents : s.counts;
-    const auto& read = rotated ? s.counts : s.extents;
-    const std::int64_t high = divide_up(made[1], kTile), wide = divide_up(made[2], kTile);
-    const std::int64_t before[] = {rotated ? kKernel - 1 - s.before[1] : s.before[1],
-                                   rotated ? kKernel - 1 - s.before[2] : s.before[2]};
-    data = {read[1], read[2], rotated ? s.out : s.in, before[0], before[1], high, wide};
-    result = {made[1], made[2], rotated ? s.in : s.out, 0, 0, high, wide};
-    tiles = images * high * wide;
+    const bool is_rotated = s.which == Which::DataGrad;
+    const auto& result_extents = is_rotated ? s.extents : s.counts;
+    const auto& data_extents = is_rotated ? s.counts : s.extents;
+    const std::int64_t num_tile_rows = divide_up(result_extents[1], kTile),
+                       num_tile_columns = divide_up(result_extents[2], kTile);
+    const std::int64_t before[] = {is_rotated ? kKernel - 1 - s.before[1] : s.before[1],
+                                   is_rotated ? kKernel - 1 - s.before[2] : s.before[2]};
+    data = {data_extents[1], data_extents[2], is_rotated ? s.out : s.in, before[0],
+            before[1],       num_tile_rows,   num_tile_columns};
+    result = {result_extents[1], result_extents[2], is_rotated ? s.in : s.out, 0, 0,
+              num_tile_rows,     num_tile_columns};
+    tiles = images * num_tile_rows * num_tile_columns;
   }
 };
 
@@ -92,19 +105,20 @@ class TileConv {
       : tile_(gemm::tile_of<float>(machine.simd)),
         transforms_(NGD_SIMD_SELECT(machine.simd, transforms)()),
         tiling_(s, machine),
-        rotated_(s.which == Which::DataGrad),
+        is_rotated_(s.which == Which::DataGrad),
         depth_(tiling_.data.channels),
         columns_(tiling_.result.channels),
         tiles_per_thread_(tiling_.tiles / tiling_.pieces),
-        // The transformed kernels fit in the shared cache, together with those of some tiles.
+        // The threads divide the tiles if the transformed kernels fit three quarters of the shared
+        // cache.
         divides_tiles_(
             kPlanes * depth_ * columns_ * 4 <= machine.shared_cache_bytes / 4 * 3 &&
             (tiles_per_thread_ >= 2 * tile_.rows || columns_ / tile_.lanes < tiling_.pieces)),
         groups_(columns_, divides_tiles_ ? 1 : tiling_.pieces, tile_) {
     const std::int64_t fit = machine.core_cache_bytes / (kPlanes * (depth_ + columns_) * 4);
-    const std::int64_t fewest = 4;
+    const std::int64_t min_panels = 4;
     block_ = divides_tiles_
-                 ? std::max(std::min(fit, tiles_per_thread_) / tile_.rows, fewest) * tile_.rows
+                 ? std::max(std::min(fit, tiles_per_thread_) / tile_.rows, min_panels) * tile_.rows
                  : kBlock;
     phase_tiles_ = std::min(tiling_.tiles, std::max(kMinPhaseTiles, machine.shared_cache_bytes /
                                                                         (kPlanes * depth_ * 4)));
@@ -138,7 +152,7 @@ class TileConv {
   std::int64_t sums_width() const { return divides_tiles_ ? columns_ : max_width_; }
   std::int64_t sums_elements() const { return kPlanes * plane_stride(block_, sums_width(), tile_); }
 
-  // Transform all kernels. Then each thread computes some tiles.
+  // Transform all kernels. Then each thread computes its share of the tiles, block by block.
   void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
                     float* scratch) const {
     device::for_pieces(groups_.count, [&](std::int64_t g) {
@@ -161,13 +175,13 @@ class TileConv {
     });
   }
 
-  // In each phase transform many tiles. Then each thread computes some groups of columns.
+  // In each phase, transform many tiles. Then each thread computes some groups of columns.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
     float* workspaces = scratch + data_elements(phase_tiles_);
     for (std::int64_t first = 0; first < tiling_.tiles; first += phase_tiles_) {
-      const std::int64_t some = std::min(phase_tiles_, tiling_.tiles - first);
-      device::for_range(some, 1, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t phase_count = std::min(phase_tiles_, tiling_.tiles - first);
+      device::for_range(phase_count, 1, [&](std::int64_t begin, std::int64_t end) {
         transform_data(data, first + begin, end - begin, scratch + begin * depth_,
                        plane_stride(phase_tiles_, depth_, tile_));
       });
@@ -175,18 +189,19 @@ class TileConv {
         float* workspace = workspaces + piece * (max_kernel_elements() + sums_elements());
         const Range own = share(groups_.count, 1, piece, tiling_.pieces);
         for (std::int64_t g = own.begin; g < own.end; ++g)
-          add_columns(g, first, some, scratch, kernels, workspace, bias, out);
+          add_columns(g, first, phase_count, scratch, kernels, workspace, bias, out);
       });
     }
   }
 
-  // Compute a group of columns for some transformed tiles.
-  void add_columns(std::int64_t group, std::int64_t first, std::int64_t some, const float* values,
-                   const float* kernels, float* workspace, const float* bias, float* out) const {
+  // Compute a group of columns for the tiles of a phase.
+  void add_columns(std::int64_t group, std::int64_t first, std::int64_t phase_count,
+                   const float* values, const float* kernels, float* workspace, const float* bias,
+                   float* out) const {
     float* sums = workspace + max_kernel_elements();
     transform_kernels(kernels, group, workspace);
-    for (std::int64_t t = 0; t < some; t += block_) {
-      const std::int64_t count = std::min(block_, some - t);
+    for (std::int64_t t = 0; t < phase_count; t += block_) {
+      const std::int64_t count = std::min(block_, phase_count - t);
       for (std::int64_t v = 0; v < kPlanes; ++v)
         multiply(v, group, values + t * depth_, plane_stride(phase_tiles_, depth_, tile_), count,
                  workspace, sums);
@@ -202,17 +217,17 @@ class TileConv {
   }
 
   void transform_kernels(const float* kernels, std::int64_t group, float* values) const {
-    const std::int64_t column_stride = rotated_ ? kWeights : depth_ * kWeights,
-                       depth_stride = rotated_ ? columns_ * kWeights : kWeights,
+    const std::int64_t column_stride = is_rotated_ ? kWeights : depth_ * kWeights,
+                       depth_stride = is_rotated_ ? columns_ * kWeights : kWeights,
                        width = groups_.width(group);
     const float* from = kernels + groups_.begin(group) * column_stride;
     for (std::int64_t j = 0; j < width; j += transforms_.lanes)
       for (std::int64_t k = 0; k < depth_; ++k)
-        transforms_.weights(from + j * column_stride + k * depth_stride, column_stride, rotated_,
+        transforms_.weights(from + j * column_stride + k * depth_stride, column_stride, is_rotated_,
                             values + k * width + j, kernels_stride(group));
   }
 
-  // Multiply plane v of some tiles by plane v of a group of kernels.
+  // Multiply plane v of `count` tiles by plane v of a group of kernels.
   void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_stride,
                 std::int64_t count, const float* kernels, float* sums) const {
     TileWork<float> work{};
@@ -241,8 +256,8 @@ class TileConv {
   const GemmTile<float>& tile_;
   const Transforms& transforms_;
   Tiling tiling_;
-  bool rotated_;
-  std::int64_t depth_, columns_;  // input channels, and channels of the result
+  bool is_rotated_;
+  std::int64_t depth_, columns_;  // channels of the data, and of the result
   std::int64_t tiles_per_thread_;
   bool divides_tiles_;
   ChannelGroups groups_;              // of columns
@@ -251,7 +266,8 @@ class TileConv {
   std::int64_t kernel_elements_ = 0, max_width_ = 0;
 };
 
-// A weight gradient. The sums are divided into pairs: a group of channels of the data, and one of dy.
+// A weight gradient. The sums are divided into pairs of a group of channels of the data and a group
+// of channels of dy.
 class WeightGradient {
  public:
   WeightGradient(const ConvShape& s, const Machine& machine)
@@ -263,14 +279,15 @@ class WeightGradient {
         step_(s.in * kWeights),
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kPlanes * (s.in + s.out) * 4,
-                       each = tiling_.tiles / tiling_.pieces;
-    // Each thread has all sums, and adds them to those of the other threads at the end.
-    divides_tiles_ =
-        pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 && each >= kMinSumTiles;
-    const std::int64_t sharing = divides_tiles_ ? 1 : tiling_.pieces;
+                       tiles_per_thread = tiling_.tiles / tiling_.pieces;
+    // The threads divide the tiles if all their sums fit a quarter of the shared cache. Each thread
+    // then has sums of its own, which are added at the end.
+    divides_tiles_ = pairs_ * sums_elements() * 4 <= machine.shared_cache_bytes / 4 &&
+                     tiles_per_thread >= kMinSumTiles;
+    const std::int64_t num_sharing = divides_tiles_ ? 1 : tiling_.pieces;
     block_ =
-        std::min(divides_tiles_ ? each + 1 : tiling_.tiles,
-                 std::max(kMinSumTiles, sharing * machine.core_cache_bytes * 3 / 2 / per_tile));
+        std::min(divides_tiles_ ? tiles_per_thread + 1 : tiling_.tiles,
+                 std::max(kMinSumTiles, num_sharing * machine.core_cache_bytes * 3 / 2 / per_tile));
     phase_pairs_ = divides_tiles_ || block_ < tiling_.tiles ? pairs_ : tiling_.pieces;
   }
 
@@ -302,7 +319,7 @@ class WeightGradient {
     finish(0, pairs_, tiling_.pieces, scratch, weights);
   }
 
-  // All threads compute the same tiles, and each thread some of the pairs of a phase.
+  // All threads compute the same tiles, and each thread computes some pairs of a phase.
   void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
     float* values = scratch + phase_pairs_ * sums_elements();
     for (std::int64_t t = 0; t < tiling_.tiles; t += block_) {
@@ -310,17 +327,18 @@ class WeightGradient {
       device::for_pieces(count,
                          [&](std::int64_t i) { transform_tile(data, dy, t + i, i, values); });
       for (std::int64_t pair = 0; pair < pairs_; pair += phase_pairs_) {
-        const std::int64_t some = std::min(phase_pairs_, pairs_ - pair);
-        device::for_pieces(some * kPlanes, [&](std::int64_t i) {
+        const std::int64_t phase_count = std::min(phase_pairs_, pairs_ - pair);
+        device::for_pieces(phase_count * kPlanes, [&](std::int64_t i) {
           multiply(pair + i / kPlanes, i % kPlanes, count, t > 0, values,
                    scratch + i / kPlanes * sums_elements());
         });
-        if (t + count == tiling_.tiles) finish(pair, some, 1, scratch, weights);
+        if (t + count == tiling_.tiles) finish(pair, phase_count, 1, scratch, weights);
       }
     }
   }
 
-  // The transformed values of a block of tiles: the groups of the data, then those of dy.
+  // The layout of the transformed values of a block of tiles: the groups of the data, and then the
+  // groups of dy.
   std::int64_t values_stride(const ChannelGroups& groups, std::int64_t group) const {
     return plane_stride(block_, groups.width(group), tile_);
   }
@@ -332,11 +350,11 @@ class WeightGradient {
     return kPlanes * (plane_stride(block_, groups.begin(group), tile_) + (group - 1) * kLine);
   }
   std::int64_t values_elements() const { return out_offset(out_.count); }
-  // For one pair.
+  // The sums of one pair: the stride from one plane to the next, and the number of elements.
   std::int64_t sums_stride() const { return tile_.columns * tile_.columns + kLine; }
   std::int64_t sums_elements() const { return kPlanes * sums_stride(); }
 
-  // Transform a tile, as tile `i` of the block.
+  // Transform tile number `number` of the data and of dy, as tile `i` of the block.
   void transform_tile(const float* data, const float* dy, std::int64_t number, std::int64_t i,
                       float* values) const {
     for (std::int64_t g = 0; g < in_.count; ++g)
@@ -366,9 +384,9 @@ class WeightGradient {
   }
 
   // Add the sums of the threads for some pairs, and transform them to weight gradients.
-  void finish(std::int64_t first, std::int64_t some, std::int64_t threads, const float* sums,
+  void finish(std::int64_t first, std::int64_t phase_count, std::int64_t threads, const float* sums,
               float* weights) const {
-    device::for_pieces(some * in_.lanes, [&](std::int64_t task) {
+    device::for_pieces(phase_count * in_.lanes, [&](std::int64_t task) {
       const std::int64_t pair = task / in_.lanes, part = task % in_.lanes,
                          in = (first + pair) / out_.count, out = (first + pair) % out_.count,
                          columns = out_.width(out);
@@ -394,19 +412,20 @@ class WeightGradient {
 
 class Conv final : public Kernel {
  public:
-  Conv(const ConvShape& shape, const Machine& machine) : conv_(shape, machine), bias_(shape.bias) {}
+  Conv(const ConvShape& shape, const Machine& machine)
+      : conv_(shape, machine), has_bias_(shape.bias) {}
   std::size_t scratch_bytes() const override {
     return static_cast<std::size_t>(conv_.scratch_elements()) * sizeof(float);
   }
   void run(const KernelArgs& args) const override {
     conv_.run(static_cast<const float*>(args.inputs[0]), static_cast<const float*>(args.inputs[1]),
-              bias_ ? static_cast<const float*>(args.inputs[2]) : nullptr,
+              has_bias_ ? static_cast<const float*>(args.inputs[2]) : nullptr,
               static_cast<float*>(args.outputs[0]), static_cast<float*>(args.scratch));
   }
 
  private:
   TileConv conv_;
-  bool bias_;
+  bool has_bias_;
 };
 
 class WeightGrad final : public Kernel {
@@ -425,8 +444,8 @@ class WeightGrad final : public Kernel {
   WeightGradient gradient_;
 };
 
-// Return whether this is the fastest kernel: enough tiles use the transformed kernels, and the tiles
-// are not mostly empty. ADR 42 has the measurements.
+// Return true if this is the fastest kernel: enough tiles use the transformed kernels, and the
+// tiles are not mostly outside of the image. ADR 42 has the measurements.
 bool is_fastest(const Tiling& tiling) {
   constexpr std::int64_t kMinTiles = 16;
   return tiling.tiles >= kMinTiles && 2 * tiling.num_positions() >= tiling.tiles * kTile * kTile;

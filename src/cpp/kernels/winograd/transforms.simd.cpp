@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transforms of transforms.hpp. A transform is applied along the rows and then along the columns
-// of a grid. Each struct has the transform of one line of vectors. A vector has one position of
-// several channels.
+// The transforms of transforms.hpp. A transform of a grid of positions is a transform of each row,
+// and then of each column. Each struct has the transform of one line, that is of a row or column.
+// An element of a line is a vector: one position of several channels.
 #include "kernels/winograd/transforms.hpp"
 
 #include "base/simd_loops.hpp"
@@ -13,18 +13,19 @@ namespace {
 using Vector = VectorOf<float, NGD_REGISTER_BYTES>::type;
 using Stored = VectorOf<float, NGD_REGISTER_BYTES>::stored;
 constexpr int kLanes = NGD_REGISTER_BYTES / 4;
-constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and half of that
+constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and +-kRoot / 2
 
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
 
-// Return true if the whole tile is in the image; if one position is; the address of a position.
+// Return true if the whole tile is in the image.
 template <class Element>
-NGD_INLINE bool is_whole(const Tile<Element>& t, int side) {
+NGD_INLINE bool is_inside_image(const Tile<Element>& t, int side) {
   return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
 }
+// Return true if a position of the tile is in the image.
 template <class Element>
-NGD_INLINE bool has(const Tile<Element>& t, int i, int j) {
+NGD_INLINE bool contains(const Tile<Element>& t, int i, int j) {
   return i >= t.top && i < t.bottom && j >= t.left && j < t.right;
 }
 template <class Element>
@@ -32,7 +33,7 @@ NGD_INLINE Element* address(const Tile<Element>& t, int i, int j) {
   return t.image + (t.at + i * t.row + j * t.column);
 }
 
-struct OfData {
+struct DataTransform {
   static constexpr int from = kInputTile, to = kInputTile;
   NGD_INLINE void line(const Vector* d, Vector* v) {
     const Vector even = d[4] - 2 * d[2], odd = kRoot / 2 * (d[3] - 2 * d[1]);
@@ -46,7 +47,7 @@ struct OfData {
   }
 };
 
-struct OfResult {
+struct ResultTransform {
   static constexpr int from = kInputTile, to = kTile;
   NGD_INLINE void line(const Vector* m, Vector* y) {
     const Vector sum = m[1] + m[2], difference = kRoot / 2 * (m[1] - m[2]);
@@ -58,7 +59,7 @@ struct OfResult {
   }
 };
 
-struct OfAdjoint {  // the transpose of OfResult
+struct AdjointTransform {  // the transpose of ResultTransform
   static constexpr int from = kTile, to = kInputTile;
   NGD_INLINE void line(const Vector* y, Vector* z) {
     const Vector even = y[0] + 0.5F * y[2], odd = kRoot / 2 * (y[1] + 0.5F * y[3]);
@@ -72,7 +73,7 @@ struct OfAdjoint {  // the transpose of OfResult
   }
 };
 
-struct OfWeights {
+struct WeightTransform {
   static constexpr int from = kKernel, to = kInputTile;
   NGD_INLINE void line(const Vector* g, Vector* u) {
     const Vector even = g[0] + 0.5F * g[2], odd = kRoot / 2 * g[1];
@@ -86,7 +87,7 @@ struct OfWeights {
   }
 };
 
-struct OfWeightAdjoints {  // the transpose of OfWeights
+struct WeightAdjointTransform {  // the transpose of WeightTransform
   static constexpr int from = kInputTile, to = kKernel;
   NGD_INLINE void line(const Vector* u, Vector* g) {
     const Vector sum = -2.0F / 3 * (u[1] + u[2]), difference = -2.0F / 3 * (u[1] - u[2]);
@@ -98,22 +99,24 @@ struct OfWeightAdjoints {  // the transpose of OfWeights
 };
 
 // Transform a grid of vectors along its rows and then along its columns.
-template <class Of>
-NGD_INLINE void transform(const Vector (&in)[Of::from][Of::from], Vector (&out)[Of::to][Of::to]) {
-  Vector half[Of::from][Of::to];
+template <class Transform>
+NGD_INLINE void transform(const Vector (&in)[Transform::from][Transform::from],
+                          Vector (&out)[Transform::to][Transform::to]) {
+  Vector rows_transformed[Transform::from][Transform::to];
   NGD_UNROLL
-  for (int i = 0; i < Of::from; ++i) Of::line(in[i], half[i]);
+  for (int i = 0; i < Transform::from; ++i) Transform::line(in[i], rows_transformed[i]);
   NGD_UNROLL
-  for (int j = 0; j < Of::to; ++j) {
-    Vector column[Of::from], made[Of::to];
+  for (int j = 0; j < Transform::to; ++j) {
+    Vector column[Transform::from], transformed[Transform::to];
     NGD_UNROLL
-    for (int i = 0; i < Of::from; ++i) column[i] = half[i][j];
-    Of::line(column, made);
+    for (int i = 0; i < Transform::from; ++i) column[i] = rows_transformed[i][j];
+    Transform::line(column, transformed);
     NGD_UNROLL
-    for (int i = 0; i < Of::to; ++i) out[i][j] = made[i];
+    for (int i = 0; i < Transform::to; ++i) out[i][j] = transformed[i];
   }
 }
 
+// Load a grid of vectors, one from each plane.
 template <int side>
 NGD_INLINE void load_grid(const float* from, std::int64_t plane_stride, Vector (&to)[side][side]) {
   NGD_UNROLL
@@ -132,57 +135,59 @@ NGD_INLINE void store_grid(const Vector (&from)[side][side], float* to, std::int
   }
 }
 
-template <class Of, bool whole>
-void values(const Tile<const float>& tile, std::int64_t channels, float* to,
-            std::int64_t plane_stride) {
+// Transform a tile of an image. is_inside: the whole tile is in the image.
+template <class Transform, bool is_inside>
+void transform_tile(const Tile<const float>& tile, std::int64_t channels, float* to,
+                    std::int64_t plane_stride) {
   for (std::int64_t c = 0; c < channels; c += kLanes) {
-    Vector in[Of::from][Of::from], out[Of::to][Of::to];
+    Vector in[Transform::from][Transform::from], out[Transform::to][Transform::to];
     NGD_UNROLL
-    for (int i = 0; i < Of::from; ++i) {
+    for (int i = 0; i < Transform::from; ++i) {
       NGD_UNROLL
-      for (int j = Of::from - kTile; j < Of::from; ++j)
+      for (int j = Transform::from - kTile; j < Transform::from; ++j)
         __builtin_prefetch(address(tile, i, j + kTile) + c, 0, 2);
       NGD_UNROLL
-      for (int j = 0; j < Of::from; ++j)
-        in[i][j] = whole || has(tile, i, j) ? load(address(tile, i, j) + c) : Vector{};
+      for (int j = 0; j < Transform::from; ++j)
+        in[i][j] = is_inside || contains(tile, i, j) ? load(address(tile, i, j) + c) : Vector{};
     }
-    transform<Of>(in, out);
-    store_grid<Of::to>(out, to + c, plane_stride);
+    transform<Transform>(in, out);
+    store_grid<Transform::to>(out, to + c, plane_stride);
   }
 }
 
-template <class Of>
-void values_of(const Tile<const float>& from, std::int64_t channels, float* to,
-               std::int64_t plane_stride) {
-  is_whole(from, Of::from) ? values<Of, true>(from, channels, to, plane_stride)
-                           : values<Of, false>(from, channels, to, plane_stride);
+template <class Transform>
+void transform_any_tile(const Tile<const float>& from, std::int64_t channels, float* to,
+                        std::int64_t plane_stride) {
+  is_inside_image(from, Transform::from)
+      ? transform_tile<Transform, true>(from, channels, to, plane_stride)
+      : transform_tile<Transform, false>(from, channels, to, plane_stride);
 }
 
-template <bool whole>
-void results(const float* from, std::int64_t plane_stride, std::int64_t channels, const float* bias,
-             const Tile<float>& to) {
+template <bool is_inside>
+void transform_results(const float* from, std::int64_t plane_stride, std::int64_t channels,
+                       const float* bias, const Tile<float>& to) {
   for (std::int64_t c = 0; c < channels; c += kLanes) {
     Vector in[kInputTile][kInputTile], out[kTile][kTile];
     load_grid<kInputTile>(from + c, plane_stride, in);
-    transform<OfResult>(in, out);
-    const Vector added = bias == nullptr ? Vector{} : load(bias + c);
+    transform<ResultTransform>(in, out);
+    const Vector bias_vector = bias == nullptr ? Vector{} : load(bias + c);
     NGD_UNROLL
     for (int i = 0; i < kTile; ++i) {
       NGD_UNROLL
       for (int j = 0; j < kTile; ++j)
-        if (whole || has(to, i, j)) store(out[i][j] + added, address(to, i, j) + c);
+        if (is_inside || contains(to, i, j)) store(out[i][j] + bias_vector, address(to, i, j) + c);
     }
   }
 }
 
-void result(const float* from, std::int64_t plane_stride, std::int64_t channels, const float* bias,
-            const Tile<float>& to) {
-  is_whole(to, kTile) ? results<true>(from, plane_stride, channels, bias, to)
-                      : results<false>(from, plane_stride, channels, bias, to);
+void transform_result(const float* from, std::int64_t plane_stride, std::int64_t channels,
+                      const float* bias, const Tile<float>& to) {
+  is_inside_image(to, kTile) ? transform_results<true>(from, plane_stride, channels, bias, to)
+                             : transform_results<false>(from, plane_stride, channels, bias, to);
 }
 
-void weights(const float* kernels, std::int64_t step, bool rotated, float* to,
-             std::int64_t plane_stride) {
+void transform_weights(const float* kernels, std::int64_t step, bool rotated, float* to,
+                       std::int64_t plane_stride) {
   float lines[kWeights][kLanes];
   for (int k = 0; k < kLanes; ++k) {
     NGD_UNROLL
@@ -191,24 +196,24 @@ void weights(const float* kernels, std::int64_t step, bool rotated, float* to,
   Vector in[kKernel][kKernel], out[kInputTile][kInputTile];
   for (int i = 0; i < kWeights; ++i)
     in[i / kKernel][i % kKernel] = load(lines[rotated ? kWeights - 1 - i : i]);
-  transform<OfWeights>(in, out);
+  transform<WeightTransform>(in, out);
   store_grid<kInputTile>(out, to, plane_stride);
 }
 
-void weight_adjoints(const float* from, std::int64_t plane_stride, std::int64_t parts,
-                     std::int64_t part_stride, float* kernels, std::int64_t step) {
+void transform_weight_adjoints(const float* from, std::int64_t plane_stride, std::int64_t parts,
+                               std::int64_t part_stride, float* kernels, std::int64_t step) {
   Vector in[kInputTile][kInputTile], out[kKernel][kKernel];
   load_grid<kInputTile>(from, plane_stride, in);
   for (std::int64_t part = 1; part < parts; ++part) {
-    Vector more[kInputTile][kInputTile];
-    load_grid<kInputTile>(from + part * part_stride, plane_stride, more);
+    Vector other_part[kInputTile][kInputTile];
+    load_grid<kInputTile>(from + part * part_stride, plane_stride, other_part);
     NGD_UNROLL
     for (int i = 0; i < kInputTile; ++i) {
       NGD_UNROLL
-      for (int j = 0; j < kInputTile; ++j) in[i][j] += more[i][j];
+      for (int j = 0; j < kInputTile; ++j) in[i][j] += other_part[i][j];
     }
   }
-  transform<OfWeightAdjoints>(in, out);
+  transform<WeightAdjointTransform>(in, out);
   float lines[kWeights][kLanes];
   store_grid<kKernel>(out, lines[0], kLanes);
   for (int k = 0; k < kLanes; ++k) {
@@ -217,8 +222,12 @@ void weight_adjoints(const float* from, std::int64_t plane_stride, std::int64_t 
   }
 }
 
-constexpr Transforms kTransforms = {kLanes,  &values_of<OfData>, &values_of<OfAdjoint>,
-                                    &result, &weights,           &weight_adjoints};
+constexpr Transforms kTransforms = {kLanes,
+                                    &transform_any_tile<DataTransform>,
+                                    &transform_any_tile<AdjointTransform>,
+                                    &transform_result,
+                                    &transform_weights,
+                                    &transform_weight_adjoints};
 
 }  // namespace
 
