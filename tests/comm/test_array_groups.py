@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of some of the ranks, and grids of them."""
+"""Tests of groups of some ranks, and of meshes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support import harness
 from tests.support.harness import caught, run
 from tests.support.standing import run_in_world
 
-over = pytest.mark.parametrize("communicator", harness.communicators())
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
-def splits() -> None:
-    """Members, their order, collectives of every kind in them, groups of groups."""
+def check_splits() -> None:
+    """Check members, their order, every kind of collective, and groups inside groups."""
     world = ngd.init()
     n, r = world.size, world.rank
     half = world.split(r % 2, key=-r)
@@ -48,13 +48,13 @@ def splits() -> None:
     assert ngd.all_reduce(1, op="sum") == n
 
 
-@everywhere
-def test_split(communicator: str, ranks: int) -> None:
-    run_in_world(splits, communicator, ranks)
+@each_world
+def test_split_makes_groups_with_all_collectives(communicator: str, ranks: int) -> None:
+    run_in_world(check_splits, communicator, ranks)
 
 
-def non_member() -> None:
-    """Rank 0 is in no group: nothing that it does with what split gave it reaches anybody."""
+def call_without_membership() -> None:
+    """Check that calls of rank 0 on a group without rank 0 raise, and do not reach any rank."""
     world = ngd.init()
     n, r = world.size, world.rank
     some = world.split(None if r == 0 else 0, name="some")
@@ -99,13 +99,13 @@ def non_member() -> None:
     assert all(row.group != "some" for row in ngd.comm_stats()) or r != 0
 
 
-@everywhere
-def test_who_is_in_no_group_is_refused(communicator: str, ranks: int) -> None:
-    run_in_world(non_member, communicator, ranks)
+@each_world
+def test_calls_of_a_rank_outside_the_group_raise(communicator: str, ranks: int) -> None:
+    run_in_world(call_without_membership, communicator, ranks)
 
 
-def overlapping() -> None:
-    """Works of three groups at once, waited for in different orders: no deadlock."""
+def wait_in_overlapping_groups() -> None:
+    """Wait in different orders for works of three groups. This must not deadlock."""
     world = ngd.init()
     n, r = world.size, world.rank
     rows, columns = world.split(r // 2), world.split(r % 2)
@@ -124,13 +124,13 @@ def overlapping() -> None:
                 assert (works[i].wait() == want[i].sum()).all()
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_groups_overlap(communicator: str, ranks: int) -> None:
-    run_in_world(overlapping, communicator, ranks)
+def test_overlapping_groups_do_not_deadlock(communicator: str, ranks: int) -> None:
+    run_in_world(wait_in_overlapping_groups, communicator, ranks)
 
 
-def grid(shape: list[int]) -> dict[str, Any]:
+def check_mesh(shape: list[int]) -> dict[str, Any]:
     world = ngd.init()
     names = ("data", "model", "pipe")[: len(shape)]
     mesh = ngd.make_mesh(shape, names)
@@ -156,14 +156,14 @@ def caught_key(mesh: ngd.Mesh) -> str:
     return str(error.value)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize(("ranks", "shape"), [(2, [2]), (4, [2, 2]), (4, [1, 4]), (4, [2, 1, 2])])
-def test_mesh(communicator: str, ranks: int, shape: list[int]) -> None:
-    for outcome in run_in_world(grid, communicator, ranks, shape=shape):
+def test_a_mesh_has_a_group_per_axis(communicator: str, ranks: int, shape: list[int]) -> None:
+    for outcome in run_in_world(check_mesh, communicator, ranks, shape=shape):
         assert outcome.value["names"] == ["data", "model", "pipe"][: len(shape)]
 
 
-def grids_that_differ() -> None:
+def make_different_meshes() -> None:
     world = ngd.init()
     odd = world.rank == world.size - 1
     for shape, names in (
@@ -177,12 +177,12 @@ def grids_that_differ() -> None:
     ngd.barrier()
 
 
-@over
-def test_meshes_that_differ_are_refused(communicator: str) -> None:
-    run_in_world(grids_that_differ, communicator, 3)
+@each_communicator
+def test_different_meshes_raise_on_all_ranks(communicator: str) -> None:
+    run_in_world(make_different_meshes, communicator, 3)
 
 
-def raising() -> None:
+def fail_beside_a_small_group() -> None:
     world = ngd.init()
     half = world.split(world.rank // 2)
     ngd.barrier()
@@ -192,21 +192,21 @@ def raising() -> None:
 
 
 @harness.needs_ranks
-def test_a_failure_reaches_smaller_groups() -> None:
-    with harness.Job(raising, 2, **harness.over("shm", 2)) as job:
+def test_a_failure_closes_smaller_groups() -> None:
+    with harness.Job(fail_beside_a_small_group, 2, **harness.over("shm", 2)) as job:
         outcomes = job.wait(60)
         assert "RemoteRankError" in outcomes[0].out
         assert "the reason" in outcomes[0].out
 
 
-def counting() -> list[list[Any]]:
-    """Two call sites in two groups, rank 1 late for one of them."""
+def count_calls() -> list[list[Any]]:
+    """Count calls at two call sites in two groups. Rank 1 is late for the first one."""
     world = ngd.init()
     pair = world.split(0, name="pair")
     ones = np.ones(10, np.float32)
     for _ in range(20):
         if world.rank == 1:
-            ngd.recv(0, out=np.empty(1))  # sent when rank 0 has come
+            ngd.recv(0, out=np.empty(1))  # rank 0 sends it after it has started the all-reduce
             ngd.all_reduce(ones, op="sum")
         else:
             work = ngd.all_reduce(ones, op="sum", async_op=True)
@@ -224,8 +224,8 @@ def counting() -> list[list[Any]]:
 
 
 @harness.needs_ranks
-def test_statistics_name_the_straggler() -> None:
-    for outcome in run(counting, 2, **harness.over("shm", 2)):
+def test_statistics_name_the_last_rank() -> None:
+    for outcome in run(count_calls, 2, **harness.over("shm", 2)):
         rows = {row[1]: row for row in outcome.value}
         reduced, gathered = rows["all_reduce(sum)"], rows["all_gather"]
         assert reduced[:4] == ["world", "all_reduce(sum)", 20, 800]
@@ -233,25 +233,25 @@ def test_statistics_name_the_straggler() -> None:
         assert gathered[:4] == ["pair", "all_gather", 3, 240]
 
 
-def comparing(device: str) -> list[str]:
-    """Steps that agree, and steps of which the second collective is another one on rank 1."""
+def compare_two_steps(device: str) -> list[str]:
+    """Compare steps that agree, and steps whose second collective differs on rank 1."""
     world = ngd.init()
     pair = world.split(0, name="pair")
     x = ngd.placeholder("x", (4,), "float32")
     answers = []
     for op in ("max", "min" if world.rank == 1 else "max"):
         total = ngd.ops.all_reduce(x, op="sum")
-        largest = ngd.ops.all_reduce(total, op=op)  # differs
+        largest = ngd.ops.all_reduce(total, op=op)  # the op differs on rank 1
         inner = ngd.ops.all_gather(largest, group=pair)
         step = ngd.compile([x], [inner], device=device)
         answers.append(step.compare_ranks())
     return answers
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
-def test_compare_ranks(communicator: str, device: str) -> None:
-    for outcome in run_in_world(comparing, communicator, 3, device=device):
+def test_compare_ranks_reports_different_collectives(communicator: str, device: str) -> None:
+    for outcome in run_in_world(compare_two_steps, communicator, 3, device=device):
         same, different = (answer.splitlines() for answer in outcome.value)
         assert same == [
             "world: all 3 ranks agree, 2 collectives",

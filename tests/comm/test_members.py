@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that come and go under `ngd run --min-ranks`: the launcher, ngd.init() and DiLoCo."""
+"""Tests of `ngd run --min-ranks`: launcher, ngd.init() and DiLoCo when members leave or join."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ tell(ends=d.round, w=w[0].tolist(), moments=float(moments[0]))
 )
 
 
-class Ended:
-    """How a job has ended, and what its members told."""
+class JobEnd:
+    """The exit code and output of a job, and the lines that its members printed."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.err = code, err
@@ -71,14 +71,14 @@ class Ended:
         self.all = f"code {code}\n{out}\n{err}"
 
     def of(self, what: str) -> dict[int, Any]:
-        """What members told last under this name."""
+        """Return the last line with this key of each member."""
         return {line["member"]: line for line in self.told if what in line}
 
 
 def run(
     folder: Path, program: str, *options: str, seconds: float = 120, timeout: str = "30"
-) -> Ended:
-    """Run a job to its end; no process of it may be left."""
+) -> JobEnd:
+    """Run a job to its end. Fail if a process of it remains."""
     script = folder / "program.py"
     script.write_text(program)
     marker = secrets.token_hex(8)
@@ -97,18 +97,18 @@ def run(
         pytest.fail(f"the job did not end in {seconds} s\n{out}\n{err}")
     assert harness.marked_processes(marker) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith("ngd-run-")] == []
-    return Ended(job.returncode, out, err)
+    return JobEnd(job.returncode, out, err)
 
 
 def rounds(harm: str, count: int = 6) -> str:
-    """The program, in which a round begins with harm."""
+    """Return the DiLoCo program, with `harm` before each inner step."""
     return ROUNDS.replace("LATER = 3", f"ROUNDS = {count}\ndef harm(round):\n    {harm}\n")
 
 
-def test_the_others_go_on_without_a_lost_one(tmp_path: Path) -> None:
+def test_a_job_continues_without_a_lost_member(tmp_path: Path) -> None:
     ended = run(tmp_path, rounds("if me == 1 and round == 2: die()"), "-n", "3", "--min-ranks", "2")
     assert ended.code == 0, ended.all
-    # A round moves by the mean of 2 * (1 + me): 4 with all, 4 again with 0 and 2.
+    # A round moves by the mean of 2 * (1 + me): 4 with all members, and 4 with members 0 and 2.
     assert ended.of("ends").keys() == {0, 2}
     assert [line["size"] for line in ended.told if "size" in line and line["member"] == 0] == [
         *(3, 3, 2, 2, 2, 2)
@@ -119,29 +119,29 @@ def test_the_others_go_on_without_a_lost_one(tmp_path: Path) -> None:
     assert re.search(r"train\.DiLoCo: outer step 3: .*: rank 1 .*has died", ended.err), ended.all
 
 
-def test_the_mean_is_of_those_who_are_there(tmp_path: Path) -> None:
+def test_the_mean_is_over_the_present_members(tmp_path: Path) -> None:
     ended = run(tmp_path, rounds("if me == 2 and round == 1: die()"), "-n", "3", "--min-ranks", "1")
     assert ended.code == 0, ended.all
     assert ended.of("ends")[0]["w"][0][0] == -(4 + 5 * 3)
 
 
 @pytest.mark.long
-def test_a_new_member_heals_from_a_peer(tmp_path: Path) -> None:
+def test_a_new_member_gets_the_state_of_another(tmp_path: Path) -> None:
     slow = "time.sleep(0.25); die() if me == 0 and round == 1 else None"
     ended = run(tmp_path, rounds(slow, 20), "-n", "2", "--min-ranks", "1", "--max-restarts", "1")
     assert ended.code == 0, ended.all
     begins, ends = ended.of("begins")[2], ended.of("ends")
     assert ends.keys() == {1, 2}
     assert 2 <= begins["begins"] < 20
-    # It has the weights of the others, and as many inner steps behind it.
-    beside = [line for line in ended.told if line.get("round") == begins["begins"]]
-    assert [line["w"] for line in beside if line["member"] == 1] == [begins["w"]]
+    # It has the weights of the other member, and the same number of inner steps.
+    peers = [line for line in ended.told if line.get("round") == begins["begins"]]
+    assert [line["w"] for line in peers if line["member"] == 1] == [begins["w"]]
     assert begins["moments"] == 2 * begins["begins"]
     assert ends[1]["w"] == ends[2]["w"]
     assert ends[1]["moments"] == ends[2]["moments"] == 40
-    # Rounds of 0 and 1 move by 3, of 1 alone by 4, of 1 and 2 by 5.
+    # Rounds of members 0 and 1 move by 3, of only member 1 by 4, of members 1 and 2 by 5.
     assert ends[1]["w"][0][0] == -(3 + 4 * (begins["begins"] - 1) + 5 * (20 - begins["begins"]))
-    # It may be there before the other one has noticed that the first is lost.
+    # The new member may start before the other one notices the lost member.
     assert re.search(r"world [23] has the members 1, 2", ended.err), ended.all
     for words in (
         "member 0 was killed by SIGKILL; member 2 starts in its place",
@@ -151,22 +151,22 @@ def test_a_new_member_heals_from_a_peer(tmp_path: Path) -> None:
         assert words in ended.err, ended.all
 
 
-def test_too_few_end_the_job(tmp_path: Path) -> None:
+def test_too_few_members_end_the_job(tmp_path: Path) -> None:
     slow = "time.sleep(0.1); sys.exit(7) if me == 1 else None"
     ended = run(tmp_path, rounds(slow, 10**6), "-n", "2", "--min-ranks", "2")
     assert ended.code == 7, ended.all
     assert "rank 1 returned 7; ending the others" in ended.err
 
 
-def test_nobody_who_knows_the_weights_ends_the_job(tmp_path: Path) -> None:
-    """New ones alone do not begin again."""
+def test_the_loss_of_all_members_with_weights_ends_the_job(tmp_path: Path) -> None:
+    """New members do not start the training again."""
     ended = run(tmp_path, rounds("die()"), "-n", "1", "--min-ranks", "1", "--max-restarts", "3")
     assert ended.code == 128 + signal.SIGKILL, ended.all
     assert ended.of("begins").keys() == {0}
 
 
 @pytest.mark.long
-def test_a_new_one_that_comes_too_late_is_sent_home(tmp_path: Path) -> None:
+def test_a_member_that_starts_after_the_training_ends(tmp_path: Path) -> None:
     program = rounds("die() if me == 0 and round == 1 else None", 3)
     late = program.replace("import numpy", "time.sleep(0 if me < 2 else 600)\nimport numpy", 1)
     late = late.replace("me = int", "", 1).replace('(os.environ["NGD_MEMBER"])\n', "\n", 1)
@@ -180,7 +180,7 @@ def test_a_new_one_that_comes_too_late_is_sent_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_who_is_stopped_is_killed_at_the_deadline(tmp_path: Path) -> None:
+def test_a_stopped_member_is_killed_at_the_deadline(tmp_path: Path) -> None:
     stop = "os.kill(os.getpid(), signal.SIGSTOP) if me == 1 and round == 2 else None"
     ended = run(tmp_path, rounds(stop), "-n", "3", "--min-ranks", "2", timeout="3")
     assert ended.code == 0, ended.all
@@ -190,13 +190,13 @@ def test_who_is_stopped_is_killed_at_the_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("timeout", ["0", "inf"])
-def test_a_deadline_may_never_come(tmp_path: Path, timeout: str) -> None:
+def test_infinite_timeouts_work(tmp_path: Path, timeout: str) -> None:
     ended = run(tmp_path, rounds("pass", 2), "-n", "2", "--min-ranks", "1", timeout=timeout)
     assert ended.code == 0, ended.all
     assert ended.of("ends").keys() == {0, 1}
 
 
-def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_member_that_dies_before_the_first_world_is_not_awaited(tmp_path: Path) -> None:
     program = (
         rounds("pass").replace("LATER", "").replace("def die", "if me == 0: sys.exit(2)\ndef die")
     )
@@ -206,7 +206,7 @@ def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_member_that_dies_before_the_rendezvous_is_not_awaited(tmp_path: Path) -> None:
     early = """
 from ngd.comm.launchers.launcher_pipe import say_to_launcher
 if me == 1:
@@ -222,7 +222,7 @@ if me == 1:
 
 
 @pytest.mark.long
-def test_a_job_inside_a_member_is_of_its_own(tmp_path: Path) -> None:
+def test_a_job_inside_a_member_is_separate(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -240,7 +240,7 @@ tell(said=said.stdout)
 
 
 @pytest.mark.long
-def test_members_that_disagree_are_told_and_do_not_try_for_ever(tmp_path: Path) -> None:
+def test_a_mismatch_between_members_ends_the_job(tmp_path: Path) -> None:
     program = rounds("pass").replace("np.zeros((2, 3)", "np.zeros((2 + me, 3)")
     ended = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
     assert ended.code == 1, ended.all
@@ -248,7 +248,7 @@ def test_members_that_disagree_are_told_and_do_not_try_for_ever(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_child_of_a_member_is_no_member(tmp_path: Path) -> None:
+def test_a_child_of_a_member_is_not_a_member(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -285,8 +285,8 @@ def test_a_signal_ends_a_job_of_members(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_deaths_leave_one_training(tmp_path: Path, seed: int) -> None:
-    """Members die at random moments; those that are left hold the same, and none hangs."""
+def test_random_deaths_leave_equal_weights(tmp_path: Path, seed: int) -> None:
+    """Members die at random moments. The remaining ones have equal weights, and none hangs."""
     draw = random.Random(seed)
     times = [round(draw.uniform(0.0, 2.0), 3) for _ in range(16)]
     harm = "time.sleep(0.01)"
@@ -310,22 +310,22 @@ def test_random_deaths_leave_one_training(tmp_path: Path, seed: int) -> None:
     assert len({json.dumps(line["w"]) for line in ends.values()}) == 1, ended.all
 
 
-def test_ranks_are_fixed_elsewhere() -> None:
+def test_other_jobs_have_no_newcomers() -> None:
     assert ngd.newcomers() is None
 
 
 @pytest.mark.parametrize("ranks", ["0", "3", "-1"])
-def test_a_least_number_that_makes_no_sense(ranks: str) -> None:
+def test_a_bad_min_ranks_is_an_error(ranks: str) -> None:
     command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--min-ranks", ranks, "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"--min-ranks {ranks}: expected a number from 1 to 2" in done.stderr
 
 
-# The launcher's side alone.
+# The launcher's part only.
 
 
-def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> None:
+def test_a_world_is_made_when_all_members_with_state_wait(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 10)
     assert board.waits(2) is None
     assert board.waits(0) is None
@@ -344,21 +344,21 @@ def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> No
     assert second.job not in ("", world.job)
 
 
-def test_who_is_late_is_told_once(tmp_path: Path) -> None:
+def test_a_late_member_is_reported_once(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 0.05)
     assert board.late() == []
-    board.waits(7)  # a new one may wait for long
+    board.waits(7)  # a new member may wait for long
     assert board.deadline is None
     board.waits(1)
     time.sleep(0.06)
     assert board.late() == [0, 2]
     assert board.late() == []
-    for_ever = membership.Board(str(tmp_path), 2, 0)
-    for_ever.waits(0)
-    assert for_ever.deadline is None
+    endless = membership.Board(str(tmp_path), 2, 0)
+    endless.waits(0)
+    assert endless.deadline is None
 
 
-def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
+def test_a_launcher_that_does_not_answer_raises(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
     environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.registry.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):

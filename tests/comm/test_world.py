@@ -14,8 +14,8 @@ from tests.support import harness
 from tests.support.standing import run_in_world
 
 
-def facts() -> list[Any]:
-    """Return the facts before the world is joined, in it, and after it is left."""
+def world_facts() -> list[Any]:
+    """Return rank, size and state before the world is joined, in it, and after it is left."""
     ngd.shutdown()
     found = [[ngd.rank(), ngd.world_size(), ngd.is_initialized()]]
     world = ngd.init()
@@ -25,8 +25,8 @@ def facts() -> list[Any]:
 
 
 @harness.needs_ranks
-def test_the_launchers_numbers_are_those_of_the_world() -> None:
-    ranks = harness.run(facts, 3)
+def test_rank_and_size_equal_those_of_the_launcher() -> None:
+    ranks = harness.run(world_facts, 3)
     for number, rank in enumerate(ranks):
         assert rank.value == [[number, 3, False], [number, 3, True]]
 
@@ -66,7 +66,7 @@ def test_a_block_raises_on_all_ranks_or_on_none(failing: list[int]) -> None:
             assert said[1] == failing
 
 
-def fails_after_the_group() -> str:
+def leave_a_block_by_a_group_error() -> str:
     """Let an error of the group itself leave the block."""
     try:
         with ngd.raise_together():
@@ -77,8 +77,8 @@ def fails_after_the_group() -> str:
 
 
 @harness.needs_ranks
-def test_an_error_of_the_group_leaves_the_block() -> None:
-    ranks = harness.run(fails_after_the_group, 2)
+def test_a_group_error_leaves_the_block() -> None:
+    ranks = harness.run(leave_a_block_by_a_group_error, 2)
     assert [rank.value for rank in ranks] == ["CollectiveMismatchError"] * 2
 
 
@@ -105,7 +105,9 @@ def test_a_graph_is_built_without_the_other_ranks() -> None:
     before, after, gathered, gradient, sums = rank_0.value
     assert (before, after) == (False, True)
     assert gathered == rank_1.value[2] == [1, 1, 2, 2]
-    np.testing.assert_allclose(gradient, [2 * 2 * 1, 2 * 2 * 2])  # both ranks' losses: 2 * 2 x c
+    np.testing.assert_allclose(
+        gradient, [2 * 2 * 1, 2 * 2 * 2]
+    )  # the losses of both ranks: 2 * 2 x c
     np.testing.assert_allclose(rank_1.value[3], [2 * 2 * 2 * 3, 2 * 2 * 2 * 4])
     assert sums == [[1, 1, 2, 2], [2, 2, 3, 3]]
 
