@@ -47,7 +47,7 @@ def test_bf16_compression_stays_within_its_bound(communicator: str, ranks: int) 
 
 
 def check_top_k() -> None:
-    """Check that calls sum the largest elements of each rank, and that nothing is lost over time."""
+    """Check that calls sum the largest elements of each rank, and lose nothing over time."""
     world = ngd.init()
     n, r = world.size, world.rank
     random = np.random.default_rng(3)

@@ -199,7 +199,7 @@ def test_a_polling_rank_gets_rank_lost() -> None:
 
 @pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.long), 1_000_000])
 def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
-    """Rank 1 is stopped for longer than NGD_TIMEOUT. It continues after the other ranks have ended."""
+    """Rank 1 is stopped for longer than NGD_TIMEOUT, and continues after the others have ended."""
     arguments = {"device": "CPU", "count": count, "timeout": 2.5}
     with Job(train, 3, arguments=arguments) as job:
         for rank in range(3):

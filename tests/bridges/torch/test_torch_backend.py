@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile(backend="ngd"): losses, gradients and outputs are those of eager."""
+"""Tests of torch.compile(backend="ngd"): losses, gradients and outputs equal eager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that are compiled during a test."""
+    """A list of the programs that are compiled during a test."""
     made: list[Any] = []
     initialize = backend.GraphProgram.__init__
 
@@ -200,7 +200,7 @@ def test_wav2vec2_equals_eager_with_its_graph_breaks(programs: list[Any]) -> Non
     batch = images(2, 400), torch.tensor([0, 1])
 
     def loss(m: Any, x: Any, labels: Any) -> Any:
-        torch.manual_seed(1)  # of the layers that are left out
+        torch.manual_seed(1)  # determines the dropped layers
         return m(input_values=x, labels=labels).loss
 
     expect_equal_training(model, batch, loss=loss)
@@ -497,7 +497,7 @@ def test_dropout_follows_the_seed_of_pytorch() -> None:
     assert abs(kept.mean().item() - 0.75) < 4.5 * deviation
     assert not torch.equal(first, second)
     first.sum().backward()
-    expect_equal(x.grad, first, 1e-12)  # the backward pass has the mask of the forward pass
+    expect_equal(x.grad, first, 1e-12)  # the backward pass uses the mask of the forward pass
     again, _ = step(x)
     assert not torch.equal(again, first)
     torch.manual_seed(5)
@@ -556,4 +556,4 @@ def test_ddp_over_ngd_equals_one_process() -> None:
     for outcome in outcomes:
         for found, p in zip(outcome["weights"], model.parameters(), strict=True):
             np.testing.assert_allclose(found, p.detach().numpy(), 1e-9, 1e-9)
-    assert outcomes[0]["dropped"] != outcomes[1]["dropped"]  # though the seeds are equal
+    assert outcomes[0]["dropped"] != outcomes[1]["dropped"]  # with equal seeds

@@ -24,7 +24,7 @@ from ngd.torch.compiled import backend  # noqa: E402
 
 pytestmark = dynamo_warnings.IGNORED
 HAS_FLOAT32 = 1e-6
-"""The tolerance of models that compute a part in float32, whatever their dtype."""
+"""The tolerance of models that compute a part in float32 in any dtype."""
 
 
 def relative_difference(found: list[Any], expected: list[Any]) -> float:
@@ -46,7 +46,7 @@ def gradients_of(model: Any, batch: Any) -> tuple[float, list[Any]]:
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """A model in float64, and a batch."""
     if request.param in ("mixtral", "olmoe"):
-        # PyTorch's own grouped product has no float64: take the one of transformers.
+        # PyTorch's grouped matmul has no float64, so take the one of transformers.
         from transformers.integrations import moe
 
         monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *args, **options: False)
@@ -94,4 +94,4 @@ def test_the_backend_equals_eager(case: tuple[Any, Any]) -> None:
     expect_equal_buffers(model, eager)
     programs = set(backend._programs)
     gradients_of(compiled, batch)
-    assert programs.issuperset(backend._programs)  # nothing is compiled twice
+    assert programs.issuperset(backend._programs)  # no program is compiled twice

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages about PyTorch models: the program runs, and the table of ops is that of the rules."""
+"""Tests of the pages about PyTorch models: programs run, and the table of ops lists the rules."""
 
 from __future__ import annotations
 

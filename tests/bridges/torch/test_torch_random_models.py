@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random small models from a grammar of PyTorch's ops: one compiled step equals eager in float64.
+"""Compare steps of random small models with eager PyTorch in float64. A grammar makes the models.
 
 NGD_TORCH_MODELS is the number of models, and NGD_TORCH_SEED the first seed.
 """

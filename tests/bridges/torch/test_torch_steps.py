@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of PyTorch models as ngd programs: losses, parameters and state are those of eager."""
+"""Tests of PyTorch models as ngd programs: losses, parameters and state equal eager."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_write_between_steps_is_read_by_the_next(way: str) -> None:
     np.testing.assert_allclose(model[3].weight.detach(), eager[3].weight.detach(), 1e-12)
 
 
-def test_a_loaded_state_is_that_of_the_next_step() -> None:
+def test_the_next_step_uses_a_loaded_state() -> None:
     model = make_model()
     start = copy.deepcopy(model.state_dict())
     step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compile_step on several ranks: the steps of one process, on one copy of the weights."""
+"""Tests of compile_step on several ranks: they train as one process, with one copy of weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train_on_ranks() -> dict[str, Any]:
     }
     ngd.barrier()
     ngd.shutdown()
-    weight.data.mul_(2.0)  # the memory outlives the world
+    weight.data.mul_(2.0)  # the memory stays valid after the end of the world
     return result
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to parameters and optimizer state between compiled steps: as in eager, or refused."""
+"""Tests of writes to parameters and optimizer state between steps: as in eager, or an error."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def train_compiled(write: Callable[[Any, Any], None], is_frozen: bool) -> dict[s
     model = make_model()
     model[0].requires_grad_(not is_frozen)
     if world.rank:
-        torch.nn.init.zeros_(model[0].weight)  # replaced by the values of rank 0
+        torch.nn.init.zeros_(model[0].weight)  # rank 0's values replace it
     optimizer = optimizer_of(model)
     step = compile_step(model, loss_of, optimizer)
     share = BATCH // world.size
