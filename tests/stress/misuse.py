@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls every public callable of ngd with arguments that do not fit, and looks what it raises.
+"""Calls every public callable of ngd with bad arguments, and checks its errors.
 
     python -m tests.stress.misuse --runs 0 --seed 7
 
 A case is a callable of ngd, ops, nn, optim, data, train, checkpoint or metrics, or a method of a
-group, and one way to spoil its arguments: an unknown keyword, a wrong type, the wrong order, NaN,
-an empty array, a size that is zero, negative or huge, a wrong rank or dtype, or two objects of one
-name (misused_calls.py). A call must either be right or raise an error of a proper class whose
-message names the public call. A result that is right is equal on both devices. No call leaves a
-file, a thread, a call site, or a group that does not work.
+group, and one bad argument: an unknown keyword, a wrong type, the wrong order, NaN, an empty array,
+a size that is zero, negative or huge, a wrong rank or dtype, or two objects of one name
+(misused_calls.py). A call must either succeed or raise an error of a proper class whose message
+names the public call. A result must be equal on both devices. No call may leave a file, a thread, a
+call site, or a broken group.
 
 Cases run in child processes, so that a crash or a hang is one finding. A case takes milliseconds;
 `--seconds N` limits the time, and `--runs N` the number of cases (0: all). The last line is a JSON
@@ -42,7 +42,7 @@ BATCH: Final = 400
 """The number of cases of one child process."""
 
 CASE_SECONDS: Final = 20.0
-"""After which a case hangs, on a machine under load."""
+"""A case that takes more seconds counts as hung, even on a machine under load."""
 
 SPACE_BYTES: Final = 6 << 30
 """The address space of a child: a huge size is a MemoryError, and harms no other process."""
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
-    """Run cases in child processes; return what became of each, by number."""
+    """Run cases in child processes, and return the outcome of each, by number."""
     said: dict[int, str] = {}
     begin = time.monotonic()
     while batch and time.monotonic() - begin < seconds:
@@ -169,7 +169,7 @@ def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
 
 
 def run_child(numbers: Sequence[str]) -> None:
-    """Run cases in this process; print a line for each, (number, what became of it)."""
+    """Run cases in this process, and print one line per case: its number and its outcome."""
     import numpy as np
 
     import ngd
@@ -203,20 +203,20 @@ def outcome(case: Any, target: Any) -> str:
     from tests.stress import misused_calls
 
     try:
-        result = misused_calls.made(case, target)
+        result = misused_calls.make_call(case, target)
     except BaseException as error:
-        return judged(target.name, error)
+        return judge_error(target.name, error)
     try:
-        return compared(result)
+        return compare_devices(result)
     except BaseException as error:
-        return judged(target.name, error, "when it runs, ")
+        return judge_error(target.name, error, "when it runs, ")
 
 
 PROPER: Final = ("TypeError", "ValueError", "NotImplementedError", "MemoryError", "OSError")
 
 
-def judged(target: str, error: BaseException, when: str = "") -> str:
-    """Return whether an error is of a proper class, and names the public call."""
+def judge_error(target: str, error: BaseException, when: str = "") -> str:
+    """Return "raised" if an error has a proper class and names the public call, or a finding."""
     import ngd
 
     words = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
@@ -234,8 +234,8 @@ def judged(target: str, error: BaseException, when: str = "") -> str:
     return f"no name: {when}{words}"
 
 
-def compared(result: Any) -> str:
-    """Run what was built on both devices, where it is a graph; return "right" if they agree."""
+def compare_devices(result: Any) -> str:
+    """If the result is a graph, run it on both devices; return "right" if they agree."""
     import numpy as np
 
     import ngd
@@ -265,7 +265,7 @@ def compared(result: Any) -> str:
 
 
 def state_after(world: Any, threads: int, may_save: bool) -> str | None:
-    """Return a description of leftovers of a call, or None."""
+    """Return a description of what a call has left, or None."""
     import numpy as np
 
     from ngd._util import callsite as sites

@@ -169,7 +169,7 @@ def test_each_key_has_its_own_optimizer_state(tmp_path: Path) -> None:
     def make_store() -> Any:
         store = kvstore.create("local")
         store.init(["a", "b"], [ones(), ones()])
-        store.set_optimizer(ngd.optim.SGD(0.1, sgd_with_momentum=0.5))
+        store.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
         return store
 
     store = make_store()
@@ -185,14 +185,14 @@ def test_each_key_has_its_own_optimizer_state(tmp_path: Path) -> None:
     store.save_optimizer_states(tmp_path / "states")
     other = kvstore.create("local")
     other.init(["a", "b"], [pull(store, "a"), pull(store, "b")])
-    other.set_optimizer(ngd.optim.SGD(0.1, sgd_with_momentum=0.5))
+    other.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
     other.load_optimizer_states(tmp_path / "states")
     for each in (store, other):
         each.pushpull(["a", "b"], [gradients[4], gradients[5]], out=[out := ones(), ones()])
         np.testing.assert_allclose(out, sgd_with_momentum(ones(), gradients[:5], 0.1, 0.5), 1e-5)
     smaller_store = kvstore.create("local")
     smaller_store.init("a", ones())
-    smaller_store.set_optimizer(ngd.optim.SGD(0.1, sgd_with_momentum=0.5))
+    smaller_store.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
     with pytest.raises(ValueError, match="the state of this store's keys"):
         smaller_store.load_optimizer_states(tmp_path / "states")
     with pytest.raises(ValueError, match="dump_optimizer"):

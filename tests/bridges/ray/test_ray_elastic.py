@@ -345,8 +345,8 @@ class FakeRay:
             raise answer
         return answer
 
-    def wait(self, fake_ray: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
-        return [], fake_ray
+    def wait(self, answers: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return [], answers
 
     def nodes(self) -> list[dict[str, Any]]:
         properties = {"Alive": True, "Resources": {"CPU": 8.0}}
