@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd profile`: the script runs as it would alone, and then its steps are reported."""
+"""Tests of `ngd profile`: the script runs unchanged, and then its steps are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print("arguments", sys.argv[1:], __name__, beside.WHO)
 
 
 def profile(folder: Path, *options: str, ranks: int = 0, script: str = SCRIPT, **how: str) -> str:
-    """What a run says, and its exit code behind it."""
+    """Run `ngd profile`, and return its output, followed by its exit code."""
     (folder / "train.py").write_text(script + how.get("end", ""))
     (folder / "beside.py").write_text("WHO = 'beside'\n")
     command = [sys.executable, "-m", "ngd"]
@@ -50,7 +50,7 @@ def test_a_script_is_reported(tmp_path: Path) -> None:
     said = profile(tmp_path, "--json", "report.json", "--html", "report.html")
     assert "arguments ['--epochs', '3'] __main__ beside" in said
     assert said.endswith("exit 0")
-    assert said.count("step compiled at train.py") == 2  # one was never run
+    assert said.count("step compiled at train.py") == 2  # one step never ran
     reports = json.loads((tmp_path / "report.json").read_text())
     assert sorted(report["runs"] for report in reports) == [1, 4]
     assert [r["seconds"] for r in reports] == sorted([r["seconds"] for r in reports], reverse=True)
@@ -108,7 +108,7 @@ def test_the_first_run_of_a_step_is_left_out(tmp_path: Path) -> None:
     assert "the first run, which includes the warm-up" in said
 
 
-def test_the_help_tells_where_the_reports_go() -> None:
+def test_the_help_explains_where_reports_are_written() -> None:
     command = [sys.executable, "-m", "ngd", "profile", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert "The reports go to standard error." in " ".join(said.split())
@@ -123,9 +123,7 @@ def test_the_help_tells_where_the_reports_go() -> None:
         ("sys.exit('bad luck')", 1, "bad luck"),
     ],
 )
-def test_a_script_that_fails_is_reported_too(
-    tmp_path: Path, end: str, code: int, words: str
-) -> None:
+def test_a_failing_script_is_reported_too(tmp_path: Path, end: str, code: int, words: str) -> None:
     said = profile(tmp_path, end=end)
     assert said.count("step compiled at train.py") == 2
     assert words in said
@@ -138,13 +136,13 @@ def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
     assert said.count("step compiled at train.py") == 2
 
 
-def test_a_script_without_steps(tmp_path: Path) -> None:
+def test_a_script_without_steps_has_an_empty_report(tmp_path: Path) -> None:
     said = profile(tmp_path, script="print('nothing')\n")
     assert "ngd profile: no step was run" in said
     assert said.endswith("exit 0")
 
 
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_script_is_an_error(tmp_path: Path) -> None:
     said = profile(tmp_path, what="other.py")
     assert f"ngd profile: cannot start other.py: there is no such file in {tmp_path}" in said
     assert "Traceback" not in said
@@ -155,12 +153,12 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "ngd.shutdown()"])
 def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
     said = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
-    assert said.count("step compiled at train.py") == 2  # of rank 0
+    assert said.count("step compiled at train.py") == 2  # only of rank 0
     assert "4 runs of" in said
     assert said.count("first run") == 2
     assert said.endswith("exit 0")
     names = sorted(path.name for path in tmp_path.glob("*.json"))
-    # Without a world at the end each rank writes its own.
+    # Without a world at the end, each rank writes its own report.
     assert names == (["trace.rank0.json", "trace.rank1.json"] if end else ["trace.json"])
     found = [
         event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of packaging/docker, run as Docker would run them."""
+"""Tests of the images of packaging/docker, which run as Docker would run them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_digits_train_on_two_ranks(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", BUILT)
-def test_64_megabytes_in_dev_shm_and_the_filter_of_system_calls_are_enough(mode: str) -> None:
+def test_64_mb_in_dev_shm_and_the_seccomp_filter_are_enough(mode: str) -> None:
     script = (
         "df --output=size -k /dev/shm | tail -n 1; grep -o 'Seccomp:.*' /proc/self/status;"
         f"echo '{LARGE}' >large.py; ngd run --no-prefix -n 2 large.py; ls -A /dev/shm"
@@ -61,6 +61,6 @@ def test_64_megabytes_in_dev_shm_and_the_filter_of_system_calls_are_enough(mode:
 
 
 @pytest.mark.parametrize("mode", BUILT)
-def test_doctor_finds_nothing_that_does_not_work(mode: str) -> None:
+def test_doctor_finds_no_error_in_the_image(mode: str) -> None:
     found = json.loads(run(mode, "ngd", "doctor", "--json"))
     assert found["ok"], found

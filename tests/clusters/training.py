@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the jobs of the tests train: the line of tests/train, slowly until they were requeued."""
+"""Train the model of tests/train/lines.py in a job, slowly until the job was requeued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.train import lines
 
 EPOCHS = 60
 SLOW = 0.25
-"""Seconds that a step takes; it lasts longer so than any deadline of these tests."""
+"""Seconds per step, so that the training lasts longer than any deadline of these tests."""
 
 
 def main(folder: Path, slow: bool) -> int:
@@ -32,7 +32,7 @@ def main(folder: Path, slow: bool) -> int:
     def step(*columns: Any) -> Any:
         time.sleep(SLOW if slow and not restarted else 0)
         if world.rank == 0 and trainer.done == began + 2:
-            print("it trains", flush=True)  # all have made a step, and take signals
+            print("it trains", flush=True)  # all ranks have made a step, and handle signals
         return made(*columns)
 
     trainer.step = step

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print which kernel the CPU chooses for 300 queries: one line per query.
+"""Print which kernel the CPU chooses for 300 queries, one line per query.
 
     NGD_SIMD=avx2 NGD_THREADS=2 ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.core.kernel_choices
 
 A line has the query, the folder of the kernel, and, except for kernels of oneDNN, the scratch bytes
-and the results that may be computed in place. The environment variables pose as another machine.
+and the results that can be computed in place. The environment variables simulate another machine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def matmuls() -> Iterator[Query]:
     yield matmul(4, 4, 0)
 
 
-def grouped() -> Iterator[Query]:
+def grouped_matmuls() -> Iterator[Query]:
     for dtype, groups, k, n in product(("float32", "float64"), (1, 8), (16, 256), (32, 512)):
         rows, weight = (dtype, (96, k)), (dtype, (groups, k, n))
         offsets = ("int64", (groups,))
@@ -107,7 +107,7 @@ def convolutions() -> Iterator[Query]:
             yield Query("conv_weight_grad", [data, result], [weights], attrs)
 
 
-def others() -> Iterator[Query]:
+def other_queries() -> Iterator[Query]:
     for dtype, axis in product(("float32", "float64", "bfloat16"), (0, 1, -1)):
         shape = (24, 40, 56)
         kept = list(shape)
@@ -153,7 +153,7 @@ def dtype_code(dtype: str) -> str:
 
 
 def queries() -> list[Query]:
-    return [*matmuls(), *grouped(), *convolutions(), *others()]
+    return [*matmuls(), *grouped_matmuls(), *convolutions(), *other_queries()]
 
 
 def main() -> None:

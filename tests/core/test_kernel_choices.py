@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the kernels that the CPU chooses, against a file that is kept under version control."""
+"""Tests of the kernels that the CPU chooses, against a stored file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package is imported with every NumPy that it declares: 1.26 for MXNet, and all of NumPy 2."""
+"""Tests that the package works with NumPy 1.26 (for MXNet) and with all versions of NumPy 2."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import ngd
 
 PACKAGE = Path(ngd.__file__).parent
 
-# New functions in the notes of NumPy's releases 2.0, 2.1 and 2.2.
+# Functions that are new in NumPy 2.0, 2.1 and 2.2, by their release notes.
 SINCE_NUMPY_2 = {
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "astype", "bitwise_count"),
     *("bitwise_invert", "bitwise_left_shift", "bitwise_right_shift", "concat", "cross_product"),

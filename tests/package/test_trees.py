@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested structures of nodes and arrays, wherever a call takes or gives some."""
+"""Tests of nested structures of nodes and arrays, in all calls that take or return them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TREE = {"a": [1, (2, 3)], "b": Batch(Pair(4, 5), OrderedDict(z=6)), "c": {}, "d"
 PATHS = "['a'][0] ['a'][1][0] ['a'][1][1] ['b'].image.first ['b'].image.second ['b'].label['z']"
 
 
-def test_trees_are_taken_apart_and_rebuilt() -> None:
+def test_trees_are_flattened_and_rebuilt() -> None:
     leaves, structure = trees.flatten(TREE)
     assert leaves == [1, 2, 3, 4, 5, 6, None]
     assert structure.count == 7
@@ -60,12 +60,12 @@ def test_trees_are_taken_apart_and_rebuilt() -> None:
         ({"x": Pair(1, 2), "y": 2}, r"t\['x'\]: .* got a Pair of first, second"),
     ],
 )
-def test_another_structure_is_refused_with_its_path(tree: Any, says: str) -> None:
+def test_a_different_structure_raises_with_its_path(tree: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         trees.flatten({"x": [1], "y": 2})[1].match(tree, "t")
 
 
-def test_inputs_and_outputs_are_nested(device: str) -> None:
+def test_inputs_and_outputs_can_be_nested(device: str) -> None:
     x, y, z = (ngd.placeholder(name, (2,), "float64") for name in "xyz")
     step = ngd.compile(
         [{"left": x, "right": [y]}, z],
@@ -96,7 +96,7 @@ def test_a_dict_of_inputs_names_the_arguments(device: str) -> None:
     assert isinstance(by_dataclass(image=a, label=b), tuple)
 
 
-def test_calls_that_do_not_fit_are_refused() -> None:
+def test_calls_that_do_not_fit_raise() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     step = ngd.compile([{"a": x}, y], {"s": x + y})
     zero = np.zeros(2, np.float32)
@@ -126,7 +126,7 @@ def test_the_same_nodes_are_compiled_once_for_all_structures() -> None:
     assert ngd.compile((x,), [y]) is flat
 
 
-def test_gradients_have_the_structure_of_what_they_are_of() -> None:
+def test_gradients_have_the_structure_of_their_variables() -> None:
     w, b = ngd.variable("w", [2.0, 3.0]), ngd.variable("b", [1.0])
     loss = ops.sum(ops.square(w) * b)
     found = ngd.grad(loss, {"layer": {"w": w}, "rest": (b, [w])})
@@ -136,7 +136,7 @@ def test_gradients_have_the_structure_of_what_they_are_of() -> None:
     np.testing.assert_array_equal(step["rest"][1][0], [4, 6])
 
 
-def test_updates_are_dicts_and_pairs_of_structures(device: str) -> None:
+def test_updates_can_be_dicts_or_pairs_of_structures(device: str) -> None:
     a, b, c = (ngd.variable(name, np.zeros(1)) for name in "abc")
     pair = ({"a": a, "b": [b]}, {"b": [b + 2], "a": a + 1})
     ngd.compile([], [], updates=[{c: c + 3}, pair], device=device)()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/architecture.md and docs/code-map.md: the tests and paths that they name exist."""
+"""Tests that the tests and paths that docs/architecture.md and docs/code-map.md name exist."""
 
 from __future__ import annotations
 

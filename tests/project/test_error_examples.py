@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example messages of docs/errors.md and docs/troubleshooting.md are real ones."""
+"""Tests that the example messages of docs/errors.md and docs/troubleshooting.md are real ones."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ ngd.init()
 
 
 def normalized(text: str) -> str:
-    """Join wrapped lines; replace folders, process numbers and sizes, which differ."""
+    """Join wrapped lines, and replace folders, process numbers and sizes, which differ."""
     text = re.sub(r'[^\s"(]*train\.py', "train.py", text)
     text = re.sub(r"(process|--pid) \d+", r"\1 N", text)
     return " ".join(re.sub(r"\d+ MiB", "N MiB", text).split())
@@ -339,7 +339,7 @@ def examples(page: str) -> dict[str, list[str]]:
 
 
 def output_of(name: str, folder: Path) -> str:
-    """Run a script and return what it prints to standard error."""
+    """Run a script, and return its standard error output."""
     script = {**SCRIPTS, **SCRIPTS_OF_TWO_RANKS}[name].lstrip("\n")
     (folder / "train.py").write_text(script)
     arguments = [*(LAUNCH if name in SCRIPTS_OF_TWO_RANKS else []), "train.py"]

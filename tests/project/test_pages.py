@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/: their Python runs, their scripts give on four ranks what they give on one."""
+"""Tests of the pages of docs/: their Python runs, and scripts give equal results on four ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PAGES_OF_OTHER_TESTS = {
     "torch": "bridges/torch/test_torch_launchers.py",
     "torch_models": "bridges/torch/test_torch_pages.py",
 }
-"""The pages whose blocks need ranks, another framework or a command line, and their tests."""
+"""The pages whose blocks need ranks, another framework or a command line, with their tests."""
 
 
 def blocks(page: str) -> list[str]:
@@ -76,10 +76,10 @@ def blocks(page: str) -> list[str]:
     return list(found)
 
 
-@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # by CPU
+@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # on CPUs without float16
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a page in turn, in one namespace, but for scripts."""
+    """Run all blocks of a page in one namespace, except scripts."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
     for number, block in enumerate(blocks(page)):
@@ -102,7 +102,7 @@ def test_every_page_with_python_is_in_a_test() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
-def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> None:
+def test_the_script_of_the_tutorial_has_equal_results_on_four_ranks(tmp_path: Path) -> None:
     (script,) = [block for block in blocks("tutorial") if SCRIPT.match(block)]
     file = tmp_path / "train.py"
     file.write_text(script)
@@ -118,8 +118,8 @@ def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "one_host"), (1, "open_mpi")])
-def test_a_script_of_slurm_is_that_of_the_examples(number: int, name: str) -> None:
-    """The page has every line of the file, except for comments and the command."""
+def test_a_slurm_script_of_the_page_equals_the_example(number: int, name: str) -> None:
+    """The page has every line of the file, except comments and the command."""
     page = re.findall(r"^```sh\n(.*?)^```$", (DOCS / "slurm.md").read_text(), re.DOTALL | re.M)
     file = DOCS.parent / "examples" / "cluster" / "slurm" / f"{name}.sbatch"
     lines = [line for line in file.read_text().splitlines() if not line.startswith(("# ", "#!"))]
@@ -131,8 +131,8 @@ def test_a_script_of_slurm_is_that_of_the_examples(number: int, name: str) -> No
 @pytest.mark.skipif(
     ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="the page names oneDNN's kernels"
 )
-def test_the_page_of_ops_is_of_today() -> None:
-    """docs/reference.py has written it since the last op changed."""
+def test_the_page_of_ops_is_up_to_date() -> None:
+    """docs/reference.py was run after the last change of an op."""
     written = runpy.run_path(str(DOCS / "reference.py"))["page"]()
     assert written == (DOCS / "ops.md").read_text(), "run python docs/reference.py"
 

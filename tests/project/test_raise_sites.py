@@ -48,9 +48,9 @@ EXEMPT: Final = {
 
 EXEMPT_MESSAGES: Final = (
     r"module \{field\} has no attribute",  # Python's own message
-    r"ngd.init: \{field\} started \{field\} ranks, but MPI sees",  # the place of a process
-    r"ngd.init: rank \{field\} is process",  # in its job, which no argument gives
-    r"this group was shut down",  # a closed group: the call that it refuses names itself
+    r"ngd.init: \{field\} started \{field\} ranks, but MPI sees",  # the number of a process
+    r"ngd.init: rank \{field\} is process",  # the job of a process, which no argument gives
+    r"this group was shut down",  # a closed group: the call in the message names itself
     r"\{field\}: this ngd.Work was dropped",  # from a destructor: no argument is wrong
     r"Work.wait: \{field\} was not there",  # a timeout: no argument is wrong
     r"ngd.data needs Pillow",  # a missing package
