@@ -214,7 +214,7 @@ def test_micro_batches_train_as_one_batch() -> None:
 
 
 def divided_layers() -> list[float]:
-    """Run the loop of the page over layers, of which each rank has two columns."""
+    """Run the loop of the page over layers. Each rank has two columns of each layer."""
     rank = ngd.rank()
     mine = slice(2 * rank, 2 * rank + 2)
     x, firsts, seconds = matrices()

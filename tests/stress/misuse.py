@@ -265,7 +265,7 @@ def compare_devices(result: Any) -> str:
 
 
 def state_after(world: Any, threads: int, may_save: bool) -> str | None:
-    """Return a description of what a call has left, or None."""
+    """Describe the files, threads and broken groups that a call has left; None if there are none."""
     import numpy as np
 
     from ngd._util import callsite as sites

@@ -166,7 +166,7 @@ def draw_call(number: int, job: Calls, groups: list[Members], common: random.Ran
 
 
 def call(draw: Draw, rank: int) -> tuple[Any, Array | None]:
-    """Make a call; return its result or work, and the expected result (None if there is none)."""
+    """Make a call; return its result or work, and the expected result, which may be None."""
     ranks = draw.members.of(rank)
     size, me, n, kind = len(ranks), ranks.index(rank), draw.length, draw.kind
     root = int(draw.root * size)

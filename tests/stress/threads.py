@@ -46,7 +46,7 @@ SOON = 20.0
 
 
 class Life:
-    """One world, on one rank. What `common` draws is equal on all ranks."""
+    """One world, on one rank. All ranks get equal numbers from `common`."""
 
     def __init__(self, seed: str) -> None:
         self.common = random.Random(seed)

@@ -82,8 +82,8 @@ def communicators() -> list[Any]:
 def worlds(*sizes: int) -> list[Any]:
     """Return pairs (communicator, ranks) as parameters of a test.
 
-    The numbers of ranks are `sizes`, by default 1 to 4. MPI is by far the slowest, so only one
-    of them has it: by default 3, the smallest number with a middle rank.
+    The numbers of ranks are `sizes`, by default 1 to 4. MPI is by far the slowest, so it is tested
+    with only one number: the smallest of `sizes`, or 3, the smallest number with a middle rank.
     """
     shm, mpi = communicators()
     pairs = [(shm, ranks) for ranks in sizes or (1, 2, 3, 4)] + [(mpi, min(sizes, default=3))]

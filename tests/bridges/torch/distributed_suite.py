@@ -6,7 +6,7 @@
 
 The tests are the class DistributedTest of the installed PyTorch, which needs the package
 expecttest. Four ranks run them. Tests that require gloo by name run over ngd, too. The exit status
-is 1 if a test passes over gloo, but over ngd it fails and docs/torch.md has no reason for it. The
+is 1 if a test passes over gloo and fails over ngd, and docs/torch.md has no reason for it. The
 last line of the output is JSON.
 """
 
