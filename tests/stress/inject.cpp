@@ -5,8 +5,8 @@
 // The library wraps the functions that allocate or call the system. A call counts if ngd's module
 // made it, or if libstdc++ made it for ngd. In the second case, the library walks the stack to the
 // first call instruction in its table. inject_sites.py makes the table from the disassembly of the
-// module. It has the site number of every call instruction that belongs to a source line of ngd. The
-// other call instructions of the module are library code, which the walk skips.
+// module. The table has the site number of every call instruction that belongs to a source line of
+// ngd. The other call instructions of the module are library code, which the walk skips.
 //
 // A site is reached when one of its call instructions runs. Each of them has a breakpoint, which is
 // removed when it is hit. The reached sites and the counts of calls are in memory that forked

@@ -265,7 +265,7 @@ def compare_devices(result: Any) -> str:
 
 
 def state_after(world: Any, threads: int, may_save: bool) -> str | None:
-    """Describe the files, threads and broken groups that a call has left; None if there are none."""
+    """Describe what a call has left: files, threads or broken groups. None if nothing."""
     import numpy as np
 
     from ngd._util import callsite as sites
