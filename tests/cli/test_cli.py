@@ -174,5 +174,5 @@ def test_the_program_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> N
     (tmp_path / "hello.py").write_text(program)
     done = call("run", "-n", "2", str(tmp_path / "hello.py"))
     assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^\[\d\] .*$", page, re.MULTILINE)
-    assert sorted(done.stdout.splitlines()) == shown
+    expected = re.findall(r"^\[\d\] .*$", page, re.MULTILINE)
+    assert sorted(done.stdout.splitlines()) == expected

@@ -28,8 +28,8 @@ needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUT
 
 
 def has_open_mpi() -> bool:
-    found = doctor.version_of_mpirun(MPIRUN) if MPIRUN else None
-    return found is not None and found[0] == "Open MPI"
+    version = doctor.version_of_mpirun(MPIRUN) if MPIRUN else None
+    return version is not None and version[0] == "Open MPI"
 
 
 needs_mpirun = pytest.mark.skipif(not has_open_mpi(), reason="needs Open MPI's mpirun")
@@ -61,8 +61,8 @@ def examine(
 
 def single_finding(findings: list[dict[str, Any]], topic: str, level: str) -> dict[str, Any]:
     """Return the only finding of this topic and level."""
-    (found,) = [f for f in findings if f["topic"] == topic and f["level"] == level]
-    return found
+    (finding,) = [f for f in findings if f["topic"] == topic and f["level"] == level]
+    return finding
 
 
 @needs_ranks
@@ -160,9 +160,9 @@ def test_a_rank_that_does_not_start_is_an_error() -> None:
 )
 def test_resource_limits_are_reported(limits: str, level: str, words: str) -> None:
     _, findings = examine("--no-self-test", before=("bash", "-c", f'{limits}; exec "$@"', "bash"))
-    found = single_finding(findings, "memory", level)
-    assert words in found["text"]
-    assert found["fix"].startswith("ulimit")
+    finding = single_finding(findings, "memory", level)
+    assert words in finding["text"]
+    assert finding["fix"].startswith("ulimit")
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
@@ -198,10 +198,10 @@ def test_versions_of_mpirun(tmp_path: Path, says: str, version: tuple[str, str] 
 def test_an_mpirun_of_another_mpi_is_reported(tmp_path: Path, says: str, level: str) -> None:
     fake_mpirun(tmp_path, says)
     _, findings = examine("--no-self-test", PATH=f"{tmp_path}:/usr/bin:/bin")
-    found = single_finding(findings, "mpirun", level)
-    assert str(tmp_path) in found["text"]
-    assert "Open MPI" in found["text"] + found["fix"]
-    assert "on the PATH" in found["fix"]
+    finding = single_finding(findings, "mpirun", level)
+    assert str(tmp_path) in finding["text"]
+    assert "Open MPI" in finding["text"] + finding["fix"]
+    assert "on the PATH" in finding["fix"]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_the_mpirun_of_the_library_needs_no_fix(
     monkeypatch.setattr(doctor, "build_info", lambda: {"mode": "OMPI"})
     monkeypatch.setattr(doctor, "mpis", lambda: ["openmpi"])
     monkeypatch.setattr(doctor, "load_mpi", lambda name: library)
-    (found,) = doctor._mpi()
-    assert found.level == level
-    assert (found.fix == "") == (level == "ok")
+    (finding,) = doctor._mpi()
+    assert finding.level == level
+    assert (finding.fix == "") == (level == "ok")
 
 
 @pytest.mark.skipif(doctor.mpis() != ["openmpi"], reason="needs mode OMPI, for Open MPI alone")
@@ -249,8 +249,8 @@ def test_every_rank_reports_where_it_runs() -> None:
     assert "openmpi: rank 0 of 3" in single_finding(findings, "launcher", "ok")["text"]
     cores = len(os.sched_getaffinity(0))
     for rank in range(3):
-        (found,) = [f for f in findings if f["topic"] == f"rank {rank}"]
-        assert f"({cores} of {len(doctor.reachable_cores())})" in found["text"]
+        (finding,) = [f for f in findings if f["topic"] == f"rank {rank}"]
+        assert f"({cores} of {len(doctor.reachable_cores())})" in finding["text"]
     (measured,) = [f for f in findings if f["topic"] == "all_reduce"]
     assert measured["text"].startswith("3 ranks: ")
 
@@ -270,10 +270,10 @@ def test_more_threads_than_cores_are_a_warning(
     more: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "thread_count", lambda: doctor.available_cores() + more)
-    (found,) = doctor._cores()
-    assert found.level == level
-    assert ("more threads than cores" in found.text) == (level == "warning")
-    assert found.fix.startswith("use a smaller NGD_THREADS") == (level == "warning")
+    (finding,) = doctor._cores()
+    assert finding.level == level
+    assert ("more threads than cores" in finding.text) == (level == "warning")
+    assert finding.fix.startswith("use a smaller NGD_THREADS") == (level == "warning")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -326,5 +326,5 @@ def test_a_kernel_without_cgroups_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 @needs_ranks
 def test_the_self_test_makes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    found = doctor._self_test()
-    assert found.level != "trouble", found
+    findings = doctor._self_test()
+    assert findings.level != "trouble", findings

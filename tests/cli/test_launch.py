@@ -30,12 +30,12 @@ def mark(tmp_path: Path) -> Iterator[str]:
     """A word for the command lines of the job. At the end, no process may have it."""
     word = f"mark-{tmp_path.name}-{os.getpid()}"
     yield word
-    assert wait_until(lambda: not carriers(word), 10), f"left behind: {carriers(word)}"
+    assert wait_until(lambda: not processes_with(word), 10), f"left behind: {processes_with(word)}"
 
 
-def carriers(word: str) -> list[int]:
+def processes_with(word: str) -> list[int]:
     """Return the processes with this word among their arguments."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -43,8 +43,8 @@ def carriers(word: str) -> list[int]:
             except OSError:
                 continue
             if word.encode() in arguments:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def wait_until(condition: object, seconds: float) -> bool:
@@ -88,12 +88,12 @@ print(*(os.environ[n] for n in [*names, "MASTER_ADDR", "NGD_RESTART_COUNT", "MAS
     code, out, _ = finish(start(tmp_path, program, mark, "-n", "3"))
     assert code == 0
     lines = sorted(out.splitlines())
-    places = [line.split() for line in lines]
-    assert [p[:5] for p in places] == [[f"[{r}]", str(r), "3", str(r), "3"] for r in range(3)]
-    (job,) = {p[5] for p in places}
+    environments = [line.split() for line in lines]
+    assert [p[:5] for p in environments] == [[f"[{r}]", str(r), "3", str(r), "3"] for r in range(3)]
+    (job,) = {p[5] for p in environments}
     assert len(job) == 32
-    assert {tuple(p[6:8]) for p in places} == {("127.0.0.1", "0")}
-    (port,) = {int(p[8]) for p in places}
+    assert {tuple(p[6:8]) for p in environments} == {("127.0.0.1", "0")}
+    (port,) = {int(p[8]) for p in environments}
     assert 1024 <= port < 65536
     _, other, _ = finish(start(tmp_path, program, mark, "-n", "1"))
     assert job not in other
@@ -303,7 +303,7 @@ def test_processes_of_ranks_die_with_a_killed_launcher(tmp_path: Path, mark: str
     assert job.stdout is not None
     assert [job.stdout.readline()[3:] for _ in range(2)] == [" ready\n"] * 2
     # A process has no command line for a moment. The fixture waits until all have ended.
-    assert wait_until(lambda: len(carriers(mark)) == 5, 10), carriers(mark)
+    assert wait_until(lambda: len(processes_with(mark)) == 5, 10), processes_with(mark)
     job.kill()
     finish(job)
 

@@ -30,20 +30,20 @@ def run(mode: str, *words: str, options: tuple[str, ...] = ()) -> str:
 
 @pytest.mark.parametrize("mode", BUILT)
 def test_image_is_slim_and_its_user_is_not_root(mode: str) -> None:
-    said = run(
+    output = run(
         mode,
         *("sh", "-c"),
         "id -u; id -un; pwd; command -v cc g++ ccache; ls -A /etc/pip.conf /run/secrets;"
         " ls /src; env | grep PIP_; python -c 'import ngd; print(ngd.build_info()[\"mode\"])'",
     )
-    assert said.split() == ["1000", "mpiuser", "/home/mpiuser", mode]
+    assert output.split() == ["1000", "mpiuser", "/home/mpiuser", mode]
 
 
 @pytest.mark.parametrize("mode", BUILT)
 def test_digits_train_on_two_ranks(mode: str) -> None:
     program = "/opt/ngd/examples/dist_mnist_mlp.py"
-    said = run(mode, "ngd", "run", "--no-prefix", "-n", "2", program, "--epochs", "10")
-    report = json.loads(said.splitlines()[-1])
+    output = run(mode, "ngd", "run", "--no-prefix", "-n", "2", program, "--epochs", "10")
+    report = json.loads(output.splitlines()[-1])
     assert report["ranks"] == 2
     assert report["test_accuracy"] >= 0.93
 
@@ -62,5 +62,5 @@ def test_64_mb_in_dev_shm_and_the_seccomp_filter_are_enough(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", BUILT)
 def test_doctor_finds_no_error_in_the_image(mode: str) -> None:
-    found = json.loads(run(mode, "ngd", "doctor", "--json"))
-    assert found["ok"], found
+    report = json.loads(run(mode, "ngd", "doctor", "--json"))
+    assert report["ok"], report

@@ -88,34 +88,34 @@ def differences(given: Any, kept: Any, path: str = "") -> Iterator[str]:
         for key, value in given.items():
             yield from differences(value, kept.get(key), f"{path}.{key}")
     elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        for place, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from differences(one, other, f"{path}[{place}]")
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
     elif given != kept:
         yield f"{path}: {given!r} became {kept!r}"
 
 
-def validate(found: Object) -> None:
+def validate(manifest: Object) -> None:
     """Raise if a server would reject an object, or drop a part of it silently."""
-    for template in manifests.pod_templates(found):
+    for template in manifests.pod_templates(manifest):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
         kubernetes_validate.validate({**pod, "template": template}, VERSION, strict=True)
-    kind = found["kind"]
+    kind = manifest["kind"]
     if kind == "MPIJob":
-        jsonschema.validate(found, MPIJOB)
+        jsonschema.validate(manifest, MPIJOB)
     elif kind in MODELS:
-        dropped = list(differences(found, MODELS[kind].from_dict(found).to_dict()))
+        dropped = list(differences(manifest, MODELS[kind].from_dict(manifest).to_dict()))
         assert not dropped, dropped
     else:
-        kubernetes_validate.validate(found, VERSION, strict=True)
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_manifest_is_valid(found: Object) -> None:
-    validate(found)
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_manifest_is_valid(manifest: Object) -> None:
+    validate(manifest)
 
 
 def test_every_kind_has_a_manifest() -> None:
-    kinds = sorted(found["kind"] for found in manifests.load())
+    kinds = sorted(manifest["kind"] for manifest in manifests.load())
     assert kinds == ["ClusterTrainingRuntime", "ConfigMap", "JobSet", "MPIJob", "TrainJob"]
 
 
@@ -131,11 +131,11 @@ def objects_in(node: Any) -> Iterator[Object]:
             yield from objects_in(value)
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_a_misspelt_field_is_rejected_anywhere(found: Object) -> None:
-    for place in range(len(list(objects_in(found)))):
-        wrong = copy.deepcopy(found)
-        list(objects_in(wrong))[place]["fieldThatIsNone"] = "x"
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_a_misspelt_field_is_rejected_anywhere(manifest: Object) -> None:
+    for index in range(len(list(objects_in(manifest)))):
+        wrong = copy.deepcopy(manifest)
+        list(objects_in(wrong))[index]["fieldThatIsNone"] = "x"
         with pytest.raises(
             (AssertionError, jsonschema.ValidationError, kubernetes_validate.ValidationError)
         ):
@@ -165,8 +165,8 @@ def test_workers_have_an_affinity_and_a_readiness_probe(
     assert job.queue == "training"
     assert "kueue.x-k8s.io/podset-preferred-topology" in metadata["annotations"]
     (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    wanted = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
-    assert wanted.items() <= metadata["labels"].items()
+    labels = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert labels.items() <= metadata["labels"].items()
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
     (volume,) = (v for v in spec["volumes"] if v["name"] == "shm")
     assert volume["emptyDir"]["medium"] == "Memory"
@@ -174,9 +174,9 @@ def test_workers_have_an_affinity_and_a_readiness_probe(
     assert int(worker["resources"]["requests"]["cpu"]) >= job.slots
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_pods_have_guaranteed_resources_and_no_privileges(found: Object) -> None:
-    for template in manifests.pod_templates(found):
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_pods_have_guaranteed_resources_and_no_privileges(manifest: Object) -> None:
+    for template in manifests.pod_templates(manifest):
         container = manifests.container(template)
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert container["securityContext"] == {
@@ -204,8 +204,8 @@ def test_a_failed_job_restarts_three_times() -> None:
 def test_manifests_agree_with_the_image() -> None:
     images = {
         manifests.container(template)["image"]
-        for found in manifests.load()
-        for template in manifests.pod_templates(found)
+        for manifest in manifests.load()
+        for template in manifests.pod_templates(manifest)
     }
     assert images == {"registry.example.com/ngd:ompi"}
     page = (manifests.ROOT / "docs/containers.md").read_text()

@@ -59,15 +59,15 @@ class Cluster(NamedTuple):
 
     def pod(
         self,
-        place: int,
+        number: int,
         name: str,
         words: list[str],
         env: Mapping[str, str],
         options: Sequence[str] = (),
     ) -> list[str]:
         """Return the command line that runs `words` in a pod."""
-        space = self.network.space(place)
-        addresses = {name: hosts.address(place) for place, name in enumerate(self.names)}
+        space = self.network.space(number)
+        addresses = {name: hosts.address(number) for number, name in enumerate(self.names)}
         repeated = [("--add-host", ":".join(pair)) for pair in addresses.items()]
         repeated += [("--env", "=".join(pair)) for pair in env.items()]
         return engine.command(
@@ -81,10 +81,10 @@ class Cluster(NamedTuple):
             *options,
         )
 
-    def work(self, place: int, log: IO[str]) -> subprocess.Popen[str]:
+    def work(self, number: int, log: IO[str]) -> subprocess.Popen[str]:
         """Start a worker by the command of the manifest."""
         words = manifests.container(self.job.worker)["command"]
-        line = self.pod(place, self.names[place].split(".")[0], words, {})
+        line = self.pod(number, self.names[number].split(".")[0], words, {})
         return subprocess.Popen(line, stdout=log, stderr=log, text=True)
 
     def launch(
@@ -110,10 +110,10 @@ def start_workers(training: Callable[[], manifests.Training], folder: Path) -> I
     (folder / "mpi/hostfile").write_text("".join(f"{n} slots={job.slots}\n" for n in names))
     with hosts.Hosts(job.pods + 1) as network, (folder / "workers.txt").open("w") as log:
         cluster = Cluster(job, names, network, folder)
-        workers = [cluster.work(place, log) for place in range(job.pods)]
+        workers = [cluster.work(number, log) for number in range(job.pods)]
         try:
-            for place in range(job.pods):
-                wait_until_ready(cluster, place)
+            for number in range(job.pods):
+                wait_until_ready(cluster, number)
             yield cluster
         finally:
             for worker in workers:
@@ -132,14 +132,14 @@ def make_key(folder: Path) -> None:
         file.chmod(0o440)
 
 
-def wait_until_ready(cluster: Cluster, place: int) -> None:
+def wait_until_ready(cluster: Cluster, number: int) -> None:
     """Probe a worker as the kubelet does, until it is ready."""
     port = manifests.container(cluster.job.worker)["readinessProbe"]["tcpSocket"]["port"]
     limit = time.monotonic() + 120
     while True:
         try:
-            listening = f": </dev/tcp/{hosts.address(place)}/{port}"
-            cluster.network.inside(place, "bash", "-c", listening)
+            listening = f": </dev/tcp/{hosts.address(number)}/{port}"
+            cluster.network.inside(number, "bash", "-c", listening)
             return
         except OSError as error:
             if time.monotonic() > limit:

@@ -98,8 +98,8 @@ def check_resumed(
     cluster: Cluster, job: str, uninterrupted: str, folder: Path, name: str
 ) -> list[dict[str, Any]]:
     """Check that a job was stopped once, resumed, and took the steps of an uninterrupted job."""
-    ended = cluster.wait_for(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
+    fields = cluster.wait_for(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
     first, second = reports(cluster.output(job))
     assert (first["stopped"], second["stopped"]) == (name, None)
     assert 0 < first["done"] == second["began"] < second["done"] == 5 * training.EPOCHS
@@ -132,8 +132,8 @@ def test_two_hosts_train_by_open_mpi(cluster: Cluster, tmp_path: Path, why: str)
     job = cluster.submit(*limit, script, *AS_HOSTS, *PROGRAM, str(tmp_path), "slow")
     if why == "priority":
         run_urgent_job(cluster, job)
-    ended = cluster.wait_for(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
+    fields = cluster.wait_for(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
     first, second = reports(cluster.output(job))
     assert (first["stopped"], second["stopped"]) == ("SIGUSR1", None)
     assert first["world"] == second["world"] == [4, 2, "hierarchical"]

@@ -30,11 +30,11 @@ def check_splits() -> None:
     assert ngd.all_gather(r, group=half).tolist() == members
     assert ngd.all_reduce(np.full(5, r), op="sum", group=half)[0] == sum(members)
     assert ngd.broadcast(np.full(70_000, r), half.size - 1, group=half)[-1] == members[-1]
-    nobody = world.split(None if r == 0 else 3)
-    assert nobody.is_member == (r != 0)
-    if nobody.is_member:
-        assert ngd.all_gather(r, group=nobody).tolist() == list(range(1, n))
-        inner = nobody.split(0)
+    without_rank_0 = world.split(None if r == 0 else 3)
+    assert without_rank_0.is_member == (r != 0)
+    if without_rank_0.is_member:
+        assert ngd.all_gather(r, group=without_rank_0).tolist() == list(range(1, n))
+        inner = without_rank_0.split(0)
         assert ngd.all_gather(inner.rank, group=inner).tolist() == list(range(n - 1))
     assert ngd.all_reduce(1, op="sum") == n
     half.close()
@@ -42,7 +42,7 @@ def check_splits() -> None:
     assert ngd.all_reduce(1, op="sum") == n
     last = world.split(0)
     ngd.shutdown()
-    for group in (last, *([nobody, inner] if nobody.is_member else [])):
+    for group in (last, *([without_rank_0, inner] if without_rank_0.is_member else [])):
         assert group.closed
         assert caught(lambda group=group: ngd.barrier(group=group))["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
@@ -139,12 +139,12 @@ def check_mesh(shape: list[int]) -> dict[str, Any]:
     assert "data" in repr(mesh)
     message = caught_key(mesh)
     assert "nothing" in message
-    places = np.arange(world.size).reshape(shape)
-    assert places[mesh.coordinates] == world.rank
+    ranks_in_mesh = np.arange(world.size).reshape(shape)
+    assert ranks_in_mesh[mesh.coordinates] == world.rank
     for axis, name in enumerate(names):
         line = list(mesh.coordinates)
         line[axis] = slice(None)
-        want = places[tuple(line)].tolist()
+        want = ranks_in_mesh[tuple(line)].tolist()
         assert ngd.all_gather(world.rank, group=mesh[name]).tolist() == want
         assert mesh[name].rank == mesh.coordinates[axis]
     return {"names": [mesh[name].name for name in names]}

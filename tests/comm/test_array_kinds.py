@@ -123,15 +123,13 @@ def check_uneven_blocks() -> None:
     random = np.random.default_rng(5)
     for rest in [(), (3,), (2, 0), (50, 40)]:
         for _ in range(4):
-            lengths = random.integers(0, 6, n)
-            arrays = [array(k, (int(lengths[k]), *rest), np.float32, 1) for k in range(n)]
+            counts = random.integers(0, 6, n)
+            arrays = [array(k, (int(counts[k]), *rest), np.float32, 1) for k in range(n)]
             check_equal(ngd.all_gather_v(arrays[r]), np.concatenate(arrays))
-            check_equal(
-                ngd.all_gather_v(arrays[r], counts=lengths.tolist()), np.concatenate(arrays)
-            )
-            gathered = np.zeros((int(lengths.sum()), *rest), np.float32)
-            begin = int(lengths[:r].sum())
-            own = gathered[begin : begin + lengths[r]]
+            check_equal(ngd.all_gather_v(arrays[r], counts=counts.tolist()), np.concatenate(arrays))
+            gathered = np.zeros((int(counts.sum()), *rest), np.float32)
+            begin = int(counts[:r].sum())
+            own = gathered[begin : begin + counts[r]]
             own[...] = arrays[r]
             assert ngd.all_gather_v(own, out=gathered) is gathered
             check_equal(gathered, np.concatenate(arrays))
@@ -402,8 +400,8 @@ def test_init_of_an_mpi4py_communicator_raises() -> None:
     ngd.shutdown()  # end a world that an earlier test has joined
     error = caught(lambda: ngd.init(comm=object()))
     assert error["error"] == "InitError"
-    wanted = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
-    assert wanted in error["message"]
+    text = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
+    assert text in error["message"]
 
 
 def call_differently(case: str) -> dict[str, str]:

@@ -228,10 +228,10 @@ def transfer_ends_without_calls() -> bool:
     ngd.barrier()
     work = ngd.all_reduce(np.ones(4_000_000, np.float32), op="sum", async_op=True)
     time.sleep(1.5)
-    ended = work.done()
+    is_done = work.done()
     assert (work.wait() == world.size).all()
     assert ngd.all_reduce(1, op="sum", async_op=True).wait() == world.size
-    return ended
+    return is_done
 
 
 @harness.needs_mpi
@@ -258,9 +258,9 @@ def drop_without_memory() -> list[bool]:
     memory.set_nomemory(0, 0)
     del call
     memory.remove_mem_hooks()
-    kept = [each() is not None for each in arrays]
+    are_alive = [each() is not None for each in arrays]
     ngd.barrier()
-    return kept
+    return are_alive
 
 
 @harness.needs_ranks

@@ -45,18 +45,18 @@ def test_all_reduce_of_every_shape_and_dtype(communicator: str, ranks: int) -> N
 
 def check_out_arrays() -> None:
     world = ngd.init()
-    whole = np.arange(24.0).reshape(4, 6)
-    assert np.array_equal(ngd.all_reduce(whole[:, ::2], op="mean"), whole[:, ::2])
-    assert np.array_equal(ngd.all_reduce(whole.T, op="max"), whole.T)
+    array = np.arange(24.0).reshape(4, 6)
+    assert np.array_equal(ngd.all_reduce(array[:, ::2], op="mean"), array[:, ::2])
+    assert np.array_equal(ngd.all_reduce(array.T, op="max"), array.T)
     out = np.empty((4, 6))
-    assert ngd.all_reduce(whole, op="sum", out=out) is out
-    assert np.array_equal(out, whole * world.size)
+    assert ngd.all_reduce(array, op="sum", out=out) is out
+    assert np.array_equal(out, array * world.size)
     assert ngd.all_reduce(out, op="mean", out=out) is out
-    assert np.array_equal(out, whole * world.size)
+    assert np.array_equal(out, array * world.size)
     frozen = np.empty((4, 6))
     frozen.flags.writeable = False
     for bad in (np.empty((4, 5)), np.empty((4, 6), np.float32), np.empty((6, 4)).T, frozen):
-        error = caught(lambda bad=bad: ngd.all_reduce(whole, op="sum", out=bad))
+        error = caught(lambda bad=bad: ngd.all_reduce(array, op="sum", out=bad))
         assert error["error"] == "ShapeError"
         assert "all_reduce: out" in error["message"]
 

@@ -30,10 +30,10 @@ def call_from(file: str) -> Callable[..., Any]:
 
 
 def calls_by_site() -> Counter[str]:
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in ngd.comm_stats():
-        counted[row.site.rpartition("/")[2]] += row.calls
-    return counted
+        counts[row.site.rpartition("/")[2]] += row.calls
+    return counts
 
 
 def call_through_many_callers() -> list[str]:
@@ -50,11 +50,11 @@ def call_through_many_callers() -> list[str]:
         thread = threading.Thread(target=library, args=(call,))
         thread.start()
         thread.join()
-        counted = calls_by_site() - before
-        assert sorted(counted.values()) == [1, TIMES, TIMES], counted
-        assert counted["loops.py:2"] == 1, counted  # the thread, which has no other frame
-        del counted["loops.py:2"]
-        assert all(site.startswith("test_call_sites.py:") for site in counted), counted
+        counts = calls_by_site() - before
+        assert sorted(counts.values()) == [1, TIMES, TIMES], counts
+        assert counts["loops.py:2"] == 1, counts  # the thread, which has no other frame
+        del counts["loops.py:2"]
+        assert all(site.startswith("test_call_sites.py:") for site in counts), counts
     return ["fine"]
 
 

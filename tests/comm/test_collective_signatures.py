@@ -35,8 +35,8 @@ DEFAULTS = {"root": 0, "tag": 0, "axis": 0, "async_op": False, "group": None, "a
 
 def signature_of_callable(function: Any) -> dict[str, tuple[bool, Any]]:
     """Return for each parameter whether it is positional, and its default."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: (p.kind is p.POSITIONAL_OR_KEYWORD, p.default) for p in found}
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: (p.kind is p.POSITIONAL_OR_KEYWORD, p.default) for p in parameters}
 
 
 def signature_in_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
@@ -54,14 +54,14 @@ def signature_in_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]
 def surfaces(name: str) -> dict[str, dict[str, tuple[bool, Any]]]:
     tree = ast.parse((Path(ngd.__file__).parent / "jax" / "__init__.py").read_text())
     in_jax = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
-    found = {"ngd": signature_of_callable(getattr(ngd, name))}
-    found["Group"] = signature_of_callable(getattr(ngd.Group, name))
-    del found["Group"]["self"]
+    signatures = {"ngd": signature_of_callable(getattr(ngd, name))}
+    signatures["Group"] = signature_of_callable(getattr(ngd.Group, name))
+    del signatures["Group"]["self"]
     if name != "barrier":
-        found["ops"] = signature_of_callable(getattr(ops, name))
+        signatures["ops"] = signature_of_callable(getattr(ops, name))
     if name in in_jax:
-        found["jax"] = signature_in_source(in_jax[name])
-    return found
+        signatures["jax"] = signature_in_source(in_jax[name])
+    return signatures
 
 
 @pytest.mark.parametrize("name", NAMES)

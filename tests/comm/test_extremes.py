@@ -34,11 +34,13 @@ def check_means_of_the_largest() -> None:
             mine = np.full(count, sign * most, dtype)
             mine[1::2] *= (-1) ** r
             if n % 2 == 0:
-                wanted = np.where(np.arange(count) % 2, 0.0, sign * float(most))
+                expected = np.where(np.arange(count) % 2, 0.0, sign * float(most))
             else:
-                wanted = np.where(np.arange(count) % 2, sign * float(most) / n, sign * float(most))
-            wanted = wanted.astype(np.float32).astype(dtype) if mine.itemsize < 4 else wanted
-            wanted = wanted.astype(dtype).astype(np.float64)
+                expected = np.where(
+                    np.arange(count) % 2, sign * float(most) / n, sign * float(most)
+                )
+            expected = expected.astype(np.float32).astype(dtype) if mine.itemsize < 4 else expected
+            expected = expected.astype(dtype).astype(np.float64)
             results = [ngd.all_reduce(mine, op="mean"), ngd.reduce(mine, op="mean")]
             results.append(ngd.all_reduce(mine.copy(), op="mean", out=mine.copy()))
             results.append(ngd.all_reduce([mine, mine[:n]], op="mean")[0])
@@ -50,8 +52,8 @@ def check_means_of_the_largest() -> None:
             for number, result in enumerate(results):
                 if result is not None:
                     got = result.astype(np.float64)
-                    good = np.isclose(got, wanted, rtol=close, atol=0)
-                    assert good.all(), (dtype, count, sign, number, got[~good], wanted[~good])
+                    good = np.isclose(got, expected, rtol=close, atol=0)
+                    assert good.all(), (dtype, count, sign, number, got[~good], expected[~good])
     mixed = np.float32([np.inf, np.nan, 3e38 if r else np.inf, -np.inf if r else 3e38])
     got = ngd.all_reduce(mixed, op="mean")
     assert got[0] == np.inf
@@ -138,8 +140,8 @@ def test_only_the_ratios_of_weights_matter(communicator: str, ranks: int) -> Non
         values, weights = values[:ranks] + values[:1] * (ranks - 3), weights[:ranks]
         weights += [weights[0]] * (ranks - 3)
         arguments: dict[str, Any] = {"values": values, "weights": weights, "dtype": dtype}
-        wanted = exact_mean(values, weights, dtype)
+        expected = exact_mean(values, weights, dtype)
         tolerance = {"f2": 1e-3, "f4": 4e-7, "f8": 1e-15}[dtype]
         for outcome in run_in_world(weighted_means, communicator, ranks, **arguments):
             got = outcome.value
-            np.testing.assert_allclose(got, wanted, rtol=tolerance, err_msg=str(arguments))
+            np.testing.assert_allclose(got, expected, rtol=tolerance, err_msg=str(arguments))

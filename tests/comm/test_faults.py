@@ -326,10 +326,10 @@ def test_a_timeout_shows_the_call_of_the_missing_rank(
     ):  # a receive has no counterpart; its rank is notified of the other call
         words = "recv of 3 float64 from rank 0 at " if instead == "recv" else ""
     call = "all_reduce(sum) of 4 float64 at "
-    found = [m for m in messages if re.search(words, m) and call in m]
-    assert found, messages
+    matches = [m for m in messages if re.search(words, m) and call in m]
+    assert matches, messages
     next_step = "compare the call sites" if instead == "recv" else "py-spy dump --pid"
-    assert communicator == "mpi" or next_step in found[0], messages
+    assert communicator == "mpi" or next_step in matches[0], messages
 
 
 def give_up_on_rank_1(receives: bool) -> dict[str, Any]:

@@ -288,10 +288,10 @@ def test_too_few_descriptors_in_the_rendezvous_raise_on_all_ranks(victim: int, r
         job.wait_for(victim, "full")
         begin = time.monotonic()
         job.start(1 - victim, harness.plain_environment(1 - victim, 2))
-        ended = job.wait(20)
+        outcomes_of_job = job.wait(20)
     assert time.monotonic() - begin < 8
-    assert all(each.value for each in ended), "\n".join(map(str, ended))
-    outcomes = [each.value for each in ended]
+    assert all(each.value for each in outcomes_of_job), "\n".join(map(str, outcomes_of_job))
+    outcomes = [each.value for each in outcomes_of_job]
     if any("error" in each for each in outcomes):
         for each in outcomes:
             assert each["error"] == "InitError", outcomes

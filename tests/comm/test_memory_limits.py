@@ -49,14 +49,14 @@ def compile_too_much(mib: int) -> dict[str, Any]:
     world = ngd.init()
     x = ngd.placeholder("x", (1,), np.float32)
     large = ops.all_reduce(ops.broadcast_to(x, (mib * MIB // 4,)), op="sum")
-    result: dict[str, Any] = caught(lambda: ngd.compile([x], [large[:1]]))
+    error: dict[str, Any] = caught(lambda: ngd.compile([x], [large[:1]]))
     ngd.barrier()
     small = ops.all_reduce(ops.broadcast_to(x, (MIB,)), op="sum")
     (result,) = ngd.compile([x], [small[:1]])(np.ones(1, np.float32))
-    result["result"] = float(result[0])
-    result["shared"] = shared_bytes()
+    error["result"] = float(result[0])
+    error["shared"] = shared_bytes()
     assert int(ngd.all_reduce(1, op="sum")) == world.size
-    return result
+    return error
 
 
 def shared_bytes() -> int:

@@ -185,10 +185,10 @@ def start_rank(case: Surroundings, rank: int, job: str, script: str, result: str
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_job_in_odd_surroundings(case: Surroundings, tmp_path: Path, locales: Path) -> None:
-    wanted = case.env.get("LC_ALL") or "C"
-    if "." in wanted:
-        if not (locales / wanted).exists():
-            pytest.skip(f"needs localedef and the sources of {wanted}")
+    locale_name = case.env.get("LC_ALL") or "C"
+    if "." in locale_name:
+        if not (locales / locale_name).exists():
+            pytest.skip(f"needs localedef and the sources of {locale_name}")
         case.env["LOCPATH"] = str(locales)
     if AS_NOBODY in case.before and os.geteuid() != 0:
         pytest.skip("needs root, to become a user who may start nothing")
@@ -203,8 +203,8 @@ def test_a_job_in_odd_surroundings(case: Surroundings, tmp_path: Path, locales: 
     outputs = []
     try:
         for each in ranks:
-            left = max(0.1, since + SECONDS - time.monotonic())
-            outputs.append(each.communicate(timeout=left)[0].decode(errors="replace"))
+            remaining = max(0.1, since + SECONDS - time.monotonic())
+            outputs.append(each.communicate(timeout=remaining)[0].decode(errors="replace"))
     finally:
         for each in ranks:
             with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ def test_a_job_in_odd_surroundings(case: Surroundings, tmp_path: Path, locales: 
         for rank, each in enumerate(values):
             point = each.pop("decimal point", None)
             assert each == RIGHT, (each, outputs[rank])
-            assert point == ("," if "." in wanted else "."), point
+            assert point == ("," if "." in locale_name else "."), point
     else:
         kind, words = case.error
         errors = [each for each in values if each.get("error") == kind]

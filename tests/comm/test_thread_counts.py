@@ -246,10 +246,10 @@ def test_python_runs_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch)
     x = ngd.placeholder("x", (2, 8, 20, 20), np.float32)
     weights = [np.ones((4 + n, 8, 1 + n % 5, 1 + n // 5), np.float32) for n in range(25)]
     outputs = [ops.conv(x, ngd.constant(w)) for w in weights]
-    ended = threading.Event()
+    is_compiled = threading.Event()
 
     def record_times() -> None:
-        while not ended.wait(0.0005):
+        while not is_compiled.wait(0.0005):
             times.append(time.monotonic())
 
     thread = threading.Thread(target=record_times)
@@ -257,7 +257,7 @@ def test_python_runs_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch)
     try:
         ngd.compile([x], outputs)
     finally:
-        ended.set()
+        is_compiled.set()
         thread.join()
     begin, end = max(spans, key=lambda span: span[1] - span[0])
     margin = 0.05 * (end - begin)

@@ -78,10 +78,10 @@ def shut_down_by(closer: str, kind: str) -> list[Any]:
         signal.signal(signal.SIGALRM, lambda *_: ngd.shutdown())
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         return [caught(call), time.monotonic() - begin]
-    ended: list[Any] = []
+    errors: list[Any] = []
 
     def wait() -> None:
-        ended.append(caught(call))
+        errors.append(caught(call))
 
     if closer == "thread":  # the thread ends the world while the main thread waits
         timer = threading.Timer(0.3, ngd.shutdown)
@@ -94,7 +94,7 @@ def shut_down_by(closer: str, kind: str) -> list[Any]:
         time.sleep(0.3)
         ngd.shutdown()
         waiter.join(PROMPT)
-    return [*ended, time.monotonic() - begin]
+    return [*errors, time.monotonic() - begin]
 
 
 @pytest.mark.long
@@ -197,9 +197,9 @@ def call_in_a_handler() -> list[Any]:
 @each_communicator
 def test_a_signal_handler_can_call_ngd_during_a_wait(communicator: str) -> None:
     first, second = run(call_in_a_handler, 2, **harness.over(communicator, 2))
-    (error, counted), total = first.value
+    (error, has_counts), total = first.value
     assert error["error"] == "BusyError"
-    assert counted
+    assert has_counts
     assert total == second.value[1] == 3.0
 
 
@@ -397,18 +397,18 @@ def finish_while_busy() -> list[Any]:
     if world.rank == 1:
         time.sleep(1.2)  # a second after its failure rank 0 ends, and over MPI it ends all ranks
         return end_without_rank_0(ngd.barrier)
-    ended: list[Any] = []
+    errors: list[Any] = []
     nothing = np.empty(0, np.uint8)
     mine = _core.Call.on_array(world.communicator, "barrier", "none", nothing, nothing, 0)
     mine.start()
-    waiter = threading.Thread(target=lambda: ended.append(caught(lambda: mine.wait(4.0))))
+    waiter = threading.Thread(target=lambda: errors.append(caught(lambda: mine.wait(4.0))))
     waiter.start()
     time.sleep(0.3)
     begin = time.monotonic()
     first = caught(lambda: mine.finish(0.5))
     seconds = time.monotonic() - begin
     waiter.join(30)
-    return [first, *ended, seconds]
+    return [first, *errors, seconds]
 
 
 @each_communicator

@@ -110,14 +110,14 @@ def convolutions() -> Iterator[Query]:
 def other_queries() -> Iterator[Query]:
     for dtype, axis in product(("float32", "float64", "bfloat16"), (0, 1, -1)):
         shape = (24, 40, 56)
-        kept = list(shape)
-        del kept[axis]
+        reduced_shape = list(shape)
+        del reduced_shape[axis]
         axes = [axis % 3]
         x = (dtype, shape)
         for op in ("sum", "max"):
-            yield Query("reduce", [x], [(dtype, tuple(kept))], {"op": op, "axes": axes})
+            yield Query("reduce", [x], [(dtype, tuple(reduced_shape))], {"op": op, "axes": axes})
         yield Query("softmax", [x], [x], {"axis": axis % 3})
-        yield Query("argmax", [x], [("int64", tuple(kept))], {"axis": axis % 3})
+        yield Query("argmax", [x], [("int64", tuple(reduced_shape))], {"axis": axis % 3})
         yield Query("cumsum", [x], [x], {"axis": axis % 3, "reverse": 0})
     for dtype, keys in product(("float32", "float64", "float16"), (64, 1024)):
         q, k = (dtype, (2, 8, 64, 32)), (dtype, (2, 8, keys, 32))

@@ -31,8 +31,12 @@ DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int8", "uint16"
 def some_variables() -> list[Any]:
     """Return one variable of every dtype, one of them a scalar and one of them empty."""
     values = np.random.default_rng(2).normal(size=(3, 2)) * 5
-    made = [ngd.variable(d, values.astype(np.dtype(d))) for d in DTYPES]
-    return [*made, ngd.variable("scalar", np.float64(0.1)), ngd.variable("no", np.zeros((0, 3)))]
+    variables = [ngd.variable(d, values.astype(np.dtype(d))) for d in DTYPES]
+    return [
+        *variables,
+        ngd.variable("scalar", np.float64(0.1)),
+        ngd.variable("no", np.zeros((0, 3))),
+    ]
 
 
 def test_saved_values_are_loaded(tmp_path: Path) -> None:
@@ -48,31 +52,31 @@ def test_saved_values_are_loaded(tmp_path: Path) -> None:
         "checkpoint-2.safetensors",
         "checkpoint.json",
     ]
-    wanted = order.normal(size=3), other.normal(size=3)
+    expected = order.normal(size=3), other.normal(size=3)
     after = [ngd.variable(v.name, np.zeros(v.shape, v.dtype)) for v in before]
     assert checkpoint.load(tmp_path / "c", after, generators=generators) == position
     for old, new in zip(before, after, strict=True):
         assert old.numpy().tobytes() == new.numpy().tobytes()
-    np.testing.assert_array_equal(order.normal(size=3), wanted[0])
-    np.testing.assert_array_equal(other.normal(size=3), wanted[1])
+    np.testing.assert_array_equal(order.normal(size=3), expected[0])
+    np.testing.assert_array_equal(other.normal(size=3), expected[1])
 
 
 def test_safetensors_reads_the_file(tmp_path: Path) -> None:
     variables = [v for v in some_variables() if v.name != "bfloat16"]
     checkpoint.save(tmp_path, variables)
-    found = safetensors.numpy.load_file(tmp_path / "checkpoint-1.safetensors")
-    assert found.keys() == {v.name for v in variables}
+    arrays = safetensors.numpy.load_file(tmp_path / "checkpoint-1.safetensors")
+    assert arrays.keys() == {v.name for v in variables}
     for v in variables:
-        assert found[v.name].dtype == v.dtype
-        np.testing.assert_array_equal(found[v.name], v.numpy())
+        assert arrays[v.name].dtype == v.dtype
+        np.testing.assert_array_equal(arrays[v.name], v.numpy())
 
 
 def test_files_of_safetensors_are_read(tmp_path: Path) -> None:
     w = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
     safetensors.numpy.save_file({"w": w}, tmp_path / "t", metadata={"by": "others"})
-    found = checkpoint.read_safetensors(tmp_path / "t")
-    assert found.keys() == {"w"}
-    np.testing.assert_array_equal(found["w"], w)
+    arrays = checkpoint.read_safetensors(tmp_path / "t")
+    assert arrays.keys() == {"w"}
+    np.testing.assert_array_equal(arrays["w"], w)
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
@@ -201,7 +205,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(folder_in_memory: Pat
     moment = random.Random(seed)
     step, w, optimizer, order = training(1)
     _, saved_w, saved, saved_order = training(2)
-    said = done = 0
+    last_printed = done = 0
     command = [sys.executable, __file__, str(folder_in_memory)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as victims:
         assert victims.stdin is not None
@@ -215,12 +219,12 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(folder_in_memory: Pat
             while not lines[-1].startswith("ended"):
                 lines.append(victims.stdout.readline())
             assert lines[-1] == f"ended with {int(signal.SIGKILL)}\n"
-            said = max([said, *map(int, lines[:-1])])
+            last_printed = max([last_printed, *map(int, lines[:-1])])
             generators = {"data": saved_order}
             position = checkpoint.load(
                 folder_in_memory, [saved_w, saved.state], generators=generators
             )
-            assert position in (said, said + 1)
+            assert position in (last_printed, last_printed + 1)
             while done < position:
                 done += 1
                 step(order.normal(size=(4, 3)).astype(np.float32))
@@ -228,8 +232,8 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(folder_in_memory: Pat
             assert bits_of(w, optimizer) == bits_of(saved_w, saved)
             index = json.loads((folder_in_memory / "checkpoint.json").read_text())
             assert (folder_in_memory / index["tensors"]).exists()
-            said = position
-    assert said >= KILLS
+            last_printed = position
+    assert last_printed >= KILLS
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ DTYPES = ("float32", "bfloat16", "int64", "bool")
 
 def values(rank: int) -> dict[str, Any]:
     """Return the values of a rank."""
-    found = np.random.default_rng(rank).normal(size=(2, 3)) * 4
-    return {dtype: found.astype(np.dtype(dtype)) for dtype in DTYPES}
+    result_values = np.random.default_rng(rank).normal(size=(2, 3)) * 4
+    return {dtype: result_values.astype(np.dtype(dtype)) for dtype in DTYPES}
 
 
 def save_values(folder: str) -> None:
@@ -48,8 +48,8 @@ def as_lists(values: dict[str, Any]) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_each_rank_loads_its_own_values(tmp_path: Path, ranks: int) -> None:
     run_in_world(save_values, "shm", ranks, folder=str(tmp_path))
-    found = [r.value for r in run_in_world(load_values, "shm", ranks, folder=str(tmp_path))]
-    assert found == [[2, as_lists(values(rank))] for rank in range(ranks)]
+    result_values = [r.value for r in run_in_world(load_values, "shm", ranks, folder=str(tmp_path))]
+    assert result_values == [[2, as_lists(values(rank))] for rank in range(ranks)]
 
 
 @needs_ranks
@@ -58,13 +58,13 @@ def test_another_number_of_ranks_loads_the_mean(tmp_path: Path) -> None:
     first, second = values(0), values(1)
     for ranks in (1, 3):
         for result in run_in_world(load_values, "shm", ranks, folder=str(tmp_path)):
-            position, found = result.value
+            position, result_values = result.value
             assert position == 2
             for name in ("int64", "bool"):  # the values of rank 0
-                assert found[name] == first[name].astype(np.float64).tolist()
+                assert result_values[name] == first[name].astype(np.float64).tolist()
             for name in ("float32", "bfloat16"):
                 mean = (first[name].astype(np.float64) + second[name].astype(np.float64)) / 2
-                np.testing.assert_array_equal(found[name], mean.astype(first[name].dtype))
+                np.testing.assert_array_equal(result_values[name], mean.astype(first[name].dtype))
 
 
 def test_one_rank_saves_one_value(tmp_path: Path) -> None:

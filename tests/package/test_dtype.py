@@ -78,9 +78,9 @@ def test_python_scalars_are_weak(dtype: np.dtype[Any], scalar: Any) -> None:
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_promotion_of_bfloat16(dtype: np.dtype[Any]) -> None:
     exact = (bool_, int8, uint8, bfloat16)  # dtypes whose values bfloat16 represents exactly
-    wide = float64 if dtype == float64 else float32
+    larger = float64 if dtype == float64 else float32
     assert promote(bfloat16, dtype) == promote(dtype, bfloat16)
-    assert promote(bfloat16, dtype) == (bfloat16 if dtype in exact else wide)
+    assert promote(bfloat16, dtype) == (bfloat16 if dtype in exact else larger)
 
 
 def test_bfloat16_and_a_scalar_are_bfloat16() -> None:

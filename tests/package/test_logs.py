@@ -62,10 +62,10 @@ def test_an_exception_is_a_field() -> None:
         raise KeyError("missing")
     except KeyError:
         record = logging.LogRecord("a", logging.ERROR, "", 1, "failed", None, sys.exc_info())
-    found = json.loads(JsonFormatter(PLACE).format(record))
-    assert found["message"] == "failed"
-    assert found["exception"].startswith("Traceback (most recent call last):\n")
-    assert found["exception"].endswith("KeyError: 'missing'")
+    fields = json.loads(JsonFormatter(PLACE).format(record))
+    assert fields["message"] == "failed"
+    assert fields["exception"].startswith("Traceback (most recent call last):\n")
+    assert fields["exception"].endswith("KeyError: 'missing'")
 
 
 def test_rank_and_job_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +73,12 @@ def test_rank_and_job_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NGD_SURROUNDINGS", raising=False)
     record = logging.LogRecord("a", logging.INFO, "", 1, "m", None, None)
-    found = json.loads(JsonFormatter().format(record))
-    assert (found["rank"], found["size"]) == (2, 5)
-    assert found["job"] not in ("k", None)
+    fields = json.loads(JsonFormatter().format(record))
+    assert (fields["rank"], fields["size"]) == (2, 5)
+    assert fields["job"] not in ("k", None)
     monkeypatch.setenv("WORLD_SIZE", "two")
-    found = json.loads(JsonFormatter().format(record))
-    assert (found["rank"], found["size"], found["job"]) == (None, None, None)
+    fields = json.loads(JsonFormatter().format(record))
+    assert (fields["rank"], fields["size"], fields["job"]) == (None, None, None)
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1}', b'{"a": {"b": "c"}}'])
@@ -88,27 +88,27 @@ def test_a_json_object_is_unchanged(text: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"12", b"[1]", b"{a}", b"{", b"\xff text"])
 def test_other_text_becomes_a_message(text: bytes) -> None:
-    found = json.loads(as_json(text + b"\n", "stderr", PLACE))
-    assert found["message"] == text.decode(errors="backslashreplace")
-    assert found["logger"] == "stderr"
-    assert {name: found[name] for name in PLACE} == PLACE
+    fields = json.loads(as_json(text + b"\n", "stderr", PLACE))
+    assert fields["message"] == text.decode(errors="backslashreplace")
+    assert fields["logger"] == "stderr"
+    assert {name: fields[name] for name in PLACE} == PLACE
 
 
 @harness.needs_ranks
 def test_all_output_of_a_job_is_json(tmp_path: Path) -> None:
     out, err = streams_of_job(tmp_path, NGD_LOG="json")
-    said: list[dict[str, Any]] = [json.loads(line) for line in out]
-    assert [each for each in said if "message" not in each] == [{"of": "the user"}] * 2
-    printed = sorted((m["rank"], m["message"]) for m in said if "message" in m)
+    out_records: list[dict[str, Any]] = [json.loads(line) for line in out]
+    assert [each for each in out_records if "message" not in each] == [{"of": "the user"}] * 2
+    printed = sorted((m["rank"], m["message"]) for m in out_records if "message" in m)
     assert printed == [(0, "plain"), (0, '{"cut":'), (1, "plain"), (1, '{"cut":')]
-    told: list[dict[str, Any]] = [json.loads(line) for line in err]
-    assert {each["size"] for each in told} == {2}
-    assert len({each["job"] for each in told}) == 1
+    err_records: list[dict[str, Any]] = [json.loads(line) for line in err]
+    assert {each["size"] for each in err_records} == {2}
+    assert len({each["job"] for each in err_records}) == 1
     by_logger = {
-        name: [each for each in told if each["logger"] == name] for name in ("ngd", "stderr")
+        name: [each for each in err_records if each["logger"] == name] for name in ("ngd", "stderr")
     }
-    here = [each for each in by_logger["ngd"] if each["level"] == "WARNING"]
-    assert sorted((m["rank"], m["message"]) for m in here) == [
+    warnings_of_ngd = [each for each in by_logger["ngd"] if each["level"] == "WARNING"]
+    assert sorted((m["rank"], m["message"]) for m in warnings_of_ngd) == [
         (0, "rank 0\nis here"),
         (1, "rank 1\nis here"),
     ]
@@ -116,7 +116,7 @@ def test_all_output_of_a_job_is_json(tmp_path: Path) -> None:
     (failed,) = [each for each in by_logger["ngd"] if each["level"] == "CRITICAL"]
     assert (failed["rank"], failed["message"]) == (1, "uncaught ValueError: no good")
     assert failed["exception"].endswith("ValueError: no good")
-    (launcher,) = [each for each in told if each["logger"] == "ngd.run"]
+    (launcher,) = [each for each in err_records if each["logger"] == "ngd.run"]
     assert launcher["rank"] is None
     assert launcher["message"].startswith("rank 1 returned 1")
 

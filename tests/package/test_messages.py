@@ -48,8 +48,8 @@ def test_lists_of_numbers_are_arrays(device: str) -> None:
     ],
 )
 def test_conversions_that_lose_information_raise(x: Any, n: Any, says: str) -> None:
-    given, small = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
-    step = ngd.compile([given, small], [given * 2, small])
+    floats, small = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
+    step = ngd.compile([floats, small], [floats * 2, small])
     with pytest.raises((TypeError, ShapeError), match=says):
         step(x, n)
 
@@ -118,10 +118,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -> None:
     array = np.random.default_rng(1).normal(size=(2, 3)) * 3
     x = ngd.placeholder("x", (2, 3), "float64")
-    (found,) = ngd.compile([x], [function(x)], device=device)(array)
-    wanted = function(array)
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    (result,) = ngd.compile([x], [function(x)], device=device)(array)
+    expected = function(array)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

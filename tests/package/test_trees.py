@@ -73,12 +73,12 @@ def test_inputs_and_outputs_can_be_nested(device: str) -> None:
         device=device,
     )
     a, b, c = np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])
-    for found in (step({"right": [b], "left": a}, c), step({"left": a, "right": (b,)}, z=c)):
-        np.testing.assert_array_equal(found["sum"], a + b)
-        assert isinstance(found["parts"], Batch)
-        assert isinstance(found["parts"].image, tuple)
-        np.testing.assert_array_equal(found["parts"].image[1], c)
-        np.testing.assert_array_equal(found["parts"].label[0], b * c)
+    for result in (step({"right": [b], "left": a}, c), step({"left": a, "right": (b,)}, z=c)):
+        np.testing.assert_array_equal(result["sum"], a + b)
+        assert isinstance(result["parts"], Batch)
+        assert isinstance(result["parts"].image, tuple)
+        np.testing.assert_array_equal(result["parts"].image[1], c)
+        np.testing.assert_array_equal(result["parts"].label[0], b * c)
     out = {"sum": np.empty(2), "parts": Batch([np.empty(2), np.empty(2)], [np.empty(2)])}
     assert step({"left": a, "right": [b]}, c, out=out)["sum"] is out["sum"]
     np.testing.assert_array_equal(out["parts"].label[0], b * c)
@@ -89,9 +89,9 @@ def test_a_dict_of_inputs_names_the_arguments(device: str) -> None:
     step = ngd.compile({"image": x, "label": {"y": y}}, [x - y], device=device)
     a, b = np.float32([5, 6]), np.float32([1, 2])
     batch = {"label": {"y": b}, "image": a}
-    for found in (step(**batch), step(a, {"y": b}), step(a, label={"y": b})):
-        assert isinstance(found, list)
-        np.testing.assert_array_equal(found[0], [4, 4])
+    for result in (step(**batch), step(a, {"y": b}), step(a, label={"y": b})):
+        assert isinstance(result, list)
+        np.testing.assert_array_equal(result[0], [4, 4])
     by_dataclass = ngd.compile(Batch(x, y), (x - y, x), device=device)
     assert isinstance(by_dataclass(image=a, label=b), tuple)
 
@@ -129,8 +129,8 @@ def test_the_same_nodes_are_compiled_once_for_all_structures() -> None:
 def test_gradients_have_the_structure_of_their_variables() -> None:
     w, b = ngd.variable("w", [2.0, 3.0]), ngd.variable("b", [1.0])
     loss = ops.sum(ops.square(w) * b)
-    found = ngd.grad(loss, {"layer": {"w": w}, "rest": (b, [w])})
-    step = ngd.compile([], found)()
+    gradients = ngd.grad(loss, {"layer": {"w": w}, "rest": (b, [w])})
+    step = ngd.compile([], gradients)()
     np.testing.assert_array_equal(step["layer"]["w"], [4, 6])
     np.testing.assert_array_equal(step["rest"][0], [13])
     np.testing.assert_array_equal(step["rest"][1][0], [4, 6])

@@ -64,12 +64,14 @@ def compile_and_print(
 
 def test_the_compiler_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = code_blocks("python")
-    given: dict[str, Any] = {}
-    exec(compile(program, "architecture.md", "exec"), given)
-    lines = {each for text in compile_and_print(given, monkeypatch) for each in text.splitlines()}
+    namespace: dict[str, Any] = {}
+    exec(compile(program, "architecture.md", "exec"), namespace)
+    lines = {
+        each for text in compile_and_print(namespace, monkeypatch) for each in text.splitlines()
+    }
     sharded = {
-        e for t in compile_and_print(given, monkeypatch, shard="host") for e in t.splitlines()
+        e for t in compile_and_print(namespace, monkeypatch, shard="host") for e in t.splitlines()
     }
     for block in code_blocks("text"):
-        shown = [line for line in block.splitlines() if LINE.match(line)]
-        assert set(shown) <= (sharded if "barrier" in block else lines), block
+        expected = [line for line in block.splitlines() if LINE.match(line)]
+        assert set(expected) <= (sharded if "barrier" in block else lines), block

@@ -33,10 +33,10 @@ def names_in(cell: str) -> str:
 
 def resolve(name: str) -> Any:
     """Return the object of a dotted name, or raise AttributeError."""
-    found: Any = ngd
+    value: Any = ngd
     for part in name.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 @pytest.mark.parametrize(("old", "new"), NAMES)

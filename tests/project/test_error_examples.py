@@ -330,12 +330,12 @@ def normalized(text: str) -> str:
 
 def examples(page: str) -> dict[str, list[str]]:
     """Return the example messages of a page by class."""
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for block in re.findall(r"^```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S):
         begin = re.search(r"^(?:ngd\.errors\.)?(\w+(?:Error|Warning)): ", block, re.M)
         if begin is not None:
-            found.setdefault(begin[1], []).append(normalized(block[begin.start() :]))
-    return found
+            messages.setdefault(begin[1], []).append(normalized(block[begin.start() :]))
+    return messages
 
 
 def output_of(name: str, folder: Path) -> str:
@@ -363,8 +363,8 @@ def check(name: str, folder: Path) -> None:
 
 def test_each_example_has_a_script() -> None:
     scripts = Counter(name.partition(" ")[0] for name in (*SCRIPTS, *SCRIPTS_OF_TWO_RANKS))
-    found = {kind: len(blocks) for kind, blocks in examples("errors.md").items()}
-    assert {kind: found.get(kind) for kind in scripts} == scripts
+    numbers = {kind: len(blocks) for kind, blocks in examples("errors.md").items()}
+    assert {kind: numbers.get(kind) for kind in scripts} == scripts
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

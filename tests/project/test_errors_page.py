@@ -30,13 +30,13 @@ def named_in(text: str) -> list[str]:
 
 
 def known_tests() -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        found |= set(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
+        names |= set(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
     for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp"):
         suites = re.findall(r"^TEST(?:_[PF])?\((\w+),\s*(\w+)\)", path.read_text(), re.MULTILINE)
-        found |= {f"{suite}.{name}" for suite, name in suites}
-    return found
+        names |= {f"{suite}.{name}" for suite, name in suites}
+    return names
 
 
 def sections(text: str) -> dict[str, str]:

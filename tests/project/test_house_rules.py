@@ -109,28 +109,28 @@ def is_in(path: Path, parts: tuple[str, ...]) -> bool:
 
 def imports_of(path: Path, tree: ast.AST) -> list[tuple[str, ...]]:
     """Return the dotted names that a file imports, also in functions and for type checkers."""
-    found: list[tuple[str, ...]] = []
+    names: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [tuple(alias.name.split(".")) for alias in node.names]
+            names += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            here = ("ngd", *path.relative_to(PACKAGE).parts)
-            above = here[: -node.level] if node.level else ()
+            own_name = ("ngd", *path.relative_to(PACKAGE).parts)
+            above = own_name[: -node.level] if node.level else ()
             base = (*above, *(node.module.split(".") if node.module else ()))
-            found += [(*base, alias.name) for alias in node.names]
-    return found
+            names += [(*base, alias.name) for alias in node.names]
+    return names
 
 
 def private_imports(path: Path, source: str) -> list[str]:
     """Return the private names that a file imports from other parts of the package."""
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    found = []
+    imports = []
     for name in imports_of(path, ast.parse(source)):
         dotted = ".".join(name)
         is_ours = len(name) > 1 and (name[1] == own or dotted.startswith(HELPERS))
         if name[0] == "ngd" and not is_ours and not {*name[1:]} & {*ngd.__all__, "typing"}:
-            found.append(dotted)
-    return found
+            imports.append(dotted)
+    return imports
 
 
 def assigned_elsewhere(source: str) -> list[str]:
@@ -143,7 +143,7 @@ def assigned_elsewhere(source: str) -> list[str]:
         for alias in node.names
         if "ngd" in (getattr(node, "module", alias.name) or "ngd") or getattr(node, "level", 0)
     }
-    found = []
+    statements = []
     for node in run_at_import(tree):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
@@ -157,20 +157,20 @@ def assigned_elsewhere(source: str) -> list[str]:
             while isinstance(owner, (ast.Attribute, ast.Subscript)):
                 owner = owner.value
             if owner is not target and isinstance(owner, ast.Name) and owner.id in imported:
-                found.append(ast.unparse(target))
-    return found
+                statements.append(ast.unparse(target))
+    return statements
 
 
 def run_at_import(tree: ast.Module) -> list[ast.AST]:
     """Return the nodes of a file that run at its import: all except the bodies of functions."""
-    found: list[ast.AST] = []
-    left: list[ast.AST] = list(tree.body)
-    while left:
-        node = left.pop(0)
+    nodes: list[ast.AST] = []
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            found.append(node)
-            left += ast.iter_child_nodes(node)
-    return found
+            nodes.append(node)
+            pending += ast.iter_child_nodes(node)
+    return nodes
 
 
 def parts_of(target: ast.expr) -> list[ast.expr]:
@@ -192,8 +192,8 @@ def imported_files(path: Path, source: str) -> set[Path]:
 def file_of(name: tuple[str, ...]) -> Path | None:
     """Return the file of the package that contains a dotted name."""
     for end in (len(name), len(name) - 1):
-        place = PACKAGE.joinpath(*name[1:end])
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
+        module = PACKAGE.joinpath(*name[1:end])
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
             if name[:1] == ("ngd",) and end and file.exists():
                 return file
     return None
@@ -207,12 +207,12 @@ def import_cycle(imports: Mapping[Path, set[Path]]) -> list[str]:
         if file in above:
             return [name_of(f) for f in above[above.index(file) :]]
         for other in sorted(imports.get(file, set()) if file not in done else ()):
-            if found := below(other, (*above, file)):
-                return found
+            if cycle := below(other, (*above, file)):
+                return cycle
         done.add(file)
         return []
 
-    return next((found for file in sorted(imports) if (found := below(file, ()))), [])
+    return next((cycle for file in sorted(imports) if (cycle := below(file, ()))), [])
 
 
 def ops_by_name(source: str) -> list[str]:
@@ -227,20 +227,20 @@ def ops_by_name(source: str) -> list[str]:
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and is_text(node.value))
         for part in ast.walk(node)
     }
-    found = []
+    lines = []
     for node in ast.walk(tree):
         if is_text(node) and node.value in COMPUTING and id(node) not in texts:
-            found.append(f"line {node.lineno}: {node.value!r}")
+            lines.append(f"line {node.lineno}: {node.value!r}")
         if isinstance(node, (ast.Compare, ast.Subscript)):
-            asked = ast.walk(node)
+            nodes = ast.walk(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get":
-            asked = (part for argument in node.args for part in ast.walk(argument))
+            nodes = (part for argument in node.args for part in ast.walk(argument))
         else:
             continue
-        names = {ast.unparse(part) for part in asked if isinstance(part, ast.Attribute)}
+        names = {ast.unparse(part) for part in nodes if isinstance(part, ast.Attribute)}
         if any(re.search(r"\bop\.name$", name) for name in names):
-            found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
+            lines.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return lines
 
 
 def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
@@ -278,14 +278,14 @@ def faults_of_layers(folder: str, source: str) -> list[str]:
 def long_python_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]:
     """Return the functions that are too long, and have no comment with the reason."""
     lines = source.splitlines()
-    found = []
+    functions = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno is not None
             body = lines[node.lineno - 1 : node.end_lineno]
             if len(body) > most and LONG_FOR_A_REASON not in "\n".join(body):
-                found.append(f"{node.name}: {len(body)} lines")
-    return found
+                functions.append(f"{node.name}: {len(body)} lines")
+    return functions
 
 
 def long_cpp_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]:
@@ -295,7 +295,7 @@ def long_cpp_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]
     """
     without_text = re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//.*', "", source)
     lines, bare = source.splitlines(), without_text.splitlines()
-    found = []
+    functions = []
     for number, line in enumerate(bare):
         opening = re.match(r" *\S.*\) ?(?:const|noexcept|override|final|mutable| )*\{$", line)
         statement = re.match(r" *(?:if|for|while|switch|else|\} else|do|return)\b", line)
@@ -307,8 +307,8 @@ def long_cpp_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]
             depth += bare[end].count("{") - bare[end].count("}")
         body = lines[number : end + 1]
         if len(body) > most and LONG_FOR_A_REASON not in "\n".join(body):
-            found.append(f"{lines[number].strip()}: {len(body)} lines")
-    return found
+            functions.append(f"{lines[number].strip()}: {len(body)} lines")
+    return functions
 
 
 def test_python_files_do_not_import_in_cycles() -> None:
@@ -364,9 +364,9 @@ def test_folders_of_the_core_have_no_include_cycles() -> None:
 
 @pytest.mark.parametrize("idea", ONE_PLACE)
 def test_a_concept_is_in_the_listed_files_only(idea: str) -> None:
-    pattern, places = ONE_PLACE[idea]
-    found = [p for p in CPP_FILES if re.search(pattern, p.read_text())]
-    assert [str(p.relative_to(CORE)) for p in found] == places
+    pattern, listed_files = ONE_PLACE[idea]
+    files = [p for p in CPP_FILES if re.search(pattern, p.read_text())]
+    assert [str(p.relative_to(CORE)) for p in files] == listed_files
 
 
 @pytest.mark.parametrize("path", sorted((CORE / "kernels").glob("*/*.?pp")), ids=name_of)

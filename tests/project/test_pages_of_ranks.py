@@ -41,8 +41,8 @@ def sharding() -> None:
     names = run_page("docs/sharding.md")
     step, w, size = names["train_step"], names["w"], ngd.world_size()
     assert names["sharded_bytes"] == (3 * w.type.bytes if size > 1 else 0)
-    given = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
-    losses = [float(step(*given)) for _ in range(20)]
+    arrays = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
+    losses = [float(step(*arrays)) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
@@ -74,9 +74,9 @@ def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
     assert script in (ROOT / "docs/index.md").read_text()
     file = tmp_path / "train.py"
     file.write_text(script)
-    shown = re.search(rf"{SHOWN.format(1)}{SHOWN.format(2)}^```$", page, FLAGS)
-    assert shown is not None
-    for ranks, lines in zip((1, 2), shown.groups(), strict=True):
+    match = re.search(rf"{SHOWN.format(1)}{SHOWN.format(2)}^```$", page, FLAGS)
+    assert match is not None
+    for ranks, lines in zip((1, 2), match.groups(), strict=True):
         command = [sys.executable, "-m", "ngd", "run", "-n", str(ranks), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
@@ -139,8 +139,8 @@ def tensor_parallel(ranks: int) -> list[Any]:
     """Compute the gradients of the page, of this rank's shards of the weights."""
     names = run_page("docs/model_parallel.md", without="ops.send(")
     rng = np.random.default_rng(1)
-    whole = {"W0": (12, 16), "b0": (16,), "W1": (16, 3), "b1": (3,)}
-    values = {name: rng.normal(size=shape) for name, shape in whole.items()}
+    full_shapes = {"W0": (12, 16), "b0": (16,), "W1": (16, 3), "b1": (3,)}
+    values = {name: rng.normal(size=shape) for name, shape in full_shapes.items()}
     mine = np.s_[ngd.rank() * 16 // ranks : (ngd.rank() + 1) * 16 // ranks]
     shards = {"W0": np.s_[:, mine], "b0": mine, "W1": np.s_[mine], "b1": np.s_[:]}
     for name, shard in shards.items():
@@ -168,14 +168,14 @@ def pipeline() -> list[float]:
     rank = ngd.init().rank
     rng = np.random.default_rng(2)
     x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
-    given = {
+    variables = {
         "rank": rank,
         "x": ngd.placeholder("x", x.shape),
         "y": ngd.placeholder("y", y.shape),
         "w": ngd.variable("w", w),
         "v": ngd.variable("v", v),
     }
-    step = execute("docs/model_parallel.md", "token =", modules() | given)["step"]
+    step = execute("docs/model_parallel.md", "token =", modules() | variables)["step"]
     return [float(np.sum(step(y if rank else x)[0])) for _ in range(20)]
 
 
@@ -197,20 +197,20 @@ def micro_batches() -> list[float]:
     rank = ngd.init().rank
     rng = np.random.default_rng(2)
     x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
-    given = {
+    variables = {
         "parts": [ngd.placeholder(f"x{i}", (4, 3)) for i in range(2)],
         "targets": [ngd.placeholder(f"y{i}", (4, 2)) for i in range(2)],
         "w": ngd.variable("w", w),
         "v": ngd.variable("v", v),
     }
-    step = execute("docs/model_parallel.md", "tokens =", modules() | given)["step"]
+    step = execute("docs/model_parallel.md", "tokens =", modules() | variables)["step"]
     halves = np.split(y if rank else x, 2)
     return [float(np.sum(step(*halves)[0])) for _ in range(20)]
 
 
 def test_micro_batches_train_as_one_batch() -> None:
-    whole, parts = run(pipeline, 2)[1].value, run(micro_batches, 2)[1].value
-    assert parts == pytest.approx(whole, rel=1e-4)
+    one_batch, parts = run(pipeline, 2)[1].value, run(micro_batches, 2)[1].value
+    assert parts == pytest.approx(one_batch, rel=1e-4)
 
 
 def divided_layers() -> list[float]:
@@ -218,8 +218,8 @@ def divided_layers() -> list[float]:
     rank = ngd.rank()
     mine = slice(2 * rank, 2 * rank + 2)
     x, firsts, seconds = matrices()
-    given = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
-    nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in given.items()}
+    variables = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
+    nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in variables.items()}
     names = execute("docs/model_parallel.md", "def layer", modules() | {"model": ngd.init()})
     return np.ravel(ngd.compile([], names["deep_network"](**nodes))()).tolist()
 

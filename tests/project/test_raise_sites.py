@@ -111,8 +111,8 @@ def test_there_are_many_sites() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_message_has_the_form(part: str) -> None:
-    found = [site for site in SITES if not PARTS[part](site.message)]
-    assert not found, "\n".join(f"{s.path}:{s.line}: {s.message}" for s in found)
+    sites = [site for site in SITES if not PARTS[part](site.message)]
+    assert not sites, "\n".join(f"{s.path}:{s.line}: {s.message}" for s in sites)
 
 
 @pytest.mark.parametrize("path", [path for path in EXEMPT if path.endswith(".py")])

@@ -247,7 +247,7 @@ def test_the_most_used_names_have_parameters_shapes_and_an_example(name: str) ->
         assert SHAPE.search(text.partition("\nExamples\n")[0]), "the docstring names no shape"
 
 
-def owned(cls: type) -> list[Any]:
+def with_own_members(cls: type) -> list[Any]:
     """Return a class with its public methods and properties that have docstrings of their own."""
     inside = [vars(cls)[key] for key in vars(cls) if not key.startswith("_")]
     return [cls, *(each for each in inside if callable(each) or isinstance(each, property))]
@@ -255,17 +255,17 @@ def owned(cls: type) -> list[Any]:
 
 def docstrings() -> dict[str, str]:
     """Return the docstrings with examples of all entries, and of their methods."""
-    found = {}
+    examples = {}
     for name in sorted(ENTRIES):
         if name.startswith((*BRIDGES.values(), "ngd.horovod", "ngd.kvstore")):
             continue
         value = look_up(name)
-        for each in owned(value) if inspect.isclass(value) else [value]:
+        for each in with_own_members(value) if inspect.isclass(value) else [value]:
             text = inspect.getdoc(each) or ""
             if ">>> " in text:
                 key = name if each is value else f"{name}.{getattr(each, '__name__', 'property')}"
-                found[key] = text
-    return found
+                examples[key] = text
+    return examples
 
 
 EXAMPLES = docstrings()

@@ -66,6 +66,6 @@ def test_the_examples_run(name: str) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
     thing = FOUND[name]
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
-    said: list[str] = []
-    runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)
+    outputs: list[str] = []
+    runner.run(test, out=outputs.append)
+    assert not runner.failures, "".join(outputs)

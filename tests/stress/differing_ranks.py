@@ -111,14 +111,14 @@ def findings(way: Way, outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
         verdict = NAMED if any(errors) else RIGHT
     if verdict == RIGHT:
         return [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"]]
-    found = [f"rank {r} got no error" for r, error in enumerate(errors) if not error]
-    found += [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"] and not o["is_good"]]
+    texts = [f"rank {r} got no error" for r, error in enumerate(errors) if not error]
+    texts += [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"] and not o["is_good"]]
     for rank, outcome in enumerate(outcomes):
         if outcome["error"] and "rank" not in outcome["text"]:
-            found.append(f"rank {rank}: names no rank: {outcome}")
+            texts.append(f"rank {rank}: names no rank: {outcome}")
     everything = " ".join(each["text"] for each in outcomes)
-    found += [f"no rank names {w!r}: {outcomes}" for w in way.words if w not in everything]
-    return found
+    texts += [f"no rank names {w!r}: {outcomes}" for w in way.words if w not in everything]
+    return texts
 
 
 def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, list[str]]:

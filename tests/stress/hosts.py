@@ -299,24 +299,24 @@ def run(scenario: Scenario) -> list[str]:
 def findings_of(scenario: Scenario) -> list[str]:
     """Read the reports of the ranks and of the sanitizer, and return the findings."""
     folder, ranks = Path(scenario.folder), sum(scenario.per_host)
-    found = []
+    findings = []
     for path in sorted(folder.glob("sanitizer.*")):
-        found.append(path.read_text(errors="replace")[:3000])
+        findings.append(path.read_text(errors="replace")[:3000])
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if len(reports) < ranks and not found:
-        told = last_words(folder)
-        found.append(f"only {len(reports)} of {ranks} ranks came to the end: {told}")
-    found += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
+    if len(reports) < ranks and not findings:
+        output = last_words(folder)
+        findings.append(f"only {len(reports)} of {ranks} ranks came to the end: {output}")
+    findings += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
     errors = [error for each in reports for error in each["errors"]]
     failed = [e for e in errors if e[0] in ("small", "barrier", "large") and e[1] != "StoppedError"]
     if scenario.fault != "leave" and failed:
-        found_before = len(found)
+        found_before = len(findings)
         # If only the handler's exception was raised, the collective was complete before.
         for each in reports:
             works = {"world", "host"} - {name for name, *_ in each["errors"]}
-            found += [f"rank {each['rank']}: {name} works after a failure" for name in works]
-        found += [f"the failure: {failed[0]}"] if len(found) > found_before else []
-    return found
+            findings += [f"rank {each['rank']}: {name} works after a failure" for name in works]
+        findings += [f"the failure: {failed[0]}"] if len(findings) > found_before else []
+    return findings
 
 
 def main() -> int:
@@ -329,8 +329,8 @@ def main() -> int:
     parser.add_argument("--rank", help="for the ranks")
     args = parser.parse_args()
     if args.rank:
-        given = json.loads(args.rank)
-        rank_main(Scenario(**{**given, "per_host": tuple(given["per_host"])}))
+        fields = json.loads(args.rank)
+        rank_main(Scenario(**{**fields, "per_host": tuple(fields["per_host"])}))
     from namespaces import why_not
 
     if reason := why_not():
@@ -343,11 +343,11 @@ def main() -> int:
         folder = tempfile.mkdtemp(prefix="ngd-stress-hosts-")
         drawn = draw(random.Random(f"{args.seed} {number}"))
         scenario = Scenario(**{**asdict(drawn), "folder": folder})
-        found = run(scenario)
+        findings = run(scenario)
         shutil.rmtree(folder, ignore_errors=True)
-        if found:
+        if findings:
             failed += 1
-            print(f"run {number}: {scenario}", *found, sep="\n  ", flush=True)
+            print(f"run {number}: {scenario}", *findings, sep="\n  ", flush=True)
         number += 1
     print(json.dumps({"seed": args.seed, "runs": number - args.first, "failed": failed}))
     return 1 if failed else 0

@@ -183,10 +183,10 @@ class Hook:
         n = MOST_SITES * len(FUNCTIONS)
         counts = np.ctypeslib.as_array(self.library.inject_calls(rank), (n,))
         return {
-            (int(place) // len(FUNCTIONS), FUNCTIONS[int(place) % len(FUNCTIONS)]): int(
-                counts[place]
+            (int(index) // len(FUNCTIONS), FUNCTIONS[int(index) % len(FUNCTIONS)]): int(
+                counts[index]
             )
-            for place in np.flatnonzero(counts)
+            for index in np.flatnonzero(counts)
         }
 
     def forget_calls(self) -> None:
@@ -658,10 +658,10 @@ class BuiltPackage(MetaPathFinder):
 
 def load_sites() -> Sites:
     """Return the sites of the disassembly, which is read once per build."""
-    kept, built = BUILD / "sites.pickle", module().stat().st_mtime
-    if not kept.exists() or kept.stat().st_mtime < built:
-        kept.write_bytes(pickle.dumps(find(module(), ROOT)))
-    sites: Sites = pickle.loads(kept.read_bytes())
+    cache, built = BUILD / "sites.pickle", module().stat().st_mtime
+    if not cache.exists() or cache.stat().st_mtime < built:
+        cache.write_bytes(pickle.dumps(find(module(), ROOT)))
+    sites: Sites = pickle.loads(cache.read_bytes())
     return sites
 
 

@@ -137,8 +137,8 @@ def check_matmuls(dtype: Any) -> None:
     x, y = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("y", b.shape, b.dtype)
     product = ops.transpose(x, (1, 0)) @ y
     step = ngd.compile([x, y], [x @ ops.ones((60, 50), dtype), product * 2 - 1])
-    for each, wanted in zip(step(a, b), (60, 79), strict=True):
-        assert (each == wanted).all()
+    for each, expected in zip(step(a, b), (60, 79), strict=True):
+        assert (each == expected).all()
 
 
 def check_own_convolutions() -> None:
@@ -176,8 +176,8 @@ def kernels(rank: int) -> list[Step]:
         def run() -> None:
             inputs, arrays = placeholders(case.types), case.arrays()
             step = ngd.compile(inputs, case.apply(inputs))
-            for results, wanted in zip(step(*arrays), case.reference(arrays), strict=True):
-                assert_close(results, wanted)
+            for result, expected in zip(step(*arrays), case.reference(arrays), strict=True):
+                assert_close(result, expected)
 
         return run
 
@@ -199,8 +199,8 @@ def kernels(rank: int) -> list[Step]:
         y = ops.conv(x, w, np.full(4, -36, np.float32))
         z = ops.conv(x, w[:, :1], groups=4)
         step = ngd.compile([x, w], [y, z])
-        for each, wanted in zip(step(a, b), (0, 9), strict=True):
-            assert (each == wanted).all()
+        for each, expected in zip(step(a, b), (0, 9), strict=True):
+            assert (each == expected).all()
 
     def check_control() -> None:
         x = ngd.placeholder("x", (3, 2))
@@ -210,8 +210,8 @@ def kernels(rank: int) -> list[Step]:
         loss = ops.sum(chosen) + ops.sum(products)
         step = ngd.compile([x], [last, products, chosen, ngd.grad(loss, x)])
         results = step(np.ones((3, 2), np.float32))
-        wanted: list[Any] = [[3, 3], [[0, 0], [1, 1], [2, 2]], [6, 6], [[4, 4]] * 3]
-        assert [each.tolist() for each in results] == wanted
+        expected: list[Any] = [[3, 3], [[0, 0], [1, 1], [2, 2]], [6, 6], [[4, 4]] * 3]
+        assert [each.tolist() for each in results] == expected
         assert "scan" in str(step)
 
     dtypes = (None, np.bool_, np.int32, np.float16, np.float32)

@@ -145,8 +145,8 @@ def stranger_connects(rank: int) -> list[Step]:
     def meet_stranger() -> None:
         key = f"{os.environ['NGD_JOB']}-stranger"
         if rank == 1:
-            gone = contextlib.suppress(OSError, AssertionError)  # if rank 0 has failed
-            with gone, contextlib.ExitStack() as stack:
+            ignore_errors = contextlib.suppress(OSError, AssertionError)  # if rank 0 has failed
+            with ignore_errors, contextlib.ExitStack() as stack:
                 name = name_of(int(os.environ["NGD_INJECT_FIRST"]))
                 for _ in range(4):
                     other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

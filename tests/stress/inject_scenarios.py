@@ -530,7 +530,11 @@ def late(rank: int) -> list[Step]:
 
 def late_message(rank: int) -> list[Step]:
     """Rank 0 waits in a group for a message that rank 1 does not send."""
-    late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
+    errors_of_timeout = (
+        errors.CollectiveTimeoutError,
+        errors.RemoteRankError,
+        errors.RankLostError,
+    )
     groups_made: list[Any] = []
 
     def split() -> None:
@@ -543,12 +547,16 @@ def late_message(rank: int) -> list[Step]:
         else:
             groups_made[0].recv(1, shape=(3,), dtype=np.float64)
 
-    return [Step("split", split), Step("late", wait_for_message, late)]
+    return [Step("split", split), Step("late", wait_for_message, errors_of_timeout)]
 
 
 def late_in_two_groups(rank: int) -> list[Step]:
     """The ranks wait for each other in two groups."""
-    late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
+    errors_of_timeout = (
+        errors.CollectiveTimeoutError,
+        errors.RemoteRankError,
+        errors.RankLostError,
+    )
     groups_made: list[Any] = []
 
     def split() -> None:
@@ -557,7 +565,7 @@ def late_in_two_groups(rank: int) -> list[Step]:
     def wait_apart() -> None:
         groups_made[0].barrier() if rank == 0 else ngd.barrier()
 
-    return [Step("split", split), Step("late", wait_apart, late)]
+    return [Step("split", split), Step("late", wait_apart, errors_of_timeout)]
 
 
 def busy(rank: int) -> list[Step]:

@@ -139,15 +139,15 @@ def find_sources(module: Path, calls: list[Call], root: Path) -> None:
             continue
         if calls[number].source:
             continue
-        name, _, place = line.partition(" (")[0].rpartition(":")
+        name, _, position = line.partition(" (")[0].rpartition(":")
         path = os.path.normpath(name)
         base = os.path.basename(path)
-        if base in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and place.isdecimal():
+        if base in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and position.isdecimal():
             if base not in generated:
                 generated[base] = GeneratedFile(next((root / "build/inject").rglob(base)))
-            calls[number].source = generated[base].name(int(place))
+            calls[number].source = generated[base].name(int(position))
         elif (own := own_path.search(path)) and (root / own[0]).exists():
-            calls[number].source = f"{own[0]}:{place}"
+            calls[number].source = f"{own[0]}:{position}"
 
 
 def find(module: Path, root: Path) -> Sites:

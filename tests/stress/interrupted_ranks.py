@@ -63,12 +63,12 @@ class Timer:
 
     def __init__(self, first: float, gaps: list[float]) -> None:
         self.times, self.came = [first, *gaps], 0
-        self.within: CodeType | None = None
+        self.armed_code: CodeType | None = None
         signal.signal(signal.SIGALRM, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Raise if the armed function runs, and nowhere else."""
-        while frame is not None and frame.f_code is not self.within:
+        while frame is not None and frame.f_code is not self.armed_code:
             frame = frame.f_back
         if frame is not None:
             self.came += 1
@@ -76,14 +76,14 @@ class Timer:
                 signal.setitimer(signal.ITIMER_REAL, self.times[self.came])
             raise KeyboardInterrupt
 
-    def arm(self, within: CodeType) -> None:
+    def arm(self, armed_code: CodeType) -> None:
         """Start the timer for a function and its callees."""
-        self.within = within
+        self.armed_code = armed_code
         signal.setitimer(signal.ITIMER_REAL, self.times[0])
 
     def disarm(self) -> None:
         """Stop the timer."""
-        self.within = None
+        self.armed_code = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

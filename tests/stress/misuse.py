@@ -122,22 +122,22 @@ def main(arguments: Sequence[str]) -> int:
     begin, counts, found = time.monotonic(), Counter[str](), dict[str, list[str]]()
     while chosen and time.monotonic() - begin < options.seconds:
         batch, chosen = chosen[:BATCH], chosen[BATCH:]
-        for number, said in run_batch(batch, options.seconds - (time.monotonic() - begin)).items():
+        for number, entry in run_batch(batch, options.seconds - (time.monotonic() - begin)).items():
             counts["cases"] += 1
-            kind, _, text = said.partition(": ")
-            known = any(re.search(c, names[number]) and re.search(t, said) for c, t, _ in KNOWN)
+            kind, _, text = entry.partition(": ")
+            known = any(re.search(c, names[number]) and re.search(t, entry) for c, t, _ in KNOWN)
             counts["known" if known and text else kind] += 1
             if text and not known:
                 found.setdefault(f"{kind}: {text}", []).append(names[number])
-    for said, where in sorted(found.items(), key=lambda item: -len(item[1])):
-        print(f"{len(where)} x {said}\n    {'; '.join(where[: None if options.verbose else 4])}")
+    for entry, where in sorted(found.items(), key=lambda item: -len(item[1])):
+        print(f"{len(where)} x {entry}\n    {'; '.join(where[: None if options.verbose else 4])}")
     print(json.dumps({"seed": options.seed, **counts, "findings": len(found)}))
     return bool(found)
 
 
 def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
     """Run cases in child processes, and return the outcome of each, by number."""
-    said: dict[int, str] = {}
+    outcomes: dict[int, str] = {}
     begin = time.monotonic()
     while batch and time.monotonic() - begin < seconds:
         with tempfile.TemporaryDirectory() as folder:
@@ -159,13 +159,15 @@ def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
                 out, err = child.communicate()
         for line in out.splitlines():
             number, text = json.loads(line)
-            said[number] = text
-        left = [number for number in batch if int(number) not in said]
-        if left and child.returncode != 0:
-            said[int(left[0])] = f"crash: exit code {child.returncode}: {err.strip()[-300:]}"
-            left = left[1:]
-        batch = left
-    return said
+            outcomes[number] = text
+        remaining = [number for number in batch if int(number) not in outcomes]
+        if remaining and child.returncode != 0:
+            outcomes[int(remaining[0])] = (
+                f"crash: exit code {child.returncode}: {err.strip()[-300:]}"
+            )
+            remaining = remaining[1:]
+        batch = remaining
+    return outcomes
 
 
 def run_child(numbers: Sequence[str]) -> None:
@@ -187,15 +189,15 @@ def run_child(numbers: Sequence[str]) -> None:
         case = cases[int(number)]
         faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
         with contextlib.redirect_stdout(io.StringIO()):
-            said = outcome(case, known[case.target])
+            text = outcome(case, known[case.target])
         faulthandler.cancel_dump_traceback_later()
-        left = state_after(world, threads, case.target in SAVES and said == "right")
-        if left is not None:
-            said = said if said.startswith("class") else left
+        leftovers = state_after(world, threads, case.target in SAVES and text == "right")
+        if leftovers is not None:
+            text = text if text.startswith("class") else leftovers
             ngd.shutdown()
             world = ngd.init()
             known = {target.name: target for target in misused_calls.targets()}
-        print(json.dumps([int(number), said]), flush=True)
+        print(json.dumps([int(number), text]), flush=True)
 
 
 def outcome(case: Any, target: Any) -> str:
@@ -249,8 +251,8 @@ def compare_devices(result: Any) -> str:
     if not nodes or any(n.type.bytes > LARGE_BYTES for n in everything):
         return "right"
     inputs = [n for n in everything if n.op is PLACEHOLDER]
-    given = [np.ones(n.shape, n.dtype) for n in inputs]
-    both = [ngd.compile(inputs, nodes, device=d)(*given) for d in ("CPU", "INTERPRETER")]
+    arrays = [np.ones(n.shape, n.dtype) for n in inputs]
+    both = [ngd.compile(inputs, nodes, device=d)(*arrays) for d in ("CPU", "INTERPRETER")]
     for ours, reference in zip(*both, strict=True):
         same = np.allclose(
             np.asarray(ours, np.float64),
@@ -273,12 +275,12 @@ def state_after(world: Any, threads: int, may_save: bool) -> str | None:
     if sites._shown.sites:
         sites._shown.sites.clear()
         return "state: a call site is left"
-    left = os.listdir(".")
-    if left:
-        for name in left:
+    files = os.listdir(".")
+    if files:
+        for name in files:
             subprocess.run(["rm", "-rf", name], check=True)
         if not may_save:
-            return f"state: files are left: {left}"
+            return f"state: files are left: {files}"
     if threading.active_count() > threads:
         return "state: a thread is left"
     try:

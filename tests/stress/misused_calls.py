@@ -61,16 +61,16 @@ class Target(NamedTuple):
 
 def targets() -> list[Target]:
     """Return every public callable that a case may call, in a fixed order."""
-    found = [Target(f"ops.{name}", call) for name, call in sorted(PUBLIC.items())]
+    all_targets = [Target(f"ops.{name}", call) for name, call in sorted(PUBLIC.items())]
     for module, home in MODULES.items():
         names = getattr(home, "__all__", None) or [n for n in dir(home) if n[0] != "_"]
         for name in sorted(names):
             value = getattr(home, name)
             own = getattr(value, "__module__", "").startswith("ngd")
             if callable(value) and own and name not in NOT_MADE:
-                found.append(Target(f"{module}.{name}", value))
-    found += [Target(f"Group.{name}", getattr(ngd.init(), name)) for name in GROUP]
-    return [t for t in found if t.name not in NOT_CALLED | WAITS]
+                all_targets.append(Target(f"{module}.{name}", value))
+    all_targets += [Target(f"Group.{name}", getattr(ngd.init(), name)) for name in GROUP]
+    return [t for t in all_targets if t.name not in NOT_CALLED | WAITS]
 
 
 def one_weight() -> Any:
@@ -243,10 +243,10 @@ def make_call(case: Case, target: Target) -> Any:
         args.reverse()
     elif case.parameter:
         names = [p.name for p in parameters_of(target) if p.kind is not p.VAR_POSITIONAL]
-        place = names.index(case.parameter) if case.parameter in names else len(args)
+        index = names.index(case.parameter) if case.parameter in names else len(args)
         spoiled = WRONG[case.how]()
-        if place < len(args):
-            args[place] = spoiled
+        if index < len(args):
+            args[index] = spoiled
         elif case.parameter in names:
             kwargs[case.parameter] = spoiled
         else:

@@ -93,10 +93,10 @@ def make_groups(world: Any, per_host: tuple[int, ...]) -> list[Members]:
     """Split the world by host, by index on the host, in reverse order, and by parity."""
     ranks = range(world.size)
     hosts = [host for host, count in enumerate(per_host) for _ in range(count)]
-    places = [place for count in per_host for place in range(count)]
+    local_ranks = [local_rank for count in per_host for local_rank in range(count)]
     splits = {
         "host": (hosts, ranks),
-        "place": (places, ranks),
+        "place": (local_ranks, ranks),
         "reverse": ([0] * world.size, range(world.size, 0, -1)),
         "parity": ([rank % 2 for rank in ranks], ranks),
     }
@@ -215,11 +215,11 @@ def call(draw: Draw, rank: int) -> tuple[Any, Array | None]:
         result = ngd.reduce(draw.data(rank, n), root, op=draw.op, **how)
         return result, expected if me == root else None
     if kind == "scatter":
-        whole = draw.data(ranks[root], n * size)
+        source = draw.data(ranks[root], n * size)
         result = ngd.scatter(
-            whole if me == root else None, root, out=np.zeros(n, draw.dtype), **how
+            source if me == root else None, root, out=np.zeros(n, draw.dtype), **how
         )
-        return result, whole[mine]
+        return result, source[mine]
     return call_of_lengths(draw, rank, how)
 
 
@@ -228,12 +228,16 @@ def call_of_lengths(draw: Draw, rank: int, how: dict[str, Any]) -> tuple[Any, Ar
     ranks, counts = draw.members.of(rank), draw.counts
     me = ranks.index(rank)
     if draw.kind == "all_gather_v":
-        lengths = counts[: len(ranks)]
-        expected = np.concatenate([draw.data(r, k) for r, k in zip(ranks, lengths, strict=True)])
-        return ngd.all_gather_v(draw.data(rank, lengths[me]), counts=lengths, **how), expected
+        counts_of_ranks = counts[: len(ranks)]
+        expected = np.concatenate(
+            [draw.data(r, k) for r, k in zip(ranks, counts_of_ranks, strict=True)]
+        )
+        return ngd.all_gather_v(
+            draw.data(rank, counts_of_ranks[me]), counts=counts_of_ranks, **how
+        ), expected
     assert draw.kind == "all_to_all_v"
-    places = range(len(ranks))
-    table = [[counts[(i * 7 + j * 3) % len(counts)] for j in places] for i in places]
+    indices = range(len(ranks))
+    table = [[counts[(i * 7 + j * 3) % len(counts)] for j in indices] for i in indices]
     blocks = []
     for sender, row in zip(ranks, table, strict=True):
         begin = sum(row[:me])
@@ -260,10 +264,10 @@ def call_at_once(draw: Draw, rank: int, check: Callable[[Any, Array, str], None]
         sent.wait()
         check(result, draw.data(ranks[source], n), "")
     elif draw.kind == "list":
-        lengths = [*draw.counts[:5], n]
-        operands = [draw.data(rank, k, part) for part, k in enumerate(lengths)]
+        counts_of_calls = [*draw.counts[:5], n]
+        operands = [draw.data(rank, k, part) for part, k in enumerate(counts_of_calls)]
         results = ngd.all_reduce(operands, op=draw.op, group=group)
-        for part, k in enumerate(lengths):
+        for part, k in enumerate(counts_of_calls):
             check(
                 results[part],
                 draw.reduce_operands([draw.data(r, k, part) for r in ranks]),
@@ -285,9 +289,9 @@ def make_calls(job: Calls, world: Any, counts: Counts, ready: Callable[[], None]
         wrong = np.flatnonzero(got != expected)
         if wrong.size:
             first = int(wrong[0])
-            shown: dict[str, Any] = draw._asdict() | {"members": draw.members.name, "counts": []}
+            fields: dict[str, Any] = draw._asdict() | {"members": draw.members.name, "counts": []}
             counts.note(
-                f"{shown}{part}: {wrong.size} of {got.size} elements are wrong, the first is "
+                f"{fields}{part}: {wrong.size} of {got.size} elements are wrong, the first is "
                 f"{first}: {got[first]} for {expected[first]}"
             )
 

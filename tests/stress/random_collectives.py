@@ -215,22 +215,22 @@ def is_alive(pid: int) -> bool:
 def findings_of(job: Job, late: list[int]) -> tuple[list[str], int]:
     """Read the reports of the ranks; return the findings and the smallest number of calls."""
     folder, ranks = Path(job.folder), sum(job.per_host)
-    found = [f"rank {rank} had not ended in time" for rank in late]
+    findings = [f"rank {rank} had not ended in time" for rank in late]
     reports = {
         int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
     }
     for path in sorted(folder.glob("*.wrong")):
-        found += [f"rank {path.stem}: {line}" for line in path.read_text().splitlines()]
+        findings += [f"rank {path.stem}: {line}" for line in path.read_text().splitlines()]
     for rank in range(ranks):
         report = reports.get(rank)
         if report is None:
             # Open MPI ends a rank that reads from the socket of a dead rank or of a lost host.
             if rank not in late and job.fault not in ("kill", "cut"):
-                found.append(f"rank {rank} ended without a report: {last_words(folder)}")
+                findings.append(f"rank {rank} ended without a report: {last_words(folder)}")
             continue
         if report["error"] and not job.fails:
-            found.append(f"rank {rank}: {report['error']}: {report['message']}")
-    return found, min((report["calls"] for report in reports.values()), default=0)
+            findings.append(f"rank {rank}: {report['error']}: {report['message']}")
+    return findings, min((report["calls"] for report in reports.values()), default=0)
 
 
 def main() -> int:
@@ -246,8 +246,8 @@ def main() -> int:
     parser.add_argument("--rank", help="for the ranks")
     args = parser.parse_args()
     if args.rank:
-        given = json.loads(args.rank)
-        rank_main(Job(**{**given, "per_host": tuple(given["per_host"])}))
+        fields = json.loads(args.rank)
+        rank_main(Job(**{**fields, "per_host": tuple(fields["per_host"])}))
     from namespaces import why_not
 
     if reason := why_not():
@@ -261,7 +261,7 @@ def main() -> int:
         repeat("stop", args.stops),
         repeat("cut", args.cuts),
     )
-    made, failed, begun = 0, 0, 0
+    num_calls, failed, num_started = 0, 0, 0
     for number, fault in enumerate(faults):
         if number < args.first:
             continue
@@ -270,13 +270,15 @@ def main() -> int:
             calls = CALLS_PER_JOB
         folder = tempfile.mkdtemp(prefix="ngd-random-collectives-")
         job = draw(random.Random(f"{args.seed} {number}"), per_host, fault, calls, folder)
-        found, calls = run(job)
-        made, begun = made + calls, begun + 1
-        if found:
+        findings, calls = run(job)
+        num_calls, num_started = num_calls + calls, num_started + 1
+        if findings:
             failed += 1
-            print(f"job {number}: {job}", *found, sep="\n  ", flush=True)
+            print(f"job {number}: {job}", *findings, sep="\n  ", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"seed": args.seed, "jobs": begun, "calls": made, "failed": failed}))
+    print(
+        json.dumps({"seed": args.seed, "jobs": num_started, "calls": num_calls, "failed": failed})
+    )
     return 1 if failed else 0
 
 

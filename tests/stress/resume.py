@@ -160,20 +160,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--first", type=int, default=0, help="the number of the first run")
-    wanted = parser.parse_args()
-    begin, number = time.monotonic(), wanted.first
-    suite = Suite(wanted.seed)
+    options = parser.parse_args()
+    begin, number = time.monotonic(), options.first
+    suite = Suite(options.seed)
 
     def is_enough() -> bool:
-        if wanted.runs:
-            return number >= wanted.first + wanted.runs
-        return time.monotonic() - begin >= wanted.seconds
+        if options.runs:
+            return number >= options.first + options.runs
+        return time.monotonic() - begin >= options.seconds
 
     while not suite.found and not is_enough():
         suite.run(number)
         number += 1
     seconds = round(time.monotonic() - begin, 1)
-    report = {"seed": wanted.seed, "runs": number - wanted.first, "seconds": seconds}
+    report = {"seed": options.seed, "runs": number - options.first, "seconds": seconds}
     print(json.dumps({**report, **dict(sorted(suite.counts.items())), "found": suite.found}))
     return 1 if suite.found else 0
 

@@ -121,8 +121,8 @@ class Training:
         if scenario["groups"]:
             group = optim.ParameterGroup(optim.is_vector, lr_factor=0.5)
             common["groups"] = [group]
-        made = OPTIMIZERS[scenario["optimizer"]](rate, loss_scale=self.scale, **common)
-        self.optimizers = [made]
+        optimizer = OPTIMIZERS[scenario["optimizer"]](rate, loss_scale=self.scale, **common)
+        self.optimizers = [optimizer]
         if scenario["optimizer"] == "Muon":  # Muon trains only matrices
             scaled = optim.LossScale(SCALE, name="other", growth_interval=4) if self.scale else None
             self.optimizers.append(optim.AdamW(rate, loss_scale=scaled))
@@ -153,20 +153,22 @@ class Training:
     def _build(self, x: Any, y: Any, weight: Any) -> Any:
         loss, updates = self._loss(x, y)
         micro_batches = self.scenario["micro_batches"]
-        made: dict[Any, Any] = {}
+        all_updates: dict[Any, Any] = {}
         for optimizer, variables in self._parts():
-            made |= optimizer.minimize(loss, variables, weight=weight, micro_batches=micro_batches)
+            all_updates |= optimizer.minimize(
+                loss, variables, weight=weight, micro_batches=micro_batches
+            )
         if self.average is not None:
-            made |= self.average.updates(made, self.model.parameters())
-        return [ops.all_reduce(loss, op="mean", weight=weight)], [made, updates]
+            all_updates |= self.average.updates(all_updates, self.model.parameters())
+        return [ops.all_reduce(loss, op="mean", weight=weight)], [all_updates, updates]
 
     def _compiled(self, build: Callable[..., Any], x: Any, y: Any) -> Any:
         key = build.__name__, x.shape
         if key not in self._steps:
-            given = [ngd.placeholder("x", x.shape), ngd.placeholder("y", y.shape, y.dtype)]
-            given.append(ngd.placeholder("weight", ()))
-            results, updates = build(*given)
-            self._steps[key] = ngd.compile(given, results, updates, **self._how)
+            placeholders = [ngd.placeholder("x", x.shape), ngd.placeholder("y", y.shape, y.dtype)]
+            placeholders.append(ngd.placeholder("weight", ()))
+            results, updates = build(*placeholders)
+            self._steps[key] = ngd.compile(placeholders, results, updates, **self._how)
         return self._steps[key]
 
     def step(self, x: Any, y: Any, weight: float, *, is_last: bool = True) -> float:
@@ -256,18 +258,18 @@ class Training:
             self.losses = [json.loads(line) for line in (log / train.LOG).read_text().splitlines()]
 
     def _variables(self) -> dict[str, Any]:
-        found = {v.name: v for v in self.model.variables().values()}
+        variables = {v.name: v for v in self.model.variables().values()}
         for state in self.states:
-            found |= state.variables
-        return found
+            variables |= state.variables
+        return variables
 
     def values(self) -> dict[str, Any]:
         """Return all values that must be equal at the end."""
-        found: dict[str, Any] = {name: v.numpy() for name, v in self._variables().items()}
+        values_by_name: dict[str, Any] = {name: v.numpy() for name, v in self._variables().items()}
         for state in self.states:
-            found |= state.pending  # if nothing was left to train
-        found |= {"losses": self.losses, "position": self.sampler.state()}
-        return found | {"noise": self.noise.bit_generator.state}
+            values_by_name |= state.pending  # if nothing was left to train
+        values_by_name |= {"losses": self.losses, "position": self.sampler.state()}
+        return values_by_name | {"noise": self.noise.bit_generator.state}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -285,11 +287,11 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 def die_in_a_save(number: int, where: str) -> None:
     """Kill this process at call `number` of `where`, in the middle of a save."""
-    left = [number]
+    remaining = [number]
 
     def die() -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        remaining[0] -= 1
+        if remaining[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "write":

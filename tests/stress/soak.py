@@ -131,8 +131,8 @@ def wait_for_line(job: harness.Job, rank: int, seconds: float) -> dict[str, Any]
     limit = time.monotonic() + seconds
     while not lines_of(job, rank):
         started = [*job.processes.values(), *([job.launcher] if job.launcher else [])]
-        ended = any(harness.has_ended(process.pid) for process in started)
-        if ended or time.monotonic() > limit:
+        has_ended = any(harness.has_ended(process.pid) for process in started)
+        if has_ended or time.monotonic() > limit:
             raise AssertionError(f"no training: {job.outcome(rank)}{job.said}")
         time.sleep(0.005)
     return lines_of(job, rank)[0]

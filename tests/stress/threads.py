@@ -310,18 +310,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=0, help="lives of a world; 0: half a minute")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     begin, runs, jobs = time.monotonic(), 0, 0
     found: list[str] = []
     counts: Counter[str] = Counter()
-    while not found and (runs < wanted.runs if wanted.runs else time.monotonic() - begin < 30):
-        number = min(LIVES, wanted.runs - runs) if wanted.runs else LIVES
-        new, counted = job(f"{wanted.seed}.{jobs}", 2 + jobs % 2, number)
+    while not found and (runs < options.runs if options.runs else time.monotonic() - begin < 30):
+        number = min(LIVES, options.runs - runs) if options.runs else LIVES
+        new, new_counts = job(f"{options.seed}.{jobs}", 2 + jobs % 2, number)
         found += new
-        counts.update(counted)
+        counts.update(new_counts)
         runs, jobs = runs + number, jobs + 1
     seconds = round(time.monotonic() - begin, 1)
-    report = {"seed": wanted.seed, "runs": runs, "jobs": jobs, "seconds": seconds}
+    report = {"seed": options.seed, "runs": runs, "jobs": jobs, "seconds": seconds}
     print(json.dumps({**report, "counts": dict(sorted(counts.items())), "found": found}))
     return 1 if found else 0
 

@@ -101,8 +101,8 @@ class Outcome:
     value: Any
 
     def __str__(self) -> str:
-        ended = f"rank {self.rank} ended with {self.code} and returned {self.value!r}"
-        return f"{ended}\n--- out\n{self.out}--- err\n{self.err}"
+        summary = f"rank {self.rank} ended with {self.code} and returned {self.value!r}"
+        return f"{summary}\n--- out\n{self.out}--- err\n{self.err}"
 
 
 class Job:
@@ -263,9 +263,9 @@ class Job:
     def _left(self, seconds: float) -> list[int]:
         """Return the processes of the job that remain after `seconds`."""
         limit = time.monotonic() + seconds
-        while (left := marked_processes(self.marker)) and time.monotonic() < limit:
+        while (remaining := marked_processes(self.marker)) and time.monotonic() < limit:
             time.sleep(0.02)
-        return left
+        return remaining
 
 
 def plain_environment(rank: int, ranks: int) -> dict[str, str]:
@@ -324,8 +324,8 @@ def has_ended(pid: int) -> bool:
 
 def marked_processes(marker: str) -> list[int]:
     """Return the live processes that have the marker of a job in their environment."""
-    wanted = f"{MARKER}={marker}".encode()
-    return [pid for pid, environment in environments() if wanted in environment.split(b"\0")]
+    entry = f"{MARKER}={marker}".encode()
+    return [pid for pid, environment in environments() if entry in environment.split(b"\0")]
 
 
 def environments() -> Iterator[tuple[int, bytes]]:

@@ -212,11 +212,11 @@ def join_during_reductions() -> list[Any]:
         return [hvd.join()]
     three = np.full(2, 3, np.int32)
     ops = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
-    seen = [hvd.allreduce(three, op=op).tolist() for op in ops]
-    seen += [hvd.allreduce(-three.astype(np.float32), op=op).tolist() for op in ops]
+    results = [hvd.allreduce(three, op=op).tolist() for op in ops]
+    results += [hvd.allreduce(-three.astype(np.float32), op=op).tolist() for op in ops]
     hvd.barrier()
     many = hvd.grouped_allreduce([np.ones(1, np.float16), np.ones((2, 2), np.int8)], op=hvd.Sum)
-    return [*seen, [each.ravel().tolist() for each in many], hvd.join()]
+    return [*results, [each.ravel().tolist() for each in many], hvd.join()]
 
 
 def test_a_joined_rank_changes_no_reduction() -> None:

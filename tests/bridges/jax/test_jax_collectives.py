@@ -53,7 +53,7 @@ def random_calls(seed: int) -> int:
     rank, size = world.rank, world.size
     random, own = np.random.default_rng(seed), np.random.default_rng(seed + rank)
     for _ in range(CALLS // 3 + 1):
-        calls, inputs, wanted = [], [], []
+        calls, inputs, expected = [], [], []
         for _ in range(3):
             kind = str(random.choice(KINDS))
             dtype = str(random.choice(DTYPES))
@@ -70,13 +70,13 @@ def random_calls(seed: int) -> int:
             how["async_op"] = bool(own.integers(2))
             calls.append((getattr(nj, kind), how))
             inputs.append(jnp.asarray(operands[rank].astype("float32")).astype(dtype))
-            wanted.append(numpy_result(kind, operands, op, root, rank))
+            expected.append(numpy_result(kind, operands, op, root, rank))
 
         def program(*xs: Any, calls: Any = calls) -> Any:
             return [call(x, **how) for (call, how), x in zip(calls, xs, strict=True)]
 
         for function in (program, jax.jit(program)):
-            for got, value, operands in zip(function(*inputs), wanted, inputs, strict=True):
+            for got, value, operands in zip(function(*inputs), expected, inputs, strict=True):
                 assert got.dtype == operands.dtype
                 np.testing.assert_array_equal(np.asarray(got, np.float64), value)
     return seed
@@ -101,27 +101,27 @@ def gradients_of_collectives() -> list[Any]:
         lambda x: nj.broadcast(x, 1) * weights,
         lambda x: nj.all_to_all(x) * weights,
     ]
-    seen = []
+    gradients = []
     for call in calls:
         of = jax.grad(lambda x, call=call: call(x).sum())
         x = jnp.ones(2 * size)
         plain, compiled = of(x), jax.jit(of)(x)
         np.testing.assert_array_equal(plain, compiled)
-        seen.append(plain.tolist())
-    return seen
+        gradients.append(plain.tolist())
+    return gradients
 
 
 def test_gradients_are_of_the_sum_over_all_ranks() -> None:
     size = 2
     w = [np.arange(1.0, 5) + 10 * rank for rank in range(size)]
-    for rank, seen in enumerate(run(gradients_of_collectives, size)):
+    for rank, gradients in enumerate(run(gradients_of_collectives, size)):
         both = (w[0] + w[1]).tolist()
         gathered = np.zeros(4)
         gathered[:2] = (w[0] + w[1])[2 * rank : 2 * rank + 2]
         scattered = np.concatenate([w[0][:2], w[1][:2]])
         root = both if rank == 1 else [0.0] * 4
         exchanged = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)])
-        assert seen == [
+        assert gradients == [
             both,
             (np.array(both) / 2).tolist(),
             gathered.tolist(),
@@ -222,7 +222,7 @@ def test_independent_calls_keep_their_order() -> None:
 
 def send_and_receive() -> list[Any]:
     """Send from rank 0 to rank 1: plain, compiled, differentiated, and in vmap."""
-    world, seen = ngd.init(), []
+    world, results = ngd.init(), []
     x, v = jnp.arange(3.0), jnp.asarray([1.0, 2.0, 3.0])
     for async_op in (False, True):
         how: Any = {"async_op": async_op, "tag": 3}
@@ -235,16 +235,16 @@ def send_and_receive() -> list[Any]:
 
         for wrapped in (lambda f: f, jax.jit):
             if world.rank == 0:
-                seen += [wrapped(send)(2.0), wrapped(jax.grad(send))(2.0)]
-                seen.append(wrapped(jax.vmap(send))(jnp.asarray([1.0, 2.0])))
-                seen.append(wrapped(jax.vmap(jax.grad(send)))(jnp.asarray([1.0, 2.0])))
+                results += [wrapped(send)(2.0), wrapped(jax.grad(send))(2.0)]
+                results.append(wrapped(jax.vmap(send))(jnp.asarray([1.0, 2.0])))
+                results.append(wrapped(jax.vmap(jax.grad(send)))(jnp.asarray([1.0, 2.0])))
             else:
                 starts = jnp.zeros(2)
-                seen += [wrapped(loss)(v, 0.0), wrapped(jax.grad(loss, (0, 1)))(v, 0.0)]
-                seen.append(wrapped(jax.vmap(loss, (None, 0)))(v, starts))
+                results += [wrapped(loss)(v, 0.0), wrapped(jax.grad(loss, (0, 1)))(v, 0.0)]
+                results.append(wrapped(jax.vmap(loss, (None, 0)))(v, starts))
                 of_both = jax.vmap(jax.grad(loss, (0, 1)), (None, 0))
-                seen.append(wrapped(of_both)(v, starts))
-    return jax.tree.map(lambda a: a.tolist(), seen)
+                results.append(wrapped(of_both)(v, starts))
+    return jax.tree.map(lambda a: a.tolist(), results)
 
 
 def test_send_and_recv_have_values_and_gradients() -> None:

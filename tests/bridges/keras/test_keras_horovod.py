@@ -94,7 +94,7 @@ def train_with_a_tape() -> float:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_gradient_tape_trains_as_one_process(ranks: int) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    assert all(apart < 1e-5 for apart in run(train_with_a_tape, ranks))
+    assert all(difference < 1e-5 for difference in run(train_with_a_tape, ranks))
 
 
 def fit(compression: str) -> list[Any]:
@@ -130,12 +130,12 @@ def fit(compression: str) -> list[Any]:
 @pytest.mark.parametrize("backend", backends_of_keras())
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 def test_fit_on_each_backend(backend: str, compression: str) -> None:
-    for apart, mine, theirs in run(fit, 2, backend, compression=compression):
+    for difference, mine, theirs in run(fit, 2, backend, compression=compression):
         if compression == "none":
-            assert apart < 1e-5
+            assert difference < 1e-5
             assert mine == pytest.approx(theirs, rel=1e-4)
         else:
-            assert 1e-6 < apart < 0.3
+            assert 1e-6 < difference < 0.3
 
 
 def reduce_tensors() -> list[Any]:
@@ -147,7 +147,7 @@ def reduce_tensors() -> list[Any]:
     hvd.init()
     r, n = hvd.rank(), hvd.size()
     x = tf.Variable([1.0, 1.0])
-    seen: list[Any] = []
+    results: list[Any] = []
     for call in (
         lambda: hvd.allreduce(x) * (r + 1),
         lambda: hvd.allreduce(x, op=hvd.Sum, postscale_factor=2.0) * (r + 1),
@@ -159,14 +159,14 @@ def reduce_tensors() -> list[Any]:
         for function in (call, tf.function(call)):
             with tf.GradientTape() as tape:
                 total = tf.reduce_sum(function())
-            seen.append(tape.gradient(total, x).numpy().tolist())
+            results.append(tape.gradient(total, x).numpy().tolist())
     rows = tf.IndexedSlices(tf.ones((1, 1)) * (r + 1), tf.constant([r]), tf.constant([3, 1]))
-    seen.append(tf.convert_to_tensor(hvd.allreduce(rows)).numpy().ravel().tolist())
+    results.append(tf.convert_to_tensor(hvd.allreduce(rows)).numpy().ravel().tolist())
     half = tf.constant([0.5, 1.0], tf.bfloat16) * r
-    seen.append(hvd.allreduce(half, op=hvd.Sum).numpy().astype(np.float32).tolist())
-    seen.append(hvd.alltoall(tf.range(4) + 10 * r).numpy().tolist())
-    seen.append([int(hvd.rank_op()), int(hvd.size_op())])
-    return seen
+    results.append(hvd.allreduce(half, op=hvd.Sum).numpy().astype(np.float32).tolist())
+    results.append(hvd.alltoall(tf.range(4) + 10 * r).numpy().tolist())
+    results.append([int(hvd.rank_op()), int(hvd.size_op())])
+    return results
 
 
 def test_collectives_of_tensors_have_gradients() -> None:
@@ -246,8 +246,8 @@ def save_and_load(path: str) -> list[Any]:
 
 def test_a_loaded_model_continues_the_training(tmp_path: Any) -> None:
     backend = next(p.values[0] for p in backends_of_keras() if not p.marks)
-    for apart, name in run(save_and_load, 2, backend, path=str(tmp_path / "model.keras")):
-        assert apart < 1e-5
+    for difference, name in run(save_and_load, 2, backend, path=str(tmp_path / "model.keras")):
+        assert difference < 1e-5
         assert name == "Adam"
 
 

@@ -32,20 +32,20 @@ def test_a_push_replaces_and_its_values_are_summed() -> None:
     store.push(["b", "a", "a"], [ones(by=7), [ones(by=3), ones(by=4)], ones(by=5)], priority=-1)
     assert pull(store, "a").tolist() == ones(by=12).tolist()
     assert pull(store, "b").tolist() == ones(by=7).tolist()
-    given = [ones(by=1), ones(by=2)]
-    store.pushpull("a", given)
-    assert [each.tolist() for each in given] == [ones(by=3).tolist()] * 2
+    values = [ones(by=1), ones(by=2)]
+    store.pushpull("a", values)
+    assert [each.tolist() for each in values] == [ones(by=3).tolist()] * 2
     doubles = np.zeros((2, 3))
-    store.pull("a", out=[doubles, given[0]])
+    store.pull("a", out=[doubles, values[0]])
     assert doubles.tolist() == ones(by=3).tolist()
 
 
 def test_a_push_copies_its_arrays() -> None:
     store = kvstore.create("local")
-    start, given = ones(), ones(by=2)
+    start, value = ones(), ones(by=2)
     store.init(0, start)
-    store.push(0, given)
-    start[:], given[:] = 9, 9
+    store.push(0, value)
+    start[:], value[:] = 9, 9
     assert pull(store, 0).tolist() == ones(by=2).tolist()
 
 
@@ -130,11 +130,11 @@ def test_two_bit_compression_keeps_the_residual() -> None:
     store.init("x", np.zeros(5, F32))
     out = np.zeros(5, F32)
     gradient = np.array([0.3, -0.3, 0.5, 1.7, -0.6], F32)
-    seen = []
+    results = []
     for _ in range(3):
         store.pushpull("x", gradient, out=out)
-        seen.append(out.tolist())
-    assert seen == [[0, 0, 0.5, 0.5, -0.5], [0.5, -0.5, 0.5, 0.5, -0.5], [0, 0, 0.5, 0.5, -0.5]]
+        results.append(out.tolist())
+    assert results == [[0, 0, 0.5, 0.5, -0.5], [0.5, -0.5, 0.5, 0.5, -0.5], [0, 0, 0.5, 0.5, -0.5]]
     store.init("y", np.zeros(2))
     with pytest.raises(TypeError, match="float32"):
         store.push("y", np.zeros(2))

@@ -33,8 +33,8 @@ def make_store(staleness: int | None = None, keys: int = 5) -> Any:
 def pull_values(store: Any, key: Any) -> list[Any]:
     out = np.zeros((2, 3), F32)
     store.pull(key, out=out)
-    found: list[Any] = out.tolist()
-    return found
+    values: list[Any] = out.tolist()
+    return values
 
 
 def push_and_pull(count: int) -> list[Any]:
@@ -46,9 +46,9 @@ def push_and_pull(count: int) -> list[Any]:
         if i % 10 == 0:
             assert pull_values(store, 1)[0][0] <= 1
     store.barrier()
-    found = [pull_values(store, key) for key in range(5)]
+    values = [pull_values(store, key) for key in range(5)]
     assert float(world.all_reduce(ones(), op="sum")[0, 0]) == world.size
-    return found
+    return values
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(1, 2, 4))
@@ -106,7 +106,7 @@ def test_every_call_works_for_keys_of_all_ranks() -> None:
 def times_of_pushes(staleness: int) -> list[float]:
     """Push late on rank 1, and return when each push of rank 0 returned."""
     store = make_store(staleness, keys=1)
-    world, seen = ngd.init(), []
+    world, times = ngd.init(), []
     done = 0
     if store.rank == 1:
         for _ in range(3):
@@ -118,9 +118,9 @@ def times_of_pushes(staleness: int) -> list[float]:
         for _ in range(staleness + 3):
             store.push(0, ones(0))
             done += 1
-            seen.append(time.monotonic() - begin)
+            times.append(time.monotonic() - begin)
     world.barrier()
-    return seen
+    return times
 
 
 @harness.needs_ranks
@@ -209,8 +209,8 @@ def test_a_lost_rank_is_named(number: signal.Signals) -> None:
         for rank in range(3):
             job.wait_for(rank, "ready")
         job.kill(1, number)
-        ended = job.wait(20, [0, 2])
-        assert [each.code for each in ended] == [7, 7], job.everything
+        outcomes = job.wait(20, [0, 2])
+        assert [each.code for each in outcomes] == [7, 7], job.everything
         for rank in (0, 2):
             assert "Error (1,)" in job.read(rank, "out")
 

@@ -192,13 +192,13 @@ def test_optimizer_states_can_be_loaded_by_mxnet(tmp_path: Path) -> None:
 def test_row_sparse_pull_equals_mxnet() -> None:
     values = mx.nd.array(np.arange(12).reshape(4, 3))
     rows = [mx.nd.array([3, 0, 3], dtype="int64"), mx.nd.array([1], dtype="int64")]
-    seen = []
+    results = []
     for store in (kvstore.create("local"), mx.kv.create("local")):
         store.init("x", values.tostype("row_sparse"))
         outs = [mx.nd.sparse.zeros("row_sparse", (4, 3)) for _ in range(2)]
         store.row_sparse_pull("x", out=outs, row_ids=rows)
-        seen.append([out.asnumpy() for out in outs])
-    np.testing.assert_array_equal(*seen)
+        results.append([out.asnumpy() for out in outs])
+    np.testing.assert_array_equal(*results)
 
 
 def test_memory_is_shared_and_sparse_arrays_raise() -> None:

@@ -342,26 +342,26 @@ def gradients_of_collectives() -> list[Any]:
         lambda x: f.broadcast(x, 1) * weights,
         lambda x: f.all_to_all(x) * weights,
     ]
-    seen = []
+    results = []
     for call in calls:
         x = paddle.ones([2 * size])
         x.stop_gradient = False
         call(x).sum().backward()
-        seen.append(x.grad.tolist())
-    return seen
+        results.append(x.grad.tolist())
+    return results
 
 
 def test_gradients_are_of_the_sum_over_all_ranks() -> None:
     size = 2
     w = [np.arange(1.0, 5) + 10 * rank for rank in range(size)]
-    for rank, seen in enumerate(run(gradients_of_collectives, size)):
+    for rank, gradients in enumerate(run(gradients_of_collectives, size)):
         both = (w[0] + w[1]).tolist()
         gathered = np.zeros(4)
         gathered[:2] = (w[0] + w[1])[2 * rank : 2 * rank + 2]
         scattered = np.concatenate([w[0][:2], w[1][:2]])
         root = both if rank == 1 else [0.0] * 4
         exchanged = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)])
-        assert seen == [
+        assert gradients == [
             both,
             (np.array(both) / 2).tolist(),
             gathered.tolist(),

@@ -188,12 +188,12 @@ def train_with_unused_parameters() -> Any:
     x = paddle.full([1, 2], 4.0)
     for _ in range(2):
         model(x, [0, 1] if world.rank == 0 else [0]).backward()
-    seen = [None if p.weight.grad is None else p.weight.grad.flatten().tolist() for p in parts]
+    gradients = [None if p.weight.grad is None else p.weight.grad.flatten().tolist() for p in parts]
     with pytest.raises(SystemError) as error:
         dist.DataParallel(Net())(x, [2]).backward()
     assert "find_unused_parameters=True" in str(error.value.__cause__)
     model(x, [0, 1, 2]).backward()
-    return seen
+    return gradients
 
 
 def test_unused_parameters_have_a_mean_gradient() -> None:

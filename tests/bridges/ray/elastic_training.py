@@ -47,8 +47,8 @@ def train(state: hvd.elastic.TorchState) -> None:
         time.sleep(0.05)
         if commits and state.step % COMMITS_EACH == 0:
             state.commit()
-        seen = torch.tensor([float((folder / "enough").exists())])
-        enough = bool(hvd.allreduce(seen, op=hvd.Max))
+        is_enough = torch.tensor([float((folder / "enough").exists())])
+        enough = bool(hvd.allreduce(is_enough, op=hvd.Max))
 
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))

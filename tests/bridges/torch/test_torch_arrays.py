@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_a_step_takes_tensors_and_writes_into_tensors(dtype: str, device: str) -> None:
     kind = getattr(torch, dtype)
-    given = torch.arange(6).reshape(2, 3).to(kind)
+    operand = torch.arange(6).reshape(2, 3).to(kind)
     x = ngd.placeholder("x", (2, 3), dtype)
     step = ngd.compile([x], [x + x], device=device)
-    (fresh,) = step(given)
-    np.testing.assert_array_equal(fresh.astype(float), (2 * given).double().numpy())
+    (fresh,) = step(operand)
+    np.testing.assert_array_equal(fresh.astype(float), (2 * operand).double().numpy())
     result = torch.zeros(2, 3, dtype=kind)
-    assert step(given, out=[result])[0] is result
-    assert torch.equal(result, 2 * given)
+    assert step(operand, out=[result])[0] is result
+    assert torch.equal(result, 2 * operand)
     turned = torch.arange(6).reshape(3, 2).to(kind).T
     np.testing.assert_array_equal(step(turned)[0].astype(float), (2 * turned).double().numpy())
 

@@ -139,12 +139,12 @@ def train(function: Callable[[Any, Any], Any], steps: int = 3) -> None:
     step = compile_step(model, lambda m, x: m(x).square().mean(), mine)
     for _ in range(steps):
         x = torch.randn(5, 4, dtype=torch.float64)
-        found = step(x.clone()).item()
+        result = step(x.clone()).item()
         theirs.zero_grad()
         loss = eager(x).square().mean()
         loss.backward()
         theirs.step()
-        assert found == pytest.approx(loss.item(), rel=1e-12)
+        assert result == pytest.approx(loss.item(), rel=1e-12)
     for (name, value), expected in zip(model.named_buffers(), eager.buffers(), strict=True):
         np.testing.assert_allclose(value, expected, 1e-12, 1e-13, err_msg=name)
     for value, expected in zip(model.parameters(), eager.parameters(), strict=True):

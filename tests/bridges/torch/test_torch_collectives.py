@@ -49,9 +49,9 @@ def draw(rank: int, shape: tuple[int, ...], dtype: Any = torch.float32, salt: in
 
 def with_stride(tensor: Tensor) -> Tensor:
     """Return the same values as a view with a stride of two elements."""
-    wide = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
-    wide[..., 0] = tensor
-    return wide[..., 0]
+    pairs = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)
+    pairs[..., 0] = tensor
+    return pairs[..., 0]
 
 
 def reduce_values(op: str, values: list[Tensor]) -> Tensor:

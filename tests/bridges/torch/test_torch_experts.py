@@ -34,8 +34,8 @@ def test_a_grouped_matmul_equals_pytorch() -> None:
     weight.requires_grad_()
     expected = Experts()(x, weight)
     gradients = torch.autograd.grad(expected, (x, weight), dy)
-    (result,), found = as_program(Experts(), (x, weight), (dy,))
-    for got, want in zip((result, *found), (expected, *gradients), strict=True):
+    (result,), program_gradients = as_program(Experts(), (x, weight), (dy,))
+    for got, want in zip((result, *program_gradients), (expected, *gradients), strict=True):
         assert got is not None
         np.testing.assert_allclose(got.astype(np.float32), want.detach().float(), 0.01, 0.01)
 

@@ -176,8 +176,8 @@ def clip_after_reduction() -> list[float]:
 
 
 def test_gradients_can_be_clipped_after_their_reduction() -> None:
-    for seen in torch_ranks.run(clip_after_reduction, 2):
-        assert seen == pytest.approx([5.0, 0.4, 1.0, 0.2], abs=1e-6)
+    for result in torch_ranks.run(clip_after_reduction, 2):
+        assert result == pytest.approx([5.0, 0.4, 1.0, 0.2], abs=1e-6)
 
 
 def use_one_layer_per_rank() -> list[float]:
@@ -193,8 +193,8 @@ def use_one_layer_per_rank() -> list[float]:
 
 
 def test_a_missing_gradient_counts_as_zeros() -> None:
-    for seen in torch_ranks.run(use_one_layer_per_rank, 2):
-        assert seen == [-1.0, -2.0, -1.0, -2.0]
+    for weights in torch_ranks.run(use_one_layer_per_rank, 2):
+        assert weights == [-1.0, -2.0, -1.0, -2.0]
 
 
 def train_embedding(dense: bool) -> list[Any]:
@@ -211,8 +211,8 @@ def train_embedding(dense: bool) -> list[Any]:
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_sparse_gradients_are_averaged(dense: bool) -> None:
-    for seen in torch_ranks.run(train_embedding, 2, arguments={"dense": dense}):
-        assert seen == [True, [-1.0, -0.5, -0.5, 0.0]]
+    for result in torch_ranks.run(train_embedding, 2, arguments={"dense": dense}):
+        assert result == [True, [-1.0, -0.5, -0.5, 0.0]]
 
 
 def broadcast_states() -> list[Any]:
@@ -302,8 +302,8 @@ def reduce_in_place() -> list[Any]:
 
 
 def test_calls_in_place_and_on_other_layouts() -> None:
-    for seen in torch_ranks.run(reduce_in_place, 2):
-        assert seen == [
+    for results in torch_ranks.run(reduce_in_place, 2):
+        assert results == [
             [1.0, 1.0],
             [1, 1, 1],
             [1.0, 1.0],
@@ -326,8 +326,8 @@ def train_with_adasum() -> list[float]:
 
 
 def test_an_optimizer_with_adasum_adds_orthogonal_updates() -> None:
-    for seen in torch_ranks.run(train_with_adasum, 2):
-        assert seen == [-1.0, -1.0]
+    for weights in torch_ranks.run(train_with_adasum, 2):
+        assert weights == [-1.0, -1.0]
 
 
 def make_bad_calls() -> list[str]:
@@ -594,8 +594,8 @@ def train_with_schedulers() -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_schedulers_work_on_either_optimizer() -> None:
-    for seen in torch_ranks.run(train_with_schedulers, 2):
-        assert seen == [[-1.665]] * 3  # 1.5 times 1, 0.1 and 0.01
+    for weights in torch_ranks.run(train_with_schedulers, 2):
+        assert weights == [[-1.665]] * 3  # 1.5 times 1, 0.1 and 0.01
 
 
 def wrap_again() -> list[Any]:
@@ -611,8 +611,8 @@ def wrap_again() -> list[Any]:
 
 
 def test_a_model_can_be_wrapped_again_and_is_freed() -> None:
-    for seen in torch_ranks.run(wrap_again, 2):
-        assert seen == [[-3.0], [-6.0], [-9.0], True]
+    for result in torch_ranks.run(wrap_again, 2):
+        assert result == [[-3.0], [-6.0], [-9.0], True]
 
 
 def add_parameters_later() -> list[Any]:
@@ -633,8 +633,8 @@ def add_parameters_later() -> list[Any]:
 
 
 def test_parameters_that_are_added_later_are_reduced() -> None:
-    for seen in torch_ranks.run(add_parameters_later, 2):
-        assert seen == [-4.5, -3.0, -3.0]
+    for weights in torch_ranks.run(add_parameters_later, 2):
+        assert weights == [-4.5, -3.0, -3.0]
 
 
 def order_names_differently() -> str:
@@ -654,8 +654,8 @@ def order_names_differently() -> str:
 
 
 def test_gradients_of_different_names_raise() -> None:
-    for seen in torch_ranks.run(order_names_differently, 2):
-        assert "expected one name on all ranks" in seen
+    for message in torch_ranks.run(order_names_differently, 2):
+        assert "expected one name on all ranks" in message
 
 
 def train_in_process_set() -> list[Any]:
@@ -684,8 +684,8 @@ def train_one_rank() -> list[Any]:
 
 
 def test_one_rank_equals_the_plain_optimizer() -> None:
-    (seen,) = torch_ranks.run(train_one_rank, 1)
-    assert seen == pytest.approx([1.0, -0.1001], rel=1e-6)
+    (weights,) = torch_ranks.run(train_one_rank, 1)
+    assert weights == pytest.approx([1.0, -0.1001], rel=1e-6)
 
 
 def drop_micro_batches() -> list[Any]:
@@ -705,5 +705,5 @@ def drop_micro_batches() -> list[Any]:
 
 
 def test_zero_grad_drops_micro_batches_and_poll_reports_results() -> None:
-    for seen in torch_ranks.run(drop_micro_batches, 2):
-        assert seen == [-3.0, [2.0, 2.0, 2.0]]
+    for result in torch_ranks.run(drop_micro_batches, 2):
+        assert result == [-3.0, [2.0, 2.0, 2.0]]

@@ -100,8 +100,8 @@ def test_a_killed_rank_is_named_and_no_weights_are_half_written(has_hosts: bool)
     ranks = 4 if has_hosts else 3
     survivors = [rank for rank in range(ranks) if rank != VICTIM]
     how = torch_ranks.on_hosts(ranks) if has_hosts else {}
-    whole = torch_ranks.run(train, ranks, arguments={"seed": None}, **how)
-    expected = whole[0]["digests"]
+    uninterrupted = torch_ranks.run(train, ranks, arguments={"seed": None}, **how)
+    expected = uninterrupted[0]["digests"]
     first = random.randrange(1 << 30)
     kinds = []
     for seed in range(first, first + KILLS):

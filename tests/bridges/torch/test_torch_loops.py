@@ -162,9 +162,9 @@ def test_a_resumed_training_has_the_losses_of_an_uninterrupted_one(tmp_path: Pat
     def run(folder: Path, stop: int | None) -> list[Any]:
         return torch_ranks.run(train_in_parts, 2, arguments={"folder": str(folder), "stop": stop})
 
-    whole = run(folders[0], None)
+    uninterrupted = run(folders[0], None)
     parts = zip(run(folders[1], 2), run(folders[1], None), strict=True)
-    assert [first + second for first, second in parts] == whole
+    assert [first + second for first, second in parts] == uninterrupted
     saved = [(folders[0] / str(rank) / "checkpoint.pt").read_bytes() for rank in range(2)]
     assert saved[0] == saved[1]
 
@@ -196,8 +196,8 @@ def test_a_loop_of_accelerate_equals_one_process() -> None:
     loss_of(model, *join(batches[:4])).backward()
     optimizer.step()
     for outcome in outcomes:
-        for found, p in zip(outcome, model.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy(), 1e-10)
+        for weight, p in zip(outcome, model.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy(), 1e-10)
 
 
 def join(batches: Any) -> Any:
@@ -283,9 +283,9 @@ def test_the_trainer_of_transformers_equals_eager(ranks: int, tmp_path: Path) ->
         arguments = {"kind": kind, "folder": str(tmp_path / kind), "parts": 4 // ranks}
         how = {"launcher": "ngd run", "arguments": arguments}
         results[kind] = torch_ranks.run(train_with_trainer, ranks, **how)
-    for expected, found in zip(*results.values(), strict=True):
-        np.testing.assert_allclose(found[0], expected[0], 1e-4)
-        for one, other in zip(found[1], expected[1], strict=True):
+    for expected, logged in zip(*results.values(), strict=True):
+        np.testing.assert_allclose(logged[0], expected[0], 1e-4)
+        for one, other in zip(logged[1], expected[1], strict=True):
             np.testing.assert_allclose(one, other, 0, 2e-3)
     last = max(tmp_path.glob("compiled/checkpoint-*"), key=lambda path: int(path.name[11:]))
     shutil.rmtree(last)

@@ -22,10 +22,10 @@ def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train_step.py"
     script.write_text(program)
     for command in ([sys.executable], ["ngd", "run", "-n", "2"]):
-        said = subprocess.run(
+        output = subprocess.run(
             [*command, str(script)], check=True, capture_output=True, text=True, timeout=300
         ).stdout
-        assert said.count("accuracy 1.00") == (1 if len(command) == 1 else 2), said
+        assert output.count("accuracy 1.00") == (1 if len(command) == 1 else 2), output
 
 
 def test_the_program_of_the_backend_runs(tmp_path: Path) -> None:

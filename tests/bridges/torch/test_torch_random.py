@@ -45,10 +45,10 @@ def drawing_step(seed: int) -> Any:
     return compile_step(model, masks_of, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def expect_rate(kept: Any, rate: float) -> None:
-    kept = np.asarray(kept)
-    deviation = (rate * (1 - rate) / kept.size) ** 0.5
-    assert abs(kept.mean() - rate) < 4.5 * deviation
+def expect_rate(mask: Any, rate: float) -> None:
+    mask = np.asarray(mask)
+    deviation = (rate * (1 - rate) / mask.size) ** 0.5
+    assert abs(mask.mean() - rate) < 4.5 * deviation
 
 
 def test_layers_and_steps_draw_independently_at_the_rate() -> None:
@@ -73,9 +73,9 @@ def test_dropout_in_attention_has_the_rate() -> None:
     step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
     length = 500
     y = step(torch.zeros(1, 4, length, 8), torch.ones(1, 4, length, 8))[1].double()
-    kept = (y[..., 0] * length * (1 - RATE)).round().sum().item()
+    num_kept = (y[..., 0] * length * (1 - RATE)).round().sum().item()
     count = 4 * length * length
-    assert abs(kept / count - (1 - RATE)) < 4.5 * (RATE * (1 - RATE) / count) ** 0.5
+    assert abs(num_kept / count - (1 - RATE)) < 4.5 * (RATE * (1 - RATE) / count) ** 0.5
 
 
 def test_one_seed_gives_the_same_draws() -> None:
@@ -163,6 +163,6 @@ def test_a_language_model_with_dropout_learns_as_in_eager() -> None:
         loss.backward()
         optimizers[1].step()
         losses[1].append(loss.item())
-    found, expected = (np.mean(each[-40:]) for each in losses)
+    compiled_loss, expected = (np.mean(each[-40:]) for each in losses)
     assert expected < 0.8 * losses[1][0]
-    assert found == pytest.approx(expected, rel=0.02)
+    assert compiled_loss == pytest.approx(expected, rel=0.02)

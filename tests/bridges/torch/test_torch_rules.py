@@ -94,16 +94,18 @@ def test_a_rule_equals_pytorch(op: Any, sample: Sample) -> None:
         for each in expected
     ]
     outputs = [each for each in expected if each.requires_grad]
-    wanted = [tensor for tensor in tensors if tensor.requires_grad] if outputs else []
-    given = [dy for dy in adjoints if dy is not None]
-    gradients = torch.autograd.grad(outputs, wanted, given, allow_unused=True) if wanted else ()
-    results, found = as_program(model, tensors, adjoints)
+    trained = [tensor for tensor in tensors if tensor.requires_grad] if outputs else []
+    given_adjoints = [dy for dy in adjoints if dy is not None]
+    gradients = (
+        torch.autograd.grad(outputs, trained, given_adjoints, allow_unused=True) if trained else ()
+    )
+    results, program_gradients = as_program(model, tensors, adjoints)
     is_single = any(each.dtype is torch.float32 for each in expected)
     tolerance = IMPRECISE.get(op, SINGLE_TOLERANCE if is_single else TOLERANCE)
     for got, want in zip(results, expected, strict=True):
         if got is not None:
             compare(got, want.detach().numpy(), tolerance)
-    for got, want in zip(found, gradients, strict=True):
+    for got, want in zip(program_gradients, gradients, strict=True):
         compare(got, np.zeros_like(got) if want is None else want.numpy(), tolerance)
 
 

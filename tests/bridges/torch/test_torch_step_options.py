@@ -108,8 +108,8 @@ def test_ranks_of_different_batch_sizes_equal_one_process() -> None:
         loss_of(model, torch.cat([x, x + 1]), torch.cat([y, y])).backward()
         optimizer.step()
     for outcome in outcomes:
-        for found, p in zip(outcome, model.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy(), 1e-10)
+        for weight, p in zip(outcome, model.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy(), 1e-10)
 
 
 def test_evaluation_is_eager_in_evaluation_mode() -> None:
@@ -118,8 +118,8 @@ def test_evaluation_is_eager_in_evaluation_mode() -> None:
     for number in range(2):
         step(*batch_of(number))
         eager = copy.deepcopy(model).eval()
-        found = step.evaluate(*batch_of(9))
-        np.testing.assert_allclose(found, loss_of(eager, *batch_of(9)).detach(), 1e-12)
+        result = step.evaluate(*batch_of(9))
+        np.testing.assert_allclose(result, loss_of(eager, *batch_of(9)).detach(), 1e-12)
         assert model.training
         expect_equal_models(model, eager)
 
@@ -181,8 +181,8 @@ def test_the_fallback_runs_in_eager_pytorch() -> None:
     nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
     optimizer.step()
     expect_equal_models(model, eager)
-    found = step.evaluate(batch_of(2)[0])
-    np.testing.assert_allclose(found, eager(batch_of(2)[0]).detach(), 1e-12)
+    result = step.evaluate(batch_of(2)[0])
+    np.testing.assert_allclose(result, eager(batch_of(2)[0]).detach(), 1e-12)
 
 
 def test_backward_and_optimizer_step_are_refused() -> None:

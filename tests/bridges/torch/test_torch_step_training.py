@@ -186,8 +186,8 @@ def test_losses_in_float32_differ_no_more_than_eager_from_itself(name: str, opti
         of_threads[number] = losses_of(Eager, case, OPTIMIZERS[optimizer])
     torch.set_num_threads(threads)
     distance = abs(of_threads[2] - of_threads[1]).max()
-    found = losses_of(Compiled, case, OPTIMIZERS[optimizer])
-    assert abs(found - of_threads[1]).max() < max(1e-3, distance)
+    losses = losses_of(Compiled, case, OPTIMIZERS[optimizer])
+    assert abs(losses - of_threads[1]).max() < max(1e-3, distance)
 
 
 @pytest.mark.parametrize("kinds", [(Compiled, Eager), (Eager, Compiled)])

@@ -60,12 +60,15 @@ def test_training_equals_eager(name: str) -> None:
         assert abs(loss.item() - expected.item()) < 1e-12
     for key, value in eager.state_dict().items():
         np.testing.assert_allclose(model.state_dict()[key], value, 1e-11, 1e-11, err_msg=key)
-    found, wanted = optimizer.state_dict()["state"], reference.state_dict()["state"]
-    assert found.keys() == wanted.keys()
-    for number, state in wanted.items():
-        assert found[number].keys() == {k for k, v in state.items() if v is not None}
-        for key in found[number]:
-            np.testing.assert_allclose(found[number][key], state[key], 1e-11, 1e-11)
+    optimizer_state, expected_state = (
+        optimizer.state_dict()["state"],
+        reference.state_dict()["state"],
+    )
+    assert optimizer_state.keys() == expected_state.keys()
+    for number, state in expected_state.items():
+        assert optimizer_state[number].keys() == {k for k, v in state.items() if v is not None}
+        for key in optimizer_state[number]:
+            np.testing.assert_allclose(optimizer_state[number][key], state[key], 1e-11, 1e-11)
 
 
 def test_parameters_and_statistics_are_views_of_variables() -> None:

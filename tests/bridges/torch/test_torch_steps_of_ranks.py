@@ -96,5 +96,5 @@ def test_ranks_take_the_steps_of_one_process(ranks: int, has_hosts: bool) -> Non
         assert mean == pytest.approx(loss.item(), abs=1e-10)
     for outcome in outcomes:
         assert outcome["shared"] == [True, True]
-        for found, p in zip(outcome["weights"], eager.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy().ravel(), 0, 1e-9)
+        for weight, p in zip(outcome["weights"], eager.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy().ravel(), 0, 1e-9)

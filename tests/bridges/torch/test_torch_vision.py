@@ -83,9 +83,9 @@ def gradients_in_eager(model: Any, x: Any, y: Any) -> tuple[float, list[Any], di
     return loss.item(), gradients, after
 
 
-def relative_difference(found: Any, wanted: Any) -> float:
-    norms = [(a - b).norm() for a, b in zip(found, wanted, strict=True)]
-    return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in wanted]).norm())
+def relative_difference(results: Any, expected: Any) -> float:
+    norms = [(a - b).norm() for a, b in zip(results, expected, strict=True)]
+    return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in expected]).norm())
 
 
 def gradients_of_step(model: Any, x: Any, y: Any) -> tuple[float, list[Any]]:

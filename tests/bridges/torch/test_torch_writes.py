@@ -171,8 +171,8 @@ def train_with_all_writes(is_frozen: bool) -> dict[str, Any]:
 
 def expect_equal_to_eager(name: str, is_frozen: bool, outcomes: list[dict[str, Any]]) -> None:
     losses, model = train_eagerly(WRITES[name], is_frozen)
-    found = np.mean([outcome["losses"] for outcome in outcomes], 0)
-    np.testing.assert_allclose(found, losses, 1e-9, err_msg=name)
+    mean_losses = np.mean([outcome["losses"] for outcome in outcomes], 0)
+    np.testing.assert_allclose(mean_losses, losses, 1e-9, err_msg=name)
     for outcome in outcomes:
         for weight, p in zip(outcome["weights"], model.parameters(), strict=True):
             np.testing.assert_allclose(weight, p.detach().numpy(), 0, 1e-8, err_msg=name)

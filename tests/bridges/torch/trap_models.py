@@ -73,8 +73,8 @@ def at_bounds(m: Any, x: Any) -> Any:
 
 
 def promoted(m: Any, x: Any) -> Any:
-    whole = torch.arange(4)
-    return (x @ m.w * whole + whole / 2 + whole.float() * m.v).sum()
+    integers = torch.arange(4)
+    return (x @ m.w * integers + integers / 2 + integers.float() * m.v).sum()
 
 
 def branch_on_shape(m: Any, x: Any) -> Any:
