@@ -55,47 +55,43 @@ def random_calls(seed: int) -> int:
         me = members.index(rank) if is_member else -1
         if kind in ("allreduce", "grouped"):
             op = int(random.choice([hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product]))
-            operands = [[value(random, dtype, shape) for _ in range(3)] for _ in range(n)]
+            terms = [[value(random, dtype, shape) for _ in range(3)] for _ in range(n)]
             if not is_member:
                 continue
             if kind == "allreduce":
-                got = [hvd.allreduce(operands[me][0], op=op, process_set=ranks)]
+                got = [hvd.allreduce(terms[me][0], op=op, process_set=ranks)]
             else:
-                got = hvd.grouped_allreduce(operands[me], op=op, process_set=ranks)
+                got = hvd.grouped_allreduce(terms[me], op=op, process_set=ranks)
             for i, each in enumerate(got):
-                expected = reduce_with_numpy([of_rank[i] for of_rank in operands], op)
+                expected = reduce_with_numpy([of_rank[i] for of_rank in terms], op)
                 check_equal(each, expected, 1e-3 if dtype == "float16" else 1e-6)
         elif kind == "allgather":
             rows = random.integers(0, 4, n)
-            operands = [value(random, dtype, (k, *shape[1:])) for k in rows]
+            terms = [value(random, dtype, (k, *shape[1:])) for k in rows]
             if is_member:
-                check_equal(
-                    hvd.allgather(operands[me], process_set=ranks), np.concatenate(operands)
-                )
+                check_equal(hvd.allgather(terms[me], process_set=ranks), np.concatenate(terms))
         elif kind == "broadcast":
             root = int(random.integers(n))
-            operands = [value(random, dtype, shape) for _ in range(n)]
+            terms = [value(random, dtype, shape) for _ in range(n)]
             if is_member:
-                check_equal(
-                    hvd.broadcast(operands[me], members[root], process_set=ranks), operands[root]
-                )
+                check_equal(hvd.broadcast(terms[me], members[root], process_set=ranks), terms[root])
         elif kind == "alltoall":
             splits = random.integers(0, 4, (n, n))
-            operands = [value(random, dtype, (k.sum(), *shape[1:])) for k in splits]
+            terms = [value(random, dtype, (k.sum(), *shape[1:])) for k in splits]
             if is_member:
-                got, received = hvd.alltoall(operands[me], splits[me], process_set=ranks)
+                got, received = hvd.alltoall(terms[me], splits[me], process_set=ranks)
                 ends = np.cumsum(splits, axis=1)
                 parts = [
-                    g[e[me] - s[me] : e[me]] for g, e, s in zip(operands, ends, splits, strict=True)
+                    g[e[me] - s[me] : e[me]] for g, e, s in zip(terms, ends, splits, strict=True)
                 ]
                 check_equal(got, np.concatenate(parts))
                 assert received.tolist() == splits[:, me].tolist()
         else:
             op = int(random.choice([hvd.Average, hvd.Sum]))
-            operands = [value(random, dtype, shape) for _ in range(n)]
+            terms = [value(random, dtype, shape) for _ in range(n)]
             if is_member:
-                got = hvd.reducescatter(operands[me], op=op, process_set=ranks)
-                expected = np.array_split(reduce_with_numpy(operands, op), n)[me]
+                got = hvd.reducescatter(terms[me], op=op, process_set=ranks)
+                expected = np.array_split(reduce_with_numpy(terms, op), n)[me]
                 check_equal(got, expected, 1e-3 if dtype == "float16" else 1e-6)
     return CALLS
 
