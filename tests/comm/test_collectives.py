@@ -47,7 +47,7 @@ class Exporter:
         return self.data.__dlpack_device__()
 
 
-class OtherDeviceExporter(Exporter):
+class RefusingExporter(Exporter):
     """An object whose memory is on another device."""
 
     def __dlpack__(self, **how: Any) -> Any:
@@ -64,7 +64,7 @@ def test_dlpack_is_read_and_written_in_place() -> None:
     with pytest.raises(
         TypeError, match=r"all_gather: expected an array in the CPU's memory.*Refus"
     ):
-        ngd.all_gather(OtherDeviceExporter(data), group=alone())
+        ngd.all_gather(RefusingExporter(data), group=alone())
 
 
 def test_the_buffer_protocol_is_read_and_written_in_place() -> None:
