@@ -90,7 +90,7 @@ def conv(signature: str, reason: str, /, op: str = "conv", **attrs: Any) -> Unsu
 
 
 def pool(op: str, signature: str, reason: str, /, **attrs: Any) -> UnsupportedQuery:
-    """Return a query of a pool along one axis, with windows of length 3."""
+    """Return a query of a pool along one axis, by default with windows of length 3."""
     attributes = {"kernel": [3], "strides": [1], "padding": [0, 0], "dilations": [1], **attrs}
     return query(op, signature, reason, include_pad=0, **attributes)
 
