@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd`: help texts, versions, and the page of the command line."""
+"""Tests of `ngd`: help texts, versions, and the page of the command line."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of `ngd` under "", and that of each subcommand."""
+    """Return the parser of `ngd` under "", and the parser of each subcommand."""
     parser = cli.make_parser()
     (commands,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return {"": parser, **commands.choices}
 
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
-    """The options, apart from --help."""
+    """Return the options except --help."""
     return {o for a in parser._actions for o in a.option_strings} - {"-h", "--help"}
 
 
 def examples_of(text: str) -> list[str]:
-    """The commands in a help text, without what explains them."""
+    """Return the commands in a help text, without their explanations."""
     return [line.split("  ")[0] for line in re.findall(r"^  (\S.*)$", text, re.MULTILINE)]
 
 
 def check_command(line: str) -> None:
-    """Parse a line as the command line that it shows; a launcher may precede `ngd`."""
+    """Parse a line as the command line that it shows. A launcher may precede `ngd`."""
     words = shlex.split(line, comments=True)
     arguments = words[words.index("ngd") + 1 :]
     if not {"--help", "--version"} & set(arguments):
         args = cli.make_parser().parse_args(arguments)
-        if "ngd" in arguments:  # `ngd run ... ngd profile ...`
+        if "ngd" in arguments:  # such as `ngd run ... ngd profile ...`
             check_command(shlex.join(arguments))
         if args.command == "examples" and args.name is not None:
             assert args.name in examples.find_scripts(ROOT / "examples")
@@ -127,7 +127,7 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(line: str, unbuffered:
     )
     os.close(writer)
     assert done.stderr == ""
-    if "-" not in line:  # argparse discards what it cannot print
+    if "-" not in line:  # argparse discards text that it cannot print
         assert done.returncode == 128 + signal.SIGPIPE
 
 
@@ -174,5 +174,5 @@ def test_the_program_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> N
     (tmp_path / "hello.py").write_text(program)
     done = call("run", "-n", "2", str(tmp_path / "hello.py"))
     assert done.returncode == 0, done.stderr
-    shown = re.findall(r"^\[\d\] .*$", page, re.MULTILINE)
-    assert sorted(done.stdout.splitlines()) == shown
+    expected = re.findall(r"^\[\d\] .*$", page, re.MULTILINE)
+    assert sorted(done.stdout.splitlines()) == expected

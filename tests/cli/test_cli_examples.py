@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd examples`: the list, the copies, and that no file is overwritten."""
+"""Tests of `ngd examples`: the list, the copies, and that it overwrites no file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_installation_has_the_examples_of_the_tree() -> None:
     }
 
 
-def test_list(tmp_path: Path) -> None:
+def test_the_list_has_all_examples(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
@@ -41,7 +41,7 @@ def test_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_copy(tmp_path: Path, name: str) -> None:
+def test_an_example_is_copied(tmp_path: Path, name: str) -> None:
     done = call(tmp_path, name)
     assert done.returncode == 0, done.stderr
     copies = {path.name for path in tmp_path.iterdir()}
@@ -84,7 +84,7 @@ def test_a_dangling_link_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_unknown_name(tmp_path: Path) -> None:
+def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
     done = call(tmp_path, "dance")
     assert done.returncode == 2
     assert "expected one of diloco, dist_mnist_mlp" in done.stderr
@@ -108,7 +108,7 @@ def test_one_file_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (target / "b.py").read_text() == "mine"
 
 
-def test_an_installation_holds_them_beside_the_module(
+def test_an_installation_has_the_examples_next_to_the_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examples, "__file__", str(tmp_path / "a" / "ngd" / "cli" / "examples.py"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd doctor`: what it finds right, and each trouble that it can find, with its fix."""
+"""Tests of `ngd doctor`: a healthy host, and each problem that it finds, with its fix."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUT
 
 
 def has_open_mpi() -> bool:
-    found = doctor.version_of_mpirun(MPIRUN) if MPIRUN else None
-    return found is not None and found[0] == "Open MPI"
+    version = doctor.version_of_mpirun(MPIRUN) if MPIRUN else None
+    return version is not None and version[0] == "Open MPI"
 
 
 needs_mpirun = pytest.mark.skipif(not has_open_mpi(), reason="needs Open MPI's mpirun")
@@ -45,7 +45,7 @@ def clean_environment() -> dict[str, str]:
 def examine(
     *arguments: str, before: tuple[str, ...] = (), **environ: str
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code, and the findings in JSON."""
+    """Run `ngd doctor --json`, and return its exit code and its findings."""
     done = subprocess.run(
         [*before, *COMMAND, "--json", *arguments],
         env=clean_environment() | environ,
@@ -59,10 +59,10 @@ def examine(
     return done.returncode, report["findings"]
 
 
-def only(findings: list[dict[str, Any]], topic: str, level: str) -> dict[str, Any]:
-    """The one finding of that topic and level."""
-    (found,) = [f for f in findings if f["topic"] == topic and f["level"] == level]
-    return found
+def single_finding(findings: list[dict[str, Any]], topic: str, level: str) -> dict[str, Any]:
+    """Return the only finding of this topic and level."""
+    (finding,) = [f for f in findings if f["topic"] == topic and f["level"] == level]
+    return finding
 
 
 @needs_ranks
@@ -71,14 +71,16 @@ def test_a_healthy_host() -> None:
     assert code == 0, findings
     topics = {f["topic"] for f in findings}
     assert {"build", "kernels", "switches", "memory", "launcher", "cores", "self-test"} <= topics
-    assert only(findings, "build", "ok")["text"].startswith(f"ngd {ngd.__version__}, mode {MODE}")
+    assert single_finding(findings, "build", "ok")["text"].startswith(
+        f"ngd {ngd.__version__}, mode {MODE}"
+    )
     (measured,) = [f["text"] for f in findings if f["topic"] == "self-test"]
     numbers = re.fullmatch(r"2 ranks: ([\d.]+) us for 8 bytes, ([\d.]+) GB/s at 16 MiB.*", measured)
     assert numbers is not None
     assert min(map(float, numbers.groups())) > 0
 
 
-def test_it_speaks_plainly_too() -> None:
+def test_the_report_without_json_is_text() -> None:
     done = subprocess.run(
         [*COMMAND, "--no-self-test"],
         env=clean_environment() | {"NGD_COMM": "pigeon"},
@@ -101,7 +103,7 @@ def test_it_speaks_plainly_too() -> None:
         (["trouble", "warning"], "Found 1 problem and 1 warning."),
     ],
 )
-def test_verdict(levels: list[str], line: str) -> None:
+def test_the_verdict_counts_the_levels(levels: list[str], line: str) -> None:
     assert doctor.verdict([doctor.Finding("a", level, "b") for level in levels]) == line
 
 
@@ -115,10 +117,12 @@ def test_verdict(levels: list[str], line: str) -> None:
         ({"NGD_JOB": "a", "RANK": "2", "WORLD_SIZE": "2"}, "launcher", "is not below"),
     ],
 )
-def test_trouble_in_the_environment(environ: dict[str, str], topic: str, words: str) -> None:
+def test_bad_environment_variables_are_errors(
+    environ: dict[str, str], topic: str, words: str
+) -> None:
     code, findings = examine("--no-self-test", **environ)
     assert code == 1
-    trouble = only(findings, topic, "trouble")
+    trouble = single_finding(findings, topic, "trouble")
     assert words in trouble["text"]
     assert trouble["fix"]
 
@@ -126,24 +130,24 @@ def test_trouble_in_the_environment(environ: dict[str, str], topic: str, words: 
 def test_a_misspelt_variable_is_a_warning() -> None:
     code, findings = examine("--no-self-test", NGD_TREADS="2")
     assert code == 0
-    warning = only(findings, "switches", "warning")
+    warning = single_finding(findings, "switches", "warning")
     assert warning["text"] == "NGD_TREADS has no effect"
     assert warning["fix"] == "did you mean NGD_THREADS?"
 
 
 @needs_ranks
-def test_trouble_of_the_self_test() -> None:
+def test_a_failed_self_test_is_an_error() -> None:
     code, findings = examine(NGD_TIMEOUT="0.0001")
     assert code == 1
-    assert "CollectiveTimeoutError" in only(findings, "self-test", "trouble")["text"]
+    assert "CollectiveTimeoutError" in single_finding(findings, "self-test", "trouble")["text"]
 
 
 @needs_ranks
-def test_a_rank_that_does_not_come() -> None:
+def test_a_rank_that_does_not_start_is_an_error() -> None:
     environ = {"NGD_JOB": f"doctor-{os.getpid()}", "RANK": "0", "WORLD_SIZE": "2"}
     code, findings = examine(**environ, NGD_TIMEOUT="1")
     assert code == 1
-    assert "rank 1 did not arrive" in only(findings, "ranks", "trouble")["text"]
+    assert "rank 1 did not arrive" in single_finding(findings, "ranks", "trouble")["text"]
 
 
 @pytest.mark.parametrize(
@@ -154,11 +158,11 @@ def test_a_rank_that_does_not_come() -> None:
         ("ulimit -n 100", "warning", "RLIMIT_NOFILE is 100"),
     ],
 )
-def test_limits(limits: str, level: str, words: str) -> None:
+def test_resource_limits_are_reported(limits: str, level: str, words: str) -> None:
     _, findings = examine("--no-self-test", before=("bash", "-c", f'{limits}; exec "$@"', "bash"))
-    found = only(findings, "memory", level)
-    assert words in found["text"]
-    assert found["fix"].startswith("ulimit")
+    finding = single_finding(findings, "memory", level)
+    assert words in finding["text"]
+    assert finding["fix"].startswith("ulimit")
 
 
 def fake_mpirun(folder: Path, says: str) -> str:
@@ -191,13 +195,13 @@ def test_versions_of_mpirun(tmp_path: Path, says: str, version: tuple[str, str] 
         ("mpirun (Open MPI) 5.99.99", "warning"),
     ],
 )
-def test_another_mpi_than_the_builds(tmp_path: Path, says: str, level: str) -> None:
+def test_an_mpirun_of_another_mpi_is_reported(tmp_path: Path, says: str, level: str) -> None:
     fake_mpirun(tmp_path, says)
     _, findings = examine("--no-self-test", PATH=f"{tmp_path}:/usr/bin:/bin")
-    found = only(findings, "mpirun", level)
-    assert str(tmp_path) in found["text"]
-    assert "Open MPI" in found["text"] + found["fix"]
-    assert "on the PATH" in found["fix"]
+    finding = single_finding(findings, "mpirun", level)
+    assert str(tmp_path) in finding["text"]
+    assert "Open MPI" in finding["text"] + finding["fix"]
+    assert "on the PATH" in finding["fix"]
 
 
 @pytest.mark.parametrize(
@@ -217,9 +221,9 @@ def test_the_mpirun_of_the_library_needs_no_fix(
     monkeypatch.setattr(doctor, "build_info", lambda: {"mode": "OMPI"})
     monkeypatch.setattr(doctor, "mpis", lambda: ["openmpi"])
     monkeypatch.setattr(doctor, "load_mpi", lambda name: library)
-    (found,) = doctor._mpi()
-    assert found.level == level
-    assert (found.fix == "") == (level == "ok")
+    (finding,) = doctor._mpi()
+    assert finding.level == level
+    assert (finding.fix == "") == (level == "ok")
 
 
 @pytest.mark.skipif(doctor.mpis() != ["openmpi"], reason="needs mode OMPI, for Open MPI alone")
@@ -231,7 +235,7 @@ def test_the_mpirun_of_this_build_needs_no_fix() -> None:
             assert finding["fix"] == "", finding
 
 
-def under_mpirun(ranks: int, *options: str, **environ: str) -> list[dict[str, Any]]:
+def run_under_mpirun(ranks: int, *options: str, **environ: str) -> list[dict[str, Any]]:
     assert MPIRUN is not None
     environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     before = (MPIRUN, "--oversubscribe", "-np", str(ranks), *options)
@@ -240,13 +244,13 @@ def under_mpirun(ranks: int, *options: str, **environ: str) -> list[dict[str, An
 
 @needs_ranks
 @needs_mpirun
-def test_every_rank_tells_where_it_runs() -> None:
-    findings = under_mpirun(3, "--bind-to", "none")
-    assert "openmpi: rank 0 of 3" in only(findings, "launcher", "ok")["text"]
+def test_every_rank_reports_where_it_runs() -> None:
+    findings = run_under_mpirun(3, "--bind-to", "none")
+    assert "openmpi: rank 0 of 3" in single_finding(findings, "launcher", "ok")["text"]
     cores = len(os.sched_getaffinity(0))
     for rank in range(3):
-        (found,) = [f for f in findings if f["topic"] == f"rank {rank}"]
-        assert f"({cores} of {len(doctor.reachable_cores())})" in found["text"]
+        (finding,) = [f for f in findings if f["topic"] == f"rank {rank}"]
+        assert f"({cores} of {len(doctor.reachable_cores())})" in finding["text"]
     (measured,) = [f for f in findings if f["topic"] == "all_reduce"]
     assert measured["text"].startswith("3 ranks: ")
 
@@ -255,8 +259,8 @@ def test_every_rank_tells_where_it_runs() -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 @pytest.mark.parametrize("environ", [{}, {"NGD_THREADS": "2"}])
 def test_a_rank_bound_to_one_core_while_others_are_free(environ: dict[str, str]) -> None:
-    findings = under_mpirun(1, "--bind-to", "core", **environ)
-    warning = only(findings, "rank 0", "warning")
+    findings = run_under_mpirun(1, "--bind-to", "core", **environ)
+    warning = single_finding(findings, "rank 0", "warning")
     assert ("more threads than cores" in warning["text"]) == bool(environ)
     assert "--bind-to none" in warning["fix"]
 
@@ -266,10 +270,10 @@ def test_more_threads_than_cores_are_a_warning(
     more: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "thread_count", lambda: doctor.available_cores() + more)
-    (found,) = doctor._cores()
-    assert found.level == level
-    assert ("more threads than cores" in found.text) == (level == "warning")
-    assert found.fix.startswith("use a smaller NGD_THREADS") == (level == "warning")
+    (finding,) = doctor._cores()
+    assert finding.level == level
+    assert ("more threads than cores" in finding.text) == (level == "warning")
+    assert finding.fix.startswith("use a smaller NGD_THREADS") == (level == "warning")
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
@@ -296,7 +300,9 @@ REPORT = {"rank": 0, "host": "a", "communicator": "shm", "threads": 1, "of": 8, 
         ([*range(8)], [*range(8)], 4, "ok", "cores 0-7 (8 of 8)"),
     ],
 )
-def test_bindings(mine: list[int], other: list[int], threads: int, level: str, words: str) -> None:
+def test_bindings_of_ranks_are_reported(
+    mine: list[int], other: list[int], threads: int, level: str, words: str
+) -> None:
     me = {**REPORT, "cpus": mine, "threads": threads}
     got, text, fix = doctor.judge(me, [me, {**REPORT, "rank": 1, "cpus": other}], "openmpi")
     assert got == level
@@ -305,7 +311,7 @@ def test_bindings(mine: list[int], other: list[int], threads: int, level: str, w
     assert ("more threads" in text) == fix.startswith("use a smaller NGD_THREADS; or mpirun ")
 
 
-def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_cgroups_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     read_text = Path.read_text
 
     def refuse(self: Path, *how: Any, **more: Any) -> str:
@@ -320,5 +326,5 @@ def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_ranks
 def test_the_self_test_makes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    found = doctor._self_test()
-    assert found.level != "trouble", found
+    findings = doctor._self_test()
+    assert findings.level != "trouble", findings

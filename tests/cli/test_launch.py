@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd run`: what ranks are told, what is shown, and that nothing stays behind."""
+"""Tests of `ngd run`: environment and output of the ranks, and that no process remains."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ DEADLINE = 60.0
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[str]:
-    """A word for the job's command lines; at the end no process may carry it."""
+    """A word for the command lines of the job. At the end, no process may have it."""
     word = f"mark-{tmp_path.name}-{os.getpid()}"
     yield word
-    assert wait_until(lambda: not carriers(word), 10), f"left behind: {carriers(word)}"
+    assert wait_until(lambda: not processes_with(word), 10), f"left behind: {processes_with(word)}"
 
 
-def carriers(word: str) -> list[int]:
-    """The processes with this word among their arguments."""
-    found = []
+def processes_with(word: str) -> list[int]:
+    """Return the processes with this word among their arguments."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -43,8 +43,8 @@ def carriers(word: str) -> list[int]:
             except OSError:
                 continue
             if word.encode() in arguments:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def wait_until(condition: object, seconds: float) -> bool:
@@ -62,7 +62,7 @@ def launcher(*arguments: str) -> list[str]:
 
 
 def start(tmp_path: Path, program: str, mark: str, *options: str) -> subprocess.Popen[str]:
-    """Start a job of a Python program that is given the mark."""
+    """Start a job of a Python program, with the mark as an argument."""
     script = tmp_path / "program.py"
     script.write_text(program)
     return subprocess.Popen(
@@ -78,7 +78,7 @@ def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
     return job.returncode, out, err
 
 
-def test_every_rank_knows_its_place_and_the_job(tmp_path: Path, mark: str) -> None:
+def test_every_rank_gets_its_number_and_the_job(tmp_path: Path, mark: str) -> None:
     program = """
 import errno
 import os
@@ -88,34 +88,32 @@ print(*(os.environ[n] for n in [*names, "MASTER_ADDR", "NGD_RESTART_COUNT", "MAS
     code, out, _ = finish(start(tmp_path, program, mark, "-n", "3"))
     assert code == 0
     lines = sorted(out.splitlines())
-    places = [line.split() for line in lines]
-    assert [p[:5] for p in places] == [[f"[{r}]", str(r), "3", str(r), "3"] for r in range(3)]
-    (job,) = {p[5] for p in places}
+    environments = [line.split() for line in lines]
+    assert [p[:5] for p in environments] == [[f"[{r}]", str(r), "3", str(r), "3"] for r in range(3)]
+    (job,) = {p[5] for p in environments}
     assert len(job) == 32
-    assert {tuple(p[6:8]) for p in places} == {("127.0.0.1", "0")}
-    (port,) = {int(p[8]) for p in places}
+    assert {tuple(p[6:8]) for p in environments} == {("127.0.0.1", "0")}
+    (port,) = {int(p[8]) for p in environments}
     assert 1024 <= port < 65536
     _, other, _ = finish(start(tmp_path, program, mark, "-n", "1"))
     assert job not in other
 
 
-def test_ranks_are_of_the_launchers_session_each_with_a_group_of_its_own(
-    tmp_path: Path, mark: str
-) -> None:
+def test_ranks_have_own_process_groups_in_one_session(tmp_path: Path, mark: str) -> None:
     program = "import os; print(os.getsid(0), os.getpgid(0) == os.getpid())"
     code, out, _ = finish(start(tmp_path, program, mark, "-n", "2", "--no-prefix"))
     assert code == 0
     assert out.splitlines() == [f"{os.getsid(0)} True"] * 2
 
 
-def test_the_rest_of_the_environment_is_kept() -> None:
+def test_other_environment_variables_are_unchanged() -> None:
     environ = rank_environment(1, 2, "key", 9, 0, {"A": "b", "MASTER_PORT": "1", "RANK": "7"})
     assert environ["A"] == "b"
     assert environ["RANK"] == "1"
     assert environ["MASTER_PORT"] == "9"
 
 
-def test_lines_stay_whole_and_the_streams_apart(tmp_path: Path, mark: str) -> None:
+def test_lines_are_not_split_and_streams_are_not_mixed(tmp_path: Path, mark: str) -> None:
     program = """
 import sys
 for i in range(2000):
@@ -126,7 +124,7 @@ sys.stdout.write("no end of line")
     code, out, err = finish(start(tmp_path, program, mark, "-n", "2"))
     assert code == 0
     for rank in range(2):
-        # A line without an end is followed by whatever comes next.
+        # The next output follows directly after a line without an end.
         mine = [p for line in out.splitlines() for p in line.split("[") if p.startswith(f"{rank}]")]
         expected = [f"{rank}] out {i} {'x' * 100}" for i in range(2000)]
         assert mine == [*expected, f"{rank}] no end of line"]
@@ -139,7 +137,7 @@ def test_without_a_prefix_lines_are_what_the_rank_printed(tmp_path: Path, mark: 
     assert finish(job)[:2] == (0, "plain\n")
 
 
-def test_bytes_stay_what_they_are(tmp_path: Path, mark: str) -> None:
+def test_output_bytes_are_unchanged(tmp_path: Path, mark: str) -> None:
     program = """
 import sys, time
 sys.stdout.buffer.write("gr\u00fcn ".encode() + bytes([255, 0]) + b"\\ncarriage\\r")
@@ -186,7 +184,7 @@ time.sleep(600)
     assert time.monotonic() - begin < 20
 
 
-def test_the_others_have_a_moment_for_their_last_words(tmp_path: Path, mark: str) -> None:
+def test_other_ranks_have_time_to_print_their_errors(tmp_path: Path, mark: str) -> None:
     program = """
 import os, sys, time
 if os.environ["RANK"] == "0":
@@ -199,7 +197,7 @@ sys.exit("what I saw")
     assert "[1] what I saw" in err
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, mark: str) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed_later(tmp_path: Path, mark: str) -> None:
     program = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -222,7 +220,7 @@ print("ready", flush=True)
 """
 
 
-def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path, mark: str) -> None:
+def test_a_closed_output_ends_the_job(tmp_path: Path, mark: str) -> None:
     program = """
 while True:
     print("more", flush=True)
@@ -237,7 +235,7 @@ while True:
     job.stderr.close()
 
 
-def test_what_a_rank_has_started_goes_with_it(tmp_path: Path, mark: str) -> None:
+def test_processes_that_a_rank_started_end_with_it(tmp_path: Path, mark: str) -> None:
     assert finish(start(tmp_path, GRANDCHILD, mark, "-n", "2"))[0] == 0
 
 
@@ -260,10 +258,13 @@ signal.pause()
 
 
 @pytest.mark.parametrize(("step", "code"), [(0, 75), (1, 128 + signal.SIGTERM)])
-def test_ranks_that_take_a_signal_decide_how_the_job_ends(
+def test_ranks_that_handle_a_signal_set_the_exit_code(
     tmp_path: Path, mark: str, step: int, code: int
 ) -> None:
-    """As a training does that saves and asks to be started again; where they disagree, 128 + N."""
+    """Ranks handle a signal, as a training does that saves and requests a restart.
+
+    If their exit codes differ, the job returns 128 + N.
+    """
     options = ("-n", "2", "--no-prefix", "--max-restarts", "1")
     job = start(tmp_path, STOPPED.format(step=step), mark, *options)
     assert job.stdout is not None
@@ -272,7 +273,7 @@ def test_ranks_that_take_a_signal_decide_how_the_job_ends(
     assert finish(job) == (code, "", "")
 
 
-def test_nohup_keeps_the_job_going(tmp_path: Path, mark: str) -> None:
+def test_nohup_keeps_the_job_running(tmp_path: Path, mark: str) -> None:
     script = tmp_path / "program.py"
     script.write_text("print('ready', flush=True)\nimport time; time.sleep(1)\nprint('done')")
     job = subprocess.Popen(
@@ -297,12 +298,12 @@ def test_the_ranks_die_with_a_killed_launcher(tmp_path: Path, mark: str) -> None
     finish(job)
 
 
-def test_what_ranks_have_started_dies_with_a_killed_launcher(tmp_path: Path, mark: str) -> None:
+def test_processes_of_ranks_die_with_a_killed_launcher(tmp_path: Path, mark: str) -> None:
     job = start(tmp_path, GRANDCHILD + "time.sleep(600)", mark, "-n", "2")
     assert job.stdout is not None
     assert [job.stdout.readline()[3:] for _ in range(2)] == [" ready\n"] * 2
-    # A process has no command line for a moment. The fixture waits until all are gone.
-    assert wait_until(lambda: len(carriers(mark)) == 5, 10), carriers(mark)
+    # A process has no command line for a moment. The fixture waits until all have ended.
+    assert wait_until(lambda: len(processes_with(mark)) == 5, 10), processes_with(mark)
     job.kill()
     finish(job)
 
@@ -318,7 +319,7 @@ if again != "2":
 """
 
 
-def test_restarts_are_new_jobs(tmp_path: Path, mark: str) -> None:
+def test_a_restart_is_a_new_job(tmp_path: Path, mark: str) -> None:
     code, out, err = finish(start(tmp_path, FAILS_TWICE, mark, "-n", "2", "--max-restarts", "3"))
     assert code == 0
     assert "restart 1 of 3" in err
@@ -329,7 +330,7 @@ def test_restarts_are_new_jobs(tmp_path: Path, mark: str) -> None:
     assert len({job for _, job in lines}) == 3
 
 
-def test_restarts_end(tmp_path: Path, mark: str) -> None:
+def test_the_number_of_restarts_is_limited(tmp_path: Path, mark: str) -> None:
     job = start(tmp_path, FAILS_TWICE, mark, "-n", "2", "--max-restarts", "1")
     code, out, _ = finish(job)
     assert code == 5
@@ -374,8 +375,8 @@ def test_ranks_are_bound_to_cores(tmp_path: Path, mark: str, ranks: int) -> None
     assert ("share" in err) == (not enough)
 
 
-def machine(folder: Path, cores: list[tuple[int, int]], nodes: list[str]) -> Path:
-    """What the kernel tells of CPUs at (package, core), and of memory nodes."""
+def write_topology(folder: Path, cores: list[tuple[int, int]], nodes: list[str]) -> Path:
+    """Write the files in which the kernel shows CPUs as (package, core), and NUMA nodes."""
     for cpu, (package, core) in enumerate(cores):
         topology = folder / "cpu" / f"cpu{cpu}" / "topology"
         topology.mkdir(parents=True)
@@ -387,7 +388,7 @@ def machine(folder: Path, cores: list[tuple[int, int]], nodes: list[str]) -> Pat
     return folder
 
 
-# Two packages of two cores of two hyperthreads: CPU n and CPU n + 4 are one core.
+# Two packages of two cores with two hyperthreads each: CPU n and CPU n + 4 are one core.
 TWO_PACKAGES = [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
 
 
@@ -407,14 +408,16 @@ TWO_PACKAGES = [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
         ("numa", 4, 8, ["0-1,4-5"] * 2 + ["2-3,6-7"] * 2),
     ],
 )
-def test_binding(tmp_path: Path, how: str, ranks: int, quota: int, expected: list[str]) -> None:
-    system = machine(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
+def test_cores_are_divided_among_ranks(
+    tmp_path: Path, how: str, ranks: int, quota: int, expected: list[str]
+) -> None:
+    system = write_topology(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
     cores = binding.cores_of_ranks(how, ranks, range(8), quota, system)
     assert [binding.text_of(each) for each in cores] == expected
 
 
-def test_binding_keeps_to_the_mask_and_does_without_a_topology(tmp_path: Path) -> None:
-    system = machine(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
+def test_binding_respects_the_mask_and_works_without_topology(tmp_path: Path) -> None:
+    system = write_topology(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
     assert binding.cores_of_ranks("core", 2, {1, 2, 6}, 8, system) == [[1], [2, 6]]
     assert binding.cores_of_ranks("numa", 2, {2, 6}, 8, system) == [[2, 6], [2, 6]]
     nothing = tmp_path / "nothing"
@@ -422,7 +425,7 @@ def test_binding_keeps_to_the_mask_and_does_without_a_topology(tmp_path: Path) -
     assert binding.cores_of_ranks("numa", 2, {1, 3}, 8, nothing) == [[1, 3], [1, 3]]
 
 
-def test_hosts_are_explained() -> None:
+def test_an_error_explains_the_option_hosts() -> None:
     command = launcher("--hosts", "a:2,b:1", "-m", "train", "--name", "two words")
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     started = shlex.split(done.stdout)
@@ -433,7 +436,7 @@ def test_hosts_are_explained() -> None:
     assert ("NGD_DISTRIBUTED_ENABLE=OMPI" in done.stderr) == (mode != "OMPI")
 
 
-def test_hosts_get_the_variables_that_are_set() -> None:
+def test_hosts_get_the_variables_of_ngd() -> None:
     variables = {"NGD_TIMEOUT": "8", "NGD_JOB": "j", "NGD_HOST": "a", "NGD_METRICS": "localhost:9"}
     done = subprocess.run(
         launcher("--hosts", "a:2,b:2", "train.py"),
@@ -448,14 +451,14 @@ def test_hosts_get_the_variables_that_are_set() -> None:
     assert not {"NGD_JOB=j", "NGD_HOST=a"} & set(words)
 
 
-def test_hosts_may_be_a_file_as_that_of_pbs(tmp_path: Path) -> None:
+def test_hosts_can_be_a_file_of_pbs(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn1\n")
     command = launcher("-n", "4", "--hosts", str(tmp_path / "nodes"), "train.py")
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert shlex.split(done.stdout)[:5] == ["mpirun", "-np", "4", "--host", "n1:3,n2:1"]
 
 
-def test_torchruns_variable_tells_how_many_ranks(mark: str) -> None:
+def test_a_variable_of_torchrun_sets_the_number_of_ranks(mark: str) -> None:
     for variables, arguments, ranks in (
         ({"PET_NPROC_PER_NODE": "3", "PET_NNODES": "1"}, [], 3),
         ({"PET_NPROC_PER_NODE": "3"}, ["-n", "2"], 2),
@@ -482,7 +485,7 @@ def test_torchruns_variable_tells_how_many_ranks(mark: str) -> None:
         ({"PET_NPROC_PER_NODE": "0"}, "-n 0: at least one rank"),
     ],
 )
-def test_what_torchruns_variables_may_not_say(variables: dict[str, str], words: str) -> None:
+def test_bad_variables_of_torchrun_are_errors(variables: dict[str, str], words: str) -> None:
     arguments = ["true"] if "PET_NPROC_PER_NODE" in variables else ["-n", "2", "true"]
     done = subprocess.run(
         launcher(*arguments),
@@ -495,7 +498,7 @@ def test_what_torchruns_variables_may_not_say(variables: dict[str, str], words: 
     assert re.search(words, done.stderr), done.stderr
 
 
-def test_a_program_that_is_not_python(mark: str) -> None:
+def test_a_program_in_another_language_runs(mark: str) -> None:
     command = launcher("-n", "2", "sh", "-c", 'echo "$RANK/$WORLD_SIZE"', mark)
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert sorted(done.stdout.splitlines()) == ["[0] 0/2", "[1] 1/2"]
@@ -517,7 +520,9 @@ def test_a_program_that_is_not_python(mark: str) -> None:
         (["-n", "2", "/etc/passwd"], 126, "cannot start /etc/passwd"),
     ],
 )
-def test_what_cannot_be_started(arguments: list[str], code: int, words: str) -> None:
+def test_a_program_that_cannot_start_is_an_error(
+    arguments: list[str], code: int, words: str
+) -> None:
     done = subprocess.run(launcher(*arguments), capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == code
     assert words in done.stderr
@@ -535,10 +540,10 @@ def test_what_cannot_be_started(arguments: list[str], code: int, words: str) -> 
         ("", ""),
     ],
 )
-def test_a_module_that_does_not_exist(
+def test_a_missing_module_is_an_error(
     tmp_path: Path, options: list[str], module: str, missing: str
 ) -> None:
-    """One line for all ranks, before any of them starts; nothing is imported."""
+    """One line for all ranks, before any of them starts. Nothing is imported."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('imported')")
     (tmp_path / "package" / "module.py").write_text("")
@@ -551,7 +556,7 @@ def test_a_module_that_does_not_exist(
     assert line.startswith(begin)
 
 
-def test_modules_that_exist() -> None:
+def test_existing_modules_are_found() -> None:
     for name in (
         "ngd",
         "ngd.cli.doctor",
@@ -567,7 +572,7 @@ def test_modules_that_exist() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--max-restarts", "2"], ["--min-ranks", "1"]])
-def test_a_script_that_does_not_exist(tmp_path: Path, options: list[str]) -> None:
+def test_a_missing_script_is_an_error(tmp_path: Path, options: list[str]) -> None:
     """One line for all ranks, before any of them starts."""
     command = launcher("-n", "3", *options, "train.py", "--epochs", "3")
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
@@ -582,7 +587,7 @@ def test_a_script_that_does_not_exist(tmp_path: Path, options: list[str]) -> Non
     ("content", "code", "words"),
     [("print('ran')", 0, ""), ("this is no Python", 1, "SyntaxError")],
 )
-def test_a_script_that_is_not_executable_runs(
+def test_a_script_without_execute_permission_runs(
     tmp_path: Path, content: str, code: int, words: str
 ) -> None:
     (tmp_path / "train.py").write_text(content)
@@ -594,7 +599,7 @@ def test_a_script_that_is_not_executable_runs(
     assert done.stdout.count("ran") == (2 if code == 0 else 0)
 
 
-def test_a_folder_is_a_script_too(tmp_path: Path) -> None:
+def test_a_folder_can_be_the_script(tmp_path: Path) -> None:
     """Python runs the file __main__.py of a folder."""
     (tmp_path / "train.py").mkdir()
     (tmp_path / "train.py" / "__main__.py").write_text("print('ran')")

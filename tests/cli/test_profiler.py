@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd profile`: the script runs as it would alone, and then its steps are reported."""
+"""Tests of `ngd profile`: the script runs unchanged, and then its steps are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print("arguments", sys.argv[1:], __name__, beside.WHO)
 
 
 def profile(folder: Path, *options: str, ranks: int = 0, script: str = SCRIPT, **how: str) -> str:
-    """What a run says, and its exit code behind it."""
+    """Run `ngd profile`, and return its output, followed by its exit code."""
     (folder / "train.py").write_text(script + how.get("end", ""))
     (folder / "beside.py").write_text("WHO = 'beside'\n")
     command = [sys.executable, "-m", "ngd"]
@@ -47,10 +47,10 @@ def profile(folder: Path, *options: str, ranks: int = 0, script: str = SCRIPT, *
 
 
 def test_a_script_is_reported(tmp_path: Path) -> None:
-    said = profile(tmp_path, "--json", "report.json", "--html", "report.html")
-    assert "arguments ['--epochs', '3'] __main__ beside" in said
-    assert said.endswith("exit 0")
-    assert said.count("step compiled at train.py") == 2  # one was never run
+    output = profile(tmp_path, "--json", "report.json", "--html", "report.html")
+    assert "arguments ['--epochs', '3'] __main__ beside" in output
+    assert output.endswith("exit 0")
+    assert output.count("step compiled at train.py") == 2  # one step never ran
     reports = json.loads((tmp_path / "report.json").read_text())
     assert sorted(report["runs"] for report in reports) == [1, 4]
     assert [r["seconds"] for r in reports] == sorted([r["seconds"] for r in reports], reverse=True)
@@ -81,8 +81,8 @@ except ValueError:
 
 
 def test_the_first_run_of_a_step_is_left_out(tmp_path: Path) -> None:
-    said = profile(tmp_path, "--json", "report.json", script=WARM_UP)
-    assert said.endswith("exit 0")
+    output = profile(tmp_path, "--json", "report.json", script=WARM_UP)
+    assert output.endswith("exit 0")
     reports = json.loads((tmp_path / "report.json").read_text())
     once, twice, often, fails = sorted(reports, key=lambda r: int(r["site"].split(":")[-1]))
     assert [r["runs"] for r in (once, twice, often, fails)] == [1, 1, 4, 1]
@@ -96,23 +96,23 @@ def test_the_first_run_of_a_step_is_left_out(tmp_path: Path) -> None:
     assert inside
     assert all(row["calls"] == 4 * 64 for row in inside)
     assert once["first_run_seconds"] == once["seconds"]
-    all_runs, all_seconds = json.loads(said.partition("\n")[0])
+    all_runs, all_seconds = json.loads(output.partition("\n")[0])
     assert all_runs == 5
     assert often["first_run_seconds"] + often["seconds"] == pytest.approx(all_seconds)
     first = often["first_run_seconds"]
-    assert said.count("first run") == 4
-    assert "4 runs of" in said
-    shown = f"{1e6 * first:.1f}" if first < 1e-4 else f"{1e6 * first:.0f}"
-    assert f"without the first run of {shown} us" in said
-    assert "1 run of" in said
-    assert "the first run, which includes the warm-up" in said
+    assert output.count("first run") == 4
+    assert "4 runs of" in output
+    duration = f"{1e6 * first:.1f}" if first < 1e-4 else f"{1e6 * first:.0f}"
+    assert f"without the first run of {duration} us" in output
+    assert "1 run of" in output
+    assert "the first run, which includes the warm-up" in output
 
 
-def test_the_help_tells_where_the_reports_go() -> None:
+def test_the_help_explains_where_reports_are_written() -> None:
     command = [sys.executable, "-m", "ngd", "profile", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    assert "The reports go to standard error." in " ".join(said.split())
-    assert "first run of each step" in " ".join(said.split())
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert "The reports go to standard error." in " ".join(output.split())
+    assert "first run of each step" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -123,48 +123,46 @@ def test_the_help_tells_where_the_reports_go() -> None:
         ("sys.exit('bad luck')", 1, "bad luck"),
     ],
 )
-def test_a_script_that_fails_is_reported_too(
-    tmp_path: Path, end: str, code: int, words: str
-) -> None:
-    said = profile(tmp_path, end=end)
-    assert said.count("step compiled at train.py") == 2
-    assert words in said
-    assert said.endswith(f"exit {code}")
+def test_a_failing_script_is_reported_too(tmp_path: Path, end: str, code: int, words: str) -> None:
+    output = profile(tmp_path, end=end)
+    assert output.count("step compiled at train.py") == 2
+    assert words in output
+    assert output.endswith(f"exit {code}")
 
 
 def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
-    said = profile(tmp_path, "-m", what="train")
-    assert "arguments ['--epochs', '3'] __main__ beside" in said
-    assert said.count("step compiled at train.py") == 2
+    output = profile(tmp_path, "-m", what="train")
+    assert "arguments ['--epochs', '3'] __main__ beside" in output
+    assert output.count("step compiled at train.py") == 2
 
 
-def test_a_script_without_steps(tmp_path: Path) -> None:
-    said = profile(tmp_path, script="print('nothing')\n")
-    assert "ngd profile: no step was run" in said
-    assert said.endswith("exit 0")
+def test_a_script_without_steps_has_an_empty_report(tmp_path: Path) -> None:
+    output = profile(tmp_path, script="print('nothing')\n")
+    assert "ngd profile: no step was run" in output
+    assert output.endswith("exit 0")
 
 
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
-    said = profile(tmp_path, what="other.py")
-    assert f"ngd profile: cannot start other.py: there is no such file in {tmp_path}" in said
-    assert "Traceback" not in said
-    assert said.endswith("exit 127")
+def test_a_missing_script_is_an_error(tmp_path: Path) -> None:
+    output = profile(tmp_path, what="other.py")
+    assert f"ngd profile: cannot start other.py: there is no such file in {tmp_path}" in output
+    assert "Traceback" not in output
+    assert output.endswith("exit 127")
 
 
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
 @pytest.mark.parametrize("end", ["", "ngd.shutdown()"])
 def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
-    said = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
-    assert said.count("step compiled at train.py") == 2  # of rank 0
-    assert "4 runs of" in said
-    assert said.count("first run") == 2
-    assert said.endswith("exit 0")
+    output = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
+    assert output.count("step compiled at train.py") == 2  # only of rank 0
+    assert "4 runs of" in output
+    assert output.count("first run") == 2
+    assert output.endswith("exit 0")
     names = sorted(path.name for path in tmp_path.glob("*.json"))
-    # Without a world at the end each rank writes its own.
+    # Without a world at the end, each rank writes its own report.
     assert names == (["trace.rank0.json", "trace.rank1.json"] if end else ["trace.json"])
-    found = [
+    events = [
         event
         for name in names
         for event in json.loads((tmp_path / name).read_text())["traceEvents"]
     ]
-    assert {event["pid"] for event in found} == {0, 1}
+    assert {event["pid"] for event in events} == {0, 1}

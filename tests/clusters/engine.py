@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers as Docker runs them, by podman: its default seccomp filter, 64 MB in /dev/shm."""
+"""Runs containers with podman as Docker does: with its seccomp filter, and 64 MB in /dev/shm."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import pytest
 
 CGROUP2 = 'umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
-"""podman knows no cgroups of version 1 with 2 beside them; it is to make none anyway."""
+"""Shell code that mounts only cgroups of version 2, because podman does not support both."""
 
 
 @functools.cache
-def _before() -> tuple[str, ...]:
+def _prefix() -> tuple[str, ...]:
     kind = subprocess.run(
         ["stat", "--file-system", "--format=%T", "/sys/fs/cgroup"], capture_output=True, text=True
     )
@@ -26,9 +26,9 @@ def _before() -> tuple[str, ...]:
 
 
 def podman(*words: str) -> list[str]:
-    """A command of podman, whose images are where CONTAINERS_STORAGE_CONF says."""
+    """Return a command of podman, which finds its images by CONTAINERS_STORAGE_CONF."""
     return [
-        *_before(),
+        *_prefix(),
         "podman",
         "--cgroup-manager",
         "cgroupfs",
@@ -40,7 +40,10 @@ def podman(*words: str) -> list[str]:
 
 @functools.cache
 def why_not(image: str) -> str | None:
-    """The reason why this image cannot be run here; None if it can, or must: storage is named."""
+    """Return the reason why this image cannot run here, or None.
+
+    If CONTAINERS_STORAGE_CONF is set, the image must run, so the result is None.
+    """
     if "CONTAINERS_STORAGE_CONF" in os.environ:
         return None
     if shutil.which("podman") is None:
@@ -51,13 +54,13 @@ def why_not(image: str) -> str | None:
 
 
 def needs(image: str) -> pytest.MarkDecorator:
-    """Skip where the image is not there."""
+    """Return a mark that skips a test if the image does not exist."""
     reason = why_not(image)
     return pytest.mark.skipif(reason is not None, reason=str(reason))
 
 
 def command(image: str, words: Sequence[str], *options: str) -> list[str]:
-    """The command line that runs `words` in a new container of the image."""
+    """Return the command line that runs `words` in a new container of the image."""
     limits = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
     fixed = ("--rm", "--pull", "never", "--cgroups", "disabled", *limits)
     return podman("run", *fixed, *options, image, *words)
@@ -66,6 +69,6 @@ def command(image: str, words: Sequence[str], *options: str) -> list[str]:
 def run(
     image: str, words: Sequence[str], *options: str, seconds: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, without a network."""
+    """Run a command in a new container without a network, and return how it ended."""
     line = command(image, words, "--network", "none", *options)
     return subprocess.run(line, capture_output=True, text=True, timeout=seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests of packaging/kubernetes, and what their tests ask of them."""
+"""The manifests of packaging/kubernetes, and functions that read their jobs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Object = dict[str, Any]
 
 
 def load() -> list[Object]:
-    """Every object of every file."""
+    """Return every object of every file."""
     files = sorted(FOLDER.glob("*.yaml"))
-    return [found for file in files for found in yaml.safe_load_all(file.read_text())]
+    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
 
 
 def of_kind(kind: str) -> Object:
-    """The one object of this kind."""
-    (found,) = (candidate for candidate in load() if candidate["kind"] == kind)
-    return found
+    """Return the only object of this kind."""
+    (only_object,) = (candidate for candidate in load() if candidate["kind"] == kind)
+    return only_object
 
 
 def pod_templates(node: Any) -> Iterator[Object]:
-    """Every template of pods inside an object."""
+    """Yield every template of pods inside an object."""
     if isinstance(node, dict):
         if "containers" in node.get("spec", {}):
             yield node
@@ -40,50 +40,50 @@ def pod_templates(node: Any) -> Iterator[Object]:
 
 
 class Training(NamedTuple):
-    """A job as all three kinds describe it."""
+    """A job, in the terms that all three kinds of objects share."""
 
     queue: str
     pods: int
     slots: int
     launcher: Object
-    """The launcher's container, with its command and its environment."""
+    """The container of the launcher, with its command and its environment."""
 
     worker: Object
     """The template of the worker pods."""
 
 
 def container(template: Object) -> Object:
-    """The one container of a template of pods."""
-    (found,) = template["spec"]["containers"]
-    return found  # type: ignore[no-any-return]
+    """Return the only container of a template of pods."""
+    (only_container,) = template["spec"]["containers"]
+    return only_container  # type: ignore[no-any-return]
 
 
 def queue_of(found: Object) -> str:
-    """The queue of Kueue that an object names."""
+    """Return the queue of Kueue that an object names."""
     return str(found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"])
 
 
 def mpijob() -> Training:
-    """What the MPIJob says."""
-    found = of_kind("MPIJob")
-    replicas = found["spec"]["mpiReplicaSpecs"]
+    """Return the job that the MPIJob describes."""
+    manifest = of_kind("MPIJob")
+    replicas = manifest["spec"]["mpiReplicaSpecs"]
     return Training(
-        queue_of(found),
+        queue_of(manifest),
         replicas["Worker"]["replicas"],
-        found["spec"]["slotsPerWorker"],
+        manifest["spec"]["slotsPerWorker"],
         container(replicas["Launcher"]["template"]),
         replicas["Worker"]["template"],
     )
 
 
 def _jobs(spec: Object) -> tuple[Object, Object]:
-    """The jobs of workers and of the launcher in the spec of a JobSet."""
+    """Return the jobs of the workers and of the launcher in the spec of a JobSet."""
     worker, launcher = (job["template"]["spec"] for job in spec["replicatedJobs"])
     return worker, launcher
 
 
 def trainjob() -> Training:
-    """What the TrainJob and its runtime say; the Trainer puts the job's part into the launcher."""
+    """Return the job of the TrainJob and its runtime. The launcher takes fields of the job."""
     job, runtime = of_kind("TrainJob"), of_kind("ClusterTrainingRuntime")
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     worker, launcher = _jobs(runtime["spec"]["template"]["spec"])
@@ -94,13 +94,15 @@ def trainjob() -> Training:
 
 
 def jobset() -> Training:
-    """What the JobSet and its list of hosts say."""
-    found, hosts = of_kind("JobSet"), of_kind("ConfigMap")
-    name = found["metadata"]["name"]
-    worker, launcher = _jobs(found["spec"])
-    listed = [line.split(" slots=") for line in hosts["data"]["hostfile"].splitlines()]
+    """Return the job of the JobSet and its list of hosts."""
+    manifest, hosts = of_kind("JobSet"), of_kind("ConfigMap")
+    name = manifest["metadata"]["name"]
+    worker, launcher = _jobs(manifest["spec"])
+    hosts_and_slots = [line.split(" slots=") for line in hosts["data"]["hostfile"].splitlines()]
     pods = range(worker["parallelism"])
-    assert [host for host, _ in listed] == [f"{name}-worker-0-{pod}.{name}" for pod in pods]
-    (slots,) = {int(slots) for _, slots in listed}
+    assert [host for host, _ in hosts_and_slots] == [
+        f"{name}-worker-0-{pod}.{name}" for pod in pods
+    ]
+    (slots,) = {int(slots) for _, slots in hosts_and_slots}
     launching = container(launcher["template"])
-    return Training(queue_of(found), len(pods), slots, launching, worker["template"])
+    return Training(queue_of(manifest), len(pods), slots, launching, worker["template"])

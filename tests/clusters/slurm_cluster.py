@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of Slurm on this machine: munged, slurmctld and a slurmd for each of two nodes.
+"""A cluster of Slurm on this machine: munged, slurmctld, and a slurmd for each of two nodes.
 
     with Cluster(folder) as cluster:
         done = cluster.call("srun", "-N1", "-n4", sys.executable, "train.py")
 
 Keys, sockets, configuration, state and logs are in the folder, and nothing is read from /etc. The
-daemons run as the user who calls, and are found by a marker in their environment. The nodes are n1
-and n2; they share the machine, so a job that wants to be on two hosts sets NGD_HOST from
-SLURMD_NODENAME.
+daemons run as the calling user, and have a marker in their environment. The nodes are n1 and n2.
+They share the machine, so a job on two hosts sets NGD_HOST to SLURMD_NODENAME.
 """
 
 from __future__ import annotations
@@ -69,11 +68,14 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus}
 PartitionName=normal Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
-"""Of Slurm 22.05 or newer, without systemd and cgroups. A requeued job waits for `cred_expire`."""
+"""The configuration, for Slurm 22.05 or newer without systemd and cgroups.
+
+A requeued job waits for `cred_expire`.
+"""
 
 
 def missing() -> list[str]:
-    """The programs of Slurm and munge that are not installed."""
+    """Return the programs of Slurm and munge that are not installed."""
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
@@ -83,7 +85,7 @@ needs_slurm = pytest.mark.skipif(
 
 
 class Cluster:
-    """Two nodes that take jobs; a context manager that leaves no daemon and no job."""
+    """Two nodes that run jobs. At the end of the context, no daemon and no job remains."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +138,7 @@ class Cluster:
     def call(
         self, *command: str, env: dict[str, str] | None = None, seconds: float = 120, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program with the cluster's environment; another exit code than `code` fails."""
+        """Run a program with the cluster's environment. Fail if its exit code is not `code`."""
         done = subprocess.run(
             command,
             env={**self.env, **(env or {})},
@@ -146,41 +148,41 @@ class Cluster:
             timeout=seconds,
             cwd=self.folder,
         )
-        said = f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == code, f"{said}\n{self.logs}"
+        message = f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"{message}\n{self.logs}"
         return done
 
     def submit(self, *command: str, env: dict[str, str] | None = None) -> str:
-        """Give a job to sbatch; its number. Its output goes to NUMBER.out in the folder."""
+        """Submit a job with sbatch, and return its number. NUMBER.out gets its output."""
         output = [f"--output={self.folder}/%j.out", "--open-mode=append", "--parsable"]
         return self.call("sbatch", *output, *command, env=env).stdout.strip()
 
     def output(self, job: str) -> str:
-        """What a job has said so far."""
+        """Return the output of a job so far."""
         path = self.folder / f"{job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def state(self, job: str) -> dict[str, str]:
-        """The fields that `scontrol show job` gives."""
-        shown = self.call("scontrol", "show", "job", job).stdout.split()
-        return dict(field.split("=", 1) for field in shown if "=" in field)
+        """Return the fields that `scontrol show job` prints."""
+        fields = self.call("scontrol", "show", "job", job).stdout.split()
+        return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def states(self) -> list[str]:
-        """Of the nodes."""
+        """Return the states of the nodes."""
         return self.call("sinfo", "-h", "-N", "-p", "normal", "-o", "%t").stdout.split()
 
     def wait_for(self, job: str, seconds: float = 180) -> dict[str, str]:
-        """Wait until a job has ended, however; its fields."""
+        """Wait until a job has ended in any way, and return its fields."""
         self.wait_until(lambda: self.state(job)["JobState"] in ENDED, f"job {job} ended", seconds)
         return self.state(job)
 
     def wait_until(self, condition: Any, what: str, seconds: float) -> None:
-        """Ask again and again; fail with the logs at the deadline."""
+        """Wait until a condition is true. Fail with the logs at the deadline."""
         limit = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > limit:
-                said = "\n".join(p.read_text() for p in sorted(self.folder.glob("*.out")))
-                pytest.fail(f"after {seconds} s it is not so that {what}:\n{said}\n{self.logs}")
+                output = "\n".join(p.read_text() for p in sorted(self.folder.glob("*.out")))
+                pytest.fail(f"after {seconds} s it is not so that {what}:\n{output}\n{self.logs}")
             time.sleep(0.2)
 
     @property
@@ -190,7 +192,7 @@ class Cluster:
         return "\n".join(f"--- {p.name}\n" + "\n".join(tail(p)) for p in paths)
 
     def __exit__(self, *_: object) -> None:
-        """End the daemons, then what is left of their jobs: all carry the marker."""
+        """End the daemons, and then the remaining processes of their jobs. All have the marker."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in harness.marked_processes(self.marker):
                 with contextlib.suppress(ProcessLookupError):
@@ -198,17 +200,17 @@ class Cluster:
             limit = time.monotonic() + 10
             while harness.marked_processes(self.marker) and time.monotonic() < limit:
                 time.sleep(0.05)
-        left = harness.marked_processes(self.marker)
-        assert not left, f"processes were left: {left}"
+        remaining = harness.marked_processes(self.marker)
+        assert not remaining, f"processes were left: {remaining}"
 
 
 def tail(path: Path, lines: int = 15) -> list[str]:
-    """The last lines of a file."""
+    """Return the last lines of a file."""
     return path.read_text(errors="replace").splitlines()[-lines:]
 
 
 def free_ports(count: int) -> list[int]:
-    """Neighbouring ports that nobody has now; others may take them before the daemons do."""
+    """Return consecutive ports that are free now. Other programs may take them later."""
     for first in range(20000 + os.getpid() % 5000, 32000, count):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):

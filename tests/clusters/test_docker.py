@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of packaging/docker, run as Docker would run them."""
+"""Tests of the images of packaging/docker, which run as Docker would run them."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def run(mode: str, *words: str, options: tuple[str, ...] = ()) -> str:
 
 @pytest.mark.parametrize("mode", BUILT)
 def test_image_is_slim_and_its_user_is_not_root(mode: str) -> None:
-    said = run(
+    output = run(
         mode,
         *("sh", "-c"),
         "id -u; id -un; pwd; command -v cc g++ ccache; ls -A /etc/pip.conf /run/secrets;"
         " ls /src; env | grep PIP_; python -c 'import ngd; print(ngd.build_info()[\"mode\"])'",
     )
-    assert said.split() == ["1000", "mpiuser", "/home/mpiuser", mode]
+    assert output.split() == ["1000", "mpiuser", "/home/mpiuser", mode]
 
 
 @pytest.mark.parametrize("mode", BUILT)
 def test_digits_train_on_two_ranks(mode: str) -> None:
     program = "/opt/ngd/examples/dist_mnist_mlp.py"
-    said = run(mode, "ngd", "run", "--no-prefix", "-n", "2", program, "--epochs", "10")
-    report = json.loads(said.splitlines()[-1])
+    output = run(mode, "ngd", "run", "--no-prefix", "-n", "2", program, "--epochs", "10")
+    report = json.loads(output.splitlines()[-1])
     assert report["ranks"] == 2
     assert report["test_accuracy"] >= 0.93
 
 
 @pytest.mark.parametrize("mode", BUILT)
-def test_64_megabytes_in_dev_shm_and_the_filter_of_system_calls_are_enough(mode: str) -> None:
+def test_64_mb_in_dev_shm_and_the_seccomp_filter_are_enough(mode: str) -> None:
     script = (
         "df --output=size -k /dev/shm | tail -n 1; grep -o 'Seccomp:.*' /proc/self/status;"
         f"echo '{LARGE}' >large.py; ngd run --no-prefix -n 2 large.py; ls -A /dev/shm"
@@ -61,6 +61,6 @@ def test_64_megabytes_in_dev_shm_and_the_filter_of_system_calls_are_enough(mode:
 
 
 @pytest.mark.parametrize("mode", BUILT)
-def test_doctor_finds_nothing_that_does_not_work(mode: str) -> None:
-    found = json.loads(run(mode, "ngd", "doctor", "--json"))
-    assert found["ok"], found
+def test_doctor_finds_no_error_in_the_image(mode: str) -> None:
+    report = json.loads(run(mode, "ngd", "doctor", "--json"))
+    assert report["ok"], report

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests of packaging/kubernetes against schemas, and against what the images do."""
+"""Tests of the manifests of packaging/kubernetes against schemas, and against the images."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MODELS = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
 }
 
-# What mpi-operator 0.8's CRD (manifests/base/kubeflow.org_mpijobs.yaml, version v2beta1) and its
-# validation (pkg/apis/kubeflow/validation) allow. The CRD itself is 670 KB, of which the pods are
-# nearly all: those are checked as pods.
+# The fields that mpi-operator 0.8 allows, by its CRD (manifests/base/kubeflow.org_mpijobs.yaml,
+# version v2beta1) and its validation (pkg/apis/kubeflow/validation). The CRD has 670 KB. Nearly all
+# of it describes pods, which are checked as pods.
 COUNT = {"type": "integer", "minimum": 0}
 
 
@@ -82,60 +82,60 @@ MPIJOB = structure(
 )
 
 
-def lost(given: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Where `given` says what `kept` does not; what is only in `kept` are defaults."""
+def differences(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Yield the differences of `kept` from `given`, except fields that only `kept` has."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
-            yield from lost(value, kept.get(key), f"{path}.{key}")
+            yield from differences(value, kept.get(key), f"{path}.{key}")
     elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
-        for place, (one, other) in enumerate(zip(given, kept, strict=True)):
-            yield from lost(one, other, f"{path}[{place}]")
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from differences(one, other, f"{path}[{index}]")
     elif given != kept:
         yield f"{path}: {given!r} became {kept!r}"
 
 
-def validate(found: Object) -> None:
-    """Refuse what a server would refuse, or drop without a word."""
-    for template in manifests.pod_templates(found):
+def validate(manifest: Object) -> None:
+    """Raise if a server would reject an object, or drop a part of it silently."""
+    for template in manifests.pod_templates(manifest):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
         kubernetes_validate.validate({**pod, "template": template}, VERSION, strict=True)
-    kind = found["kind"]
+    kind = manifest["kind"]
     if kind == "MPIJob":
-        jsonschema.validate(found, MPIJOB)
+        jsonschema.validate(manifest, MPIJOB)
     elif kind in MODELS:
-        dropped = list(lost(found, MODELS[kind].from_dict(found).to_dict()))
+        dropped = list(differences(manifest, MODELS[kind].from_dict(manifest).to_dict()))
         assert not dropped, dropped
     else:
-        kubernetes_validate.validate(found, VERSION, strict=True)
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_manifest_is_valid(found: Object) -> None:
-    validate(found)
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_manifest_is_valid(manifest: Object) -> None:
+    validate(manifest)
 
 
-def test_all_kinds_are_there() -> None:
-    kinds = sorted(found["kind"] for found in manifests.load())
+def test_every_kind_has_a_manifest() -> None:
+    kinds = sorted(manifest["kind"] for manifest in manifests.load())
     assert kinds == ["ClusterTrainingRuntime", "ConfigMap", "JobSet", "MPIJob", "TrainJob"]
 
 
-def places(node: Any) -> Iterator[Object]:
-    """Every object inside an object, but maps of names that are free."""
+def objects_in(node: Any) -> Iterator[Object]:
+    """Yield every object inside an object, except maps with arbitrary names."""
     if isinstance(node, dict):
         yield node
         for key, value in node.items():
             if key not in ("metadata", "requests", "limits", "matchLabels", "data"):
-                yield from places(value)
+                yield from objects_in(value)
     elif isinstance(node, list):
         for value in node:
-            yield from places(value)
+            yield from objects_in(value)
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_misspelt_field_is_refused_wherever_it_is(found: Object) -> None:
-    for place in range(len(list(places(found)))):
-        wrong = copy.deepcopy(found)
-        list(places(wrong))[place]["fieldThatIsNone"] = "x"
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_a_misspelt_field_is_rejected_anywhere(manifest: Object) -> None:
+    for index in range(len(list(objects_in(manifest)))):
+        wrong = copy.deepcopy(manifest)
+        list(objects_in(wrong))[index]["fieldThatIsNone"] = "x"
         with pytest.raises(
             (AssertionError, jsonschema.ValidationError, kubernetes_validate.ValidationError)
         ):
@@ -143,20 +143,20 @@ def test_misspelt_field_is_refused_wherever_it_is(found: Object) -> None:
 
 
 @pytest.mark.parametrize("training", TRAININGS)
-def test_ranks_that_are_expected_are_those_that_start(
+def test_the_expected_number_of_ranks_is_started(
     training: Callable[[], manifests.Training],
 ) -> None:
     job = training()
     expected = {entry["name"]: entry["value"] for entry in job.launcher["env"]}["NGD_EXPECT_SIZE"]
     assert job.pods * job.slots == int(expected) == 4
     words = [*job.launcher["command"], *job.launcher["args"]]
-    # With -np mpirun starts so many ranks also where it has not found its hosts.
+    # With -np, mpirun starts this number of ranks even if it has not found its hosts.
     assert not {"-n", "-np", "-c", "--np"} & set(words)
-    assert words[words.index("-x") + 1] == "NGD_EXPECT_SIZE"  # ranks on other hosts have it too
+    assert words[words.index("-x") + 1] == "NGD_EXPECT_SIZE"  # ranks on other hosts have it, too
 
 
 @pytest.mark.parametrize("training", TRAININGS)
-def test_workers_are_placed_and_known_when_they_are_ready(
+def test_workers_have_an_affinity_and_a_readiness_probe(
     training: Callable[[], manifests.Training],
 ) -> None:
     job = training()
@@ -165,8 +165,8 @@ def test_workers_are_placed_and_known_when_they_are_ready(
     assert job.queue == "training"
     assert "kueue.x-k8s.io/podset-preferred-topology" in metadata["annotations"]
     (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-    wanted = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
-    assert wanted.items() <= metadata["labels"].items()
+    labels = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert labels.items() <= metadata["labels"].items()
     assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
     (volume,) = (v for v in spec["volumes"] if v["name"] == "shm")
     assert volume["emptyDir"]["medium"] == "Memory"
@@ -174,9 +174,9 @@ def test_workers_are_placed_and_known_when_they_are_ready(
     assert int(worker["resources"]["requests"]["cpu"]) >= job.slots
 
 
-@pytest.mark.parametrize("found", manifests.load(), ids=lambda found: found["kind"])
-def test_pods_are_guaranteed_what_they_ask_for_and_have_no_rights(found: Object) -> None:
-    for template in manifests.pod_templates(found):
+@pytest.mark.parametrize("found", manifests.load(), ids=lambda manifest: manifest["kind"])
+def test_pods_have_guaranteed_resources_and_no_privileges(manifest: Object) -> None:
+    for template in manifests.pod_templates(manifest):
         container = manifests.container(template)
         assert container["resources"]["requests"] == container["resources"]["limits"]
         assert container["securityContext"] == {
@@ -190,7 +190,7 @@ def test_pods_are_guaranteed_what_they_ask_for_and_have_no_rights(found: Object)
         }
 
 
-def test_failures_start_a_job_again_so_often() -> None:
+def test_a_failed_job_restarts_three_times() -> None:
     assert manifests.of_kind("MPIJob")["spec"]["runPolicy"]["backoffLimit"] == 3
     runtime = manifests.of_kind("ClusterTrainingRuntime")["spec"]["template"]["spec"]
     for spec in (runtime, manifests.of_kind("JobSet")["spec"]):
@@ -204,8 +204,8 @@ def test_failures_start_a_job_again_so_often() -> None:
 def test_manifests_agree_with_the_image() -> None:
     images = {
         manifests.container(template)["image"]
-        for found in manifests.load()
-        for template in manifests.pod_templates(found)
+        for manifest in manifests.load()
+        for template in manifests.pod_templates(manifest)
     }
     assert images == {"registry.example.com/ngd:ompi"}
     page = (manifests.ROOT / "docs/containers.md").read_text()

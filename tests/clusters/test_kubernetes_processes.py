@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifests' launcher and workers, run as containers that share nothing but a network.
+"""Tests of the manifests' launcher and workers in containers that share only a network.
 
-The tests do what the operators do: make the key, the file of hosts and the hosts' names, set the
-variables of Open MPI 4, start sshd in the workers and, once they are ready, mpirun in the launcher.
+The tests do the work of the operators: they make the key, the file of hosts and the hosts' names,
+set the variables of Open MPI 4, and start sshd in the workers. When the workers are ready, they
+start mpirun in the launcher.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WORKERS = {
     manifests.trainjob: "ngd-mnist-node-0-{}.ngd-mnist",
     manifests.jobset: "ngd-mnist-worker-0-{}.ngd-mnist",
 }
-"""How the operators call the workers; Open MPI has to use these names whole."""
+"""The names that the operators give to the workers. Open MPI must use these names unchanged."""
 
 FROM_OPERATORS = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
@@ -43,30 +44,30 @@ FROM_OPERATORS = {
     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
 }
 TELL = "import ngd, socket; w = ngd.init(); print(socket.gethostname(), w.rank, w.size)"
-UNHEARD = "PRTE_MCA_prte_default_hostfile"
+HOSTFILE_OF_OPEN_MPI_5 = "PRTE_MCA_prte_default_hostfile"
 
 
 class Cluster(NamedTuple):
-    """The pods of a job, of which the last is the launcher's."""
+    """The pods of a job. The last one is the launcher."""
 
     job: manifests.Training
     names: list[str]
-    """What the operator calls the workers."""
+    """The names that the operator gives to the workers."""
 
     network: hosts.Hosts
     folder: Path
 
     def pod(
         self,
-        place: int,
+        number: int,
         name: str,
         words: list[str],
         env: Mapping[str, str],
         options: Sequence[str] = (),
     ) -> list[str]:
-        """The command line that runs `words` in a pod."""
-        space = self.network.space(place)
-        addresses = {name: hosts.address(place) for place, name in enumerate(self.names)}
+        """Return the command line that runs `words` in a pod."""
+        space = self.network.space(number)
+        addresses = {name: hosts.address(number) for number, name in enumerate(self.names)}
         repeated = [("--add-host", ":".join(pair)) for pair in addresses.items()]
         repeated += [("--env", "=".join(pair)) for pair in env.items()]
         return engine.command(
@@ -80,28 +81,28 @@ class Cluster(NamedTuple):
             *options,
         )
 
-    def work(self, place: int, log: IO[str]) -> subprocess.Popen[str]:
-        """Start a worker, by the manifest's command."""
+    def work(self, number: int, log: IO[str]) -> subprocess.Popen[str]:
+        """Start a worker by the command of the manifest."""
         words = manifests.container(self.job.worker)["command"]
-        line = self.pod(place, self.names[place].split(".")[0], words, {})
+        line = self.pod(number, self.names[number].split(".")[0], words, {})
         return subprocess.Popen(line, stdout=log, stderr=log, text=True)
 
     def launch(
         self, *program: str, env: Mapping[str, str] | None = None, options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Run the launcher to its end, with another program where one is given."""
+        """Run the launcher to its end. `program` replaces its program."""
         container = self.job.launcher
         words = [*container["command"], *(program or container["args"])]
         settings = {entry["name"]: entry["value"] for entry in container["env"]}
         settings |= FROM_OPERATORS | (env or {})
-        listed = ("--volume", f"{self.folder}/mpi:/etc/mpi:ro")  # which the workers do not have
+        listed = ("--volume", f"{self.folder}/mpi:/etc/mpi:ro")  # the workers do not have it
         line = self.pod(self.job.pods, "launcher", words, settings, (*listed, *options))
         return subprocess.run(line, capture_output=True, text=True, timeout=240)
 
 
 @contextmanager
-def started(training: Callable[[], manifests.Training], folder: Path) -> Iterator[Cluster]:
-    """The workers of a manifest, ready, while the context lasts."""
+def start_workers(training: Callable[[], manifests.Training], folder: Path) -> Iterator[Cluster]:
+    """Start the workers of a manifest. They are ready while the context lasts."""
     job = training()
     names = [WORKERS[training].format(pod) for pod in range(job.pods)]
     make_key(folder / "ssh")
@@ -109,10 +110,10 @@ def started(training: Callable[[], manifests.Training], folder: Path) -> Iterato
     (folder / "mpi/hostfile").write_text("".join(f"{n} slots={job.slots}\n" for n in names))
     with hosts.Hosts(job.pods + 1) as network, (folder / "workers.txt").open("w") as log:
         cluster = Cluster(job, names, network, folder)
-        workers = [cluster.work(place, log) for place in range(job.pods)]
+        workers = [cluster.work(number, log) for number in range(job.pods)]
         try:
-            for place in range(job.pods):
-                wait_until_ready(cluster, place)
+            for number in range(job.pods):
+                wait_until_ready(cluster, number)
             yield cluster
         finally:
             for worker in workers:
@@ -122,7 +123,7 @@ def started(training: Callable[[], manifests.Training], folder: Path) -> Iterato
 
 
 def make_key(folder: Path) -> None:
-    """A key of the job's own, as a secret is mounted with fsGroup: 1000."""
+    """Make a key with the owner and mode of a secret that is mounted with fsGroup: 1000."""
     folder.mkdir()
     hosts.command("ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", str(folder / "id_rsa"))
     shutil.copy(folder / "id_rsa.pub", folder / "authorized_keys")
@@ -131,14 +132,14 @@ def make_key(folder: Path) -> None:
         file.chmod(0o440)
 
 
-def wait_until_ready(cluster: Cluster, place: int) -> None:
-    """Probe a worker as the kubelet does."""
+def wait_until_ready(cluster: Cluster, number: int) -> None:
+    """Probe a worker as the kubelet does, until it is ready."""
     port = manifests.container(cluster.job.worker)["readinessProbe"]["tcpSocket"]["port"]
     limit = time.monotonic() + 120
     while True:
         try:
-            listening = f": </dev/tcp/{hosts.address(place)}/{port}"
-            cluster.network.inside(place, "bash", "-c", listening)
+            listening = f": </dev/tcp/{hosts.address(number)}/{port}"
+            cluster.network.inside(number, "bash", "-c", listening)
             return
         except OSError as error:
             if time.monotonic() > limit:
@@ -147,39 +148,44 @@ def wait_until_ready(cluster: Cluster, place: int) -> None:
 
 
 @pytest.mark.parametrize("training", WORKERS)
-def test_job_trains_on_the_ranks_of_all_pods(
+def test_a_job_trains_on_the_ranks_of_all_pods(
     training: Callable[[], manifests.Training], tmp_path: Path
 ) -> None:
-    with started(training, tmp_path) as cluster:
+    with start_workers(training, tmp_path) as cluster:
         trained = cluster.launch()
         assert trained.returncode == 0, trained.stdout + trained.stderr
         report = json.loads(trained.stdout.splitlines()[-1])
         assert report["ranks"] == 4
         assert report["test_accuracy"] >= 0.93
 
-        told = cluster.launch("python", "-c", TELL)
+        ranks_of_pods = cluster.launch("python", "-c", TELL)
         pods = [name.split(".")[0] for name in cluster.names]
         expected = [f"{pods[rank // 2]} {rank} 4" for rank in range(4)]
-        assert sorted(told.stdout.splitlines()) == expected, told.stderr
+        assert sorted(ranks_of_pods.stdout.splitlines()) == expected, ranks_of_pods.stderr
 
 
-def test_launcher_that_has_not_found_its_hosts_is_refused(tmp_path: Path) -> None:
-    """What the operators set is for Open MPI 4: the image's own variable is what 5 hears."""
-    deaf, other = ("--unsetenv", UNHEARD), (os.cpu_count() or 1) + 1  # mpirun starts a rank a core
-    with started(manifests.mpijob, tmp_path) as cluster:
+def test_a_launcher_without_its_hosts_raises(tmp_path: Path) -> None:
+    """The operators set variables of Open MPI 4, but Open MPI 5 reads only that of the image."""
+    without_hostfile, other = (
+        ("--unsetenv", HOSTFILE_OF_OPEN_MPI_5),
+        (os.cpu_count() or 1) + 1,
+    )  # mpirun starts one rank per core
+    with start_workers(manifests.mpijob, tmp_path) as cluster:
         expected = {"NGD_EXPECT_SIZE": str(other)}
-        refused = cluster.launch("python", "-c", TELL, options=deaf, env=expected)
-        assert refused.returncode != 0
-        assert refused.stdout == ""
-        assert f"NGD_EXPECT_SIZE: expected {other} ranks; got " in refused.stderr
+        failed = cluster.launch("python", "-c", TELL, options=without_hostfile, env=expected)
+        assert failed.returncode != 0
+        assert failed.stdout == ""
+        assert f"NGD_EXPECT_SIZE: expected {other} ranks; got " in failed.stderr
 
-        trapped = cluster.launch("python", "-c", TELL, options=deaf, env={"NGD_EXPECT_SIZE": ""})
-        assert trapped.returncode == 0, trapped.stderr
-        assert {line.split()[0] for line in trapped.stdout.splitlines()} == {"launcher"}
+        unchecked = cluster.launch(
+            "python", "-c", TELL, options=without_hostfile, env={"NGD_EXPECT_SIZE": ""}
+        )
+        assert unchecked.returncode == 0, unchecked.stderr
+        assert {line.split()[0] for line in unchecked.stdout.splitlines()} == {"launcher"}
 
 
-def test_lost_list_of_hosts_is_an_error_of_mpirun(tmp_path: Path) -> None:
-    with started(manifests.mpijob, tmp_path) as cluster:
-        lost = cluster.launch("python", "-c", TELL, env={UNHEARD: "/etc/mpi/none"})
-        assert lost.returncode != 0
-        assert "unable to open the hostfile" in lost.stdout + lost.stderr
+def test_a_missing_hostfile_is_an_error_of_mpirun(tmp_path: Path) -> None:
+    with start_workers(manifests.mpijob, tmp_path) as cluster:
+        failed = cluster.launch("python", "-c", TELL, env={HOSTFILE_OF_OPEN_MPI_5: "/etc/mpi/none"})
+        assert failed.returncode != 0
+        assert "unable to open the hostfile" in failed.stdout + failed.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the jobs of the tests train: the line of tests/train, slowly until they were requeued."""
+"""Train the model of tests/train/lines.py in a job, slowly until the job was requeued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.train import lines
 
 EPOCHS = 60
 SLOW = 0.25
-"""Seconds that a step takes; it lasts longer so than any deadline of these tests."""
+"""Seconds per step, so that the training lasts longer than any deadline of these tests."""
 
 
 def main(folder: Path, slow: bool) -> int:
@@ -27,21 +27,21 @@ def main(folder: Path, slow: bool) -> int:
     options: dict[str, Any] = {"save": folder / "saved", "log": folder / "log", "resume": True}
     trainer, _ = lines.trainer_of(world, EPOCHS, stop_at=signals, **options)
     restarted = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    made, began = trainer.step, trainer.done
+    make_step, began = trainer.step, trainer.done
 
     def step(*columns: Any) -> Any:
         time.sleep(SLOW if slow and not restarted else 0)
         if world.rank == 0 and trainer.done == began + 2:
-            print("it trains", flush=True)  # all have made a step, and take signals
-        return made(*columns)
+            print("it trains", flush=True)  # all ranks have made a step, and handle signals
+        return make_step(*columns)
 
     trainer.step = step
     trainer.run()
     if world.rank == 0:
         stopped = None if trainer.stopped is None else trainer.stopped.name
-        place = [world.size, world.local_size, world.communicator.name]
-        said = {"world": place, "began": began, "done": trainer.done, "stopped": stopped}
-        print(json.dumps({**said, "restarted": restarted}), flush=True)
+        sizes = [world.size, world.local_size, world.communicator.name]
+        report = {"world": sizes, "began": began, "done": trainer.done, "stopped": stopped}
+        print(json.dumps({**report, "restarted": restarted}), flush=True)
     ngd.barrier()
     return os.EX_TEMPFAIL if trainer.stopped else 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce on random arrays, against mpi4py and a NumPy transcription of the canonical order."""
+"""Compare all_reduce on random arrays with mpi4py and with NumPy code in the canonical order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "max": np.maximum,
     "prod": np.multiply,
 }
-# Half of the spacing of the numbers around 1.
+# Unit roundoffs: half of the spacing of the numbers around 1.
 ROUNDOFF = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
 
 
@@ -38,14 +38,14 @@ class Example:
     dtype: str
     op: str
     algorithm: str
-    kind: str  # of values
+    kind: str  # of the values: "ordinary", "wide" or "special"
     in_place: bool
     seed: int
 
 
 @functools.cache
 def draw_examples(number: int) -> list[dict[str, Any]]:
-    """The fields of examples, the same in every run: hypothesis derives them from nothing else."""
+    """Return the fields of examples, which depend only on `number`: they are equal in each run."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
 
@@ -84,7 +84,7 @@ def draw_examples(number: int) -> list[dict[str, Any]]:
 
 
 def contribution(example: Example, rank: int) -> Array:
-    """What a rank puts in."""
+    """Return the array that a rank contributes."""
     dtype = dtypes.as_dtype(example.dtype, "contribution")
     random = np.random.default_rng((example.seed, rank))
     if dtype == dtypes.bool_:
@@ -100,13 +100,13 @@ def contribution(example: Example, rank: int) -> Array:
     result = values.astype(dtype)
     if example.kind == "special" and example.count:
         specials = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7], dtype)
-        places = random.integers(0, example.count, min(example.count, 12))
-        result[places] = random.choice(specials, len(places))
+        indices = random.integers(0, example.count, min(example.count, 12))
+        result[indices] = random.choice(specials, len(indices))
     return result
 
 
 def tree(terms: list[Array], combine: Callable[[Array, Array], Array]) -> Array:
-    """The canonical order: the left subtree takes the largest power of two below n."""
+    """Reduce in the canonical order: the left subtree takes the largest power of two below n."""
     if len(terms) == 1:
         return terms[0]
     left = 1
@@ -115,35 +115,36 @@ def tree(terms: list[Array], combine: Callable[[Array, Array], Array]) -> Array:
     return combine(tree(terms[:left], combine), tree(terms[left:], combine))
 
 
-def expected(example: Example, terms: list[Array]) -> Array:
-    """The canonical result: two-byte floats in float32, divided before the one rounding."""
+def canonical_result(example: Example, terms: list[Array]) -> Array:
+    """Return the canonical result. 16-bit floats are reduced in float32 and rounded once."""
     dtype = terms[0].dtype
-    wide = [t.astype(np.float32) for t in terms] if dtype in HALVES else terms
+    operands = [t.astype(np.float32) for t in terms] if dtype in HALVES else terms
     with np.errstate(all="ignore"):
-        result = tree(wide, COMBINE[example.op])
+        result = tree(operands, COMBINE[example.op])
         if example.op == "mean":
             result = result / result.dtype.type(len(terms))
         return result.astype(dtype)
 
 
 def check_flat(example: Example, result: Array, want: Array) -> None:
-    """Equal bits, where a NaN may have any."""
+    """Check that all bits are equal. Only the bits of a NaN may differ."""
     if want.dtype in dtypes.FLOATS:
         nan = np.isnan(want)
         assert np.array_equal(np.isnan(result), nan), example
         result, want = result[~nan], want[~nan]
-        if example.op in ("min", "max"):  # of +0 and -0 either will do
+        if example.op in ("min", "max"):  # the sign of a zero may differ
             assert np.array_equal(result, want), example
             return
     assert result.tobytes() == want.tobytes(), example
 
 
 def check_ring(example: Example, result: Array, want: Array, terms: list[Array]) -> None:
-    """Two orders of n terms differ by 2 (n - 1) u times the sum of their sizes at the most.
+    """Check a result within the error bound of a sum in another order.
 
+    Two orders of n terms differ by at most 2 (n - 1) u times the sum of their absolute values.
     u is the unit roundoff of the arithmetic (Higham, Accuracy and Stability of Numerical
-    Algorithms, 2002, section 4.2); products alike, relative to the product. Two-byte floats are
-    rounded once more.
+    Algorithms, 2002, section 4.2). For products the bound is relative to the product. 16-bit floats
+    are rounded once more.
     """
     exact = result.dtype not in dtypes.FLOATS or example.op in ("min", "max")
     if exact or len(terms) <= 2:
@@ -164,7 +165,7 @@ def check_ring(example: Example, result: Array, want: Array, terms: list[Array])
 
 
 def mpi_result(example: Example, mine: Array) -> Array | None:
-    """mpi4py's result for what MPI can say: no two-byte floats, no mean, no NaN."""
+    """Return mpi4py's result, or None if MPI cannot compute it (16-bit floats and means)."""
     from mpi4py import MPI
 
     names = {"min": (MPI.MIN, MPI.LAND), "max": (MPI.MAX, MPI.LOR), "prod": (MPI.PROD, MPI.LAND)}
@@ -176,8 +177,11 @@ def mpi_result(example: Example, mine: Array) -> Array | None:
     return result
 
 
-def beside_mpi(examples: list[dict[str, Any]]) -> dict[str, Any]:
-    """As `program`; mpi4py's finalizer would wait for the others after an error."""
+def program_with_mpi(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Run `program` with mpi4py, and abort all ranks after an error.
+
+    Without the abort, mpi4py's finalizer would wait for the other ranks.
+    """
     from mpi4py import MPI
 
     try:
@@ -202,7 +206,7 @@ def program(examples: list[dict[str, Any]], against_mpi: bool) -> dict[str, Any]
         if world.rank != 0:
             continue
         terms = [contribution(example, r) for r in range(world.size)]
-        want = expected(example, terms)
+        want = canonical_result(example, terms)
         if example.algorithm == "flat":
             check_flat(example, result, want)
         else:
@@ -229,13 +233,13 @@ def check_equal_on_all(outcomes: list[harness.Outcome]) -> list[str]:
     "ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 3))]
 )
 @pytest.mark.parametrize("communicator", harness.communicators())
-def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
+def test_random_arrays_have_the_results_of_mpi4py(communicator: str, ranks: int) -> None:
     pytest.importorskip("mpi4py")
     outcomes = run(
-        beside_mpi,
+        program_with_mpi,
         ranks,
         arguments={"examples": draw_examples(150)},
-        # Open MPI's vector code saturates short integers where its scalar code wraps.
+        # Open MPI's vector code saturates short integers, but its scalar code wraps.
         env={"NGD_COMM": communicator, "OMPI_MCA_op": "^avx"},
         launcher="mpirun",
         seconds=280,
@@ -248,20 +252,23 @@ def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
 @pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_same_bits_from_run_to_run(ranks: int) -> None:
+def test_two_runs_give_the_same_bits(ranks: int) -> None:
     arguments = {"examples": draw_examples(30), "against_mpi": False}
     first = check_equal_on_all(run(program, ranks, arguments=arguments))
     assert check_equal_on_all(run(program, ranks, arguments=arguments)) == first
 
 
 @pytest.mark.long
-def test_environment_chooses_the_algorithm() -> None:
-    """Where the orders give other bits, NGD_ALLREDUCE shows: 3 ranks, terms that cancel."""
+def test_ngd_allreduce_chooses_the_algorithm() -> None:
+    """NGD_ALLREDUCE changes the bits of a sum of 3 ranks, because the terms cancel."""
     if harness.MODE == "OFF":
         pytest.skip("built with NGD_DISTRIBUTED_ENABLE=OFF")
     results = {
         (name, explicit): run(
-            cancelling, 3, arguments={"algorithm": explicit}, env={"NGD_ALLREDUCE": name}
+            hash_of_cancelling_sum,
+            3,
+            arguments={"algorithm": explicit},
+            env={"NGD_ALLREDUCE": name},
         )[0].value
         for name, explicit in [("flat", "auto"), ("ring", "auto"), ("flat", "ring")]
     }
@@ -269,7 +276,7 @@ def test_environment_chooses_the_algorithm() -> None:
     assert results["ring", "auto"] != results["flat", "auto"]
 
 
-def cancelling(algorithm: str) -> str:
+def hash_of_cancelling_sum(algorithm: str) -> str:
     rank = ngd.init().rank
     term = np.random.default_rng(rank).standard_normal(100_000).astype(np.float32)
     return hashlib.sha256(ngd.all_reduce(term, op="sum", algorithm=algorithm).tobytes()).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of some of the ranks, and grids of them."""
+"""Tests of groups of some ranks, and of meshes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support import harness
 from tests.support.harness import caught, run
 from tests.support.standing import run_in_world
 
-over = pytest.mark.parametrize("communicator", harness.communicators())
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
-def splits() -> None:
-    """Members, their order, collectives of every kind in them, groups of groups."""
+def check_splits() -> None:
+    """Check members, their order, every kind of collective, and groups inside groups."""
     world = ngd.init()
     n, r = world.size, world.rank
     half = world.split(r % 2, key=-r)
@@ -30,11 +30,11 @@ def splits() -> None:
     assert ngd.all_gather(r, group=half).tolist() == members
     assert ngd.all_reduce(np.full(5, r), op="sum", group=half)[0] == sum(members)
     assert ngd.broadcast(np.full(70_000, r), half.size - 1, group=half)[-1] == members[-1]
-    nobody = world.split(None if r == 0 else 3)
-    assert nobody.is_member == (r != 0)
-    if nobody.is_member:
-        assert ngd.all_gather(r, group=nobody).tolist() == list(range(1, n))
-        inner = nobody.split(0)
+    without_rank_0 = world.split(None if r == 0 else 3)
+    assert without_rank_0.is_member == (r != 0)
+    if without_rank_0.is_member:
+        assert ngd.all_gather(r, group=without_rank_0).tolist() == list(range(1, n))
+        inner = without_rank_0.split(0)
         assert ngd.all_gather(inner.rank, group=inner).tolist() == list(range(n - 1))
     assert ngd.all_reduce(1, op="sum") == n
     half.close()
@@ -42,19 +42,19 @@ def splits() -> None:
     assert ngd.all_reduce(1, op="sum") == n
     last = world.split(0)
     ngd.shutdown()
-    for group in (last, *([nobody, inner] if nobody.is_member else [])):
+    for group in (last, *([without_rank_0, inner] if without_rank_0.is_member else [])):
         assert group.closed
         assert caught(lambda group=group: ngd.barrier(group=group))["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
 
 
-@everywhere
-def test_split(communicator: str, ranks: int) -> None:
-    run_in_world(splits, communicator, ranks)
+@each_world
+def test_split_makes_groups_with_all_collectives(communicator: str, ranks: int) -> None:
+    run_in_world(check_splits, communicator, ranks)
 
 
-def non_member() -> None:
-    """Rank 0 is in no group: nothing that it does with what split gave it reaches anybody."""
+def call_without_membership() -> None:
+    """Check that calls of rank 0 on a group without rank 0 raise, and do not reach any rank."""
     world = ngd.init()
     n, r = world.size, world.rank
     some = world.split(None if r == 0 else 0, name="some")
@@ -99,13 +99,13 @@ def non_member() -> None:
     assert all(row.group != "some" for row in ngd.comm_stats()) or r != 0
 
 
-@everywhere
-def test_who_is_in_no_group_is_refused(communicator: str, ranks: int) -> None:
-    run_in_world(non_member, communicator, ranks)
+@each_world
+def test_calls_of_a_rank_outside_the_group_raise(communicator: str, ranks: int) -> None:
+    run_in_world(call_without_membership, communicator, ranks)
 
 
-def overlapping() -> None:
-    """Works of three groups at once, waited for in different orders: no deadlock."""
+def wait_in_overlapping_groups() -> None:
+    """Wait in different orders for works of three groups. This must not deadlock."""
     world = ngd.init()
     n, r = world.size, world.rank
     rows, columns = world.split(r // 2), world.split(r % 2)
@@ -124,13 +124,13 @@ def overlapping() -> None:
                 assert (works[i].wait() == want[i].sum()).all()
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [3, 4])
-def test_groups_overlap(communicator: str, ranks: int) -> None:
-    run_in_world(overlapping, communicator, ranks)
+def test_overlapping_groups_do_not_deadlock(communicator: str, ranks: int) -> None:
+    run_in_world(wait_in_overlapping_groups, communicator, ranks)
 
 
-def grid(shape: list[int]) -> dict[str, Any]:
+def check_mesh(shape: list[int]) -> dict[str, Any]:
     world = ngd.init()
     names = ("data", "model", "pipe")[: len(shape)]
     mesh = ngd.make_mesh(shape, names)
@@ -139,12 +139,12 @@ def grid(shape: list[int]) -> dict[str, Any]:
     assert "data" in repr(mesh)
     message = caught_key(mesh)
     assert "nothing" in message
-    places = np.arange(world.size).reshape(shape)
-    assert places[mesh.coordinates] == world.rank
+    ranks_in_mesh = np.arange(world.size).reshape(shape)
+    assert ranks_in_mesh[mesh.coordinates] == world.rank
     for axis, name in enumerate(names):
         line = list(mesh.coordinates)
         line[axis] = slice(None)
-        want = places[tuple(line)].tolist()
+        want = ranks_in_mesh[tuple(line)].tolist()
         assert ngd.all_gather(world.rank, group=mesh[name]).tolist() == want
         assert mesh[name].rank == mesh.coordinates[axis]
     return {"names": [mesh[name].name for name in names]}
@@ -156,14 +156,14 @@ def caught_key(mesh: ngd.Mesh) -> str:
     return str(error.value)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize(("ranks", "shape"), [(2, [2]), (4, [2, 2]), (4, [1, 4]), (4, [2, 1, 2])])
-def test_mesh(communicator: str, ranks: int, shape: list[int]) -> None:
-    for outcome in run_in_world(grid, communicator, ranks, shape=shape):
+def test_a_mesh_has_a_group_per_axis(communicator: str, ranks: int, shape: list[int]) -> None:
+    for outcome in run_in_world(check_mesh, communicator, ranks, shape=shape):
         assert outcome.value["names"] == ["data", "model", "pipe"][: len(shape)]
 
 
-def grids_that_differ() -> None:
+def make_different_meshes() -> None:
     world = ngd.init()
     odd = world.rank == world.size - 1
     for shape, names in (
@@ -177,12 +177,12 @@ def grids_that_differ() -> None:
     ngd.barrier()
 
 
-@over
-def test_meshes_that_differ_are_refused(communicator: str) -> None:
-    run_in_world(grids_that_differ, communicator, 3)
+@each_communicator
+def test_different_meshes_raise_on_all_ranks(communicator: str) -> None:
+    run_in_world(make_different_meshes, communicator, 3)
 
 
-def raising() -> None:
+def fail_beside_a_small_group() -> None:
     world = ngd.init()
     half = world.split(world.rank // 2)
     ngd.barrier()
@@ -192,21 +192,21 @@ def raising() -> None:
 
 
 @harness.needs_ranks
-def test_a_failure_reaches_smaller_groups() -> None:
-    with harness.Job(raising, 2, **harness.over("shm", 2)) as job:
+def test_a_failure_closes_smaller_groups() -> None:
+    with harness.Job(fail_beside_a_small_group, 2, **harness.over("shm", 2)) as job:
         outcomes = job.wait(60)
         assert "RemoteRankError" in outcomes[0].out
         assert "the reason" in outcomes[0].out
 
 
-def counting() -> list[list[Any]]:
-    """Two call sites in two groups, rank 1 late for one of them."""
+def count_calls() -> list[list[Any]]:
+    """Count calls at two call sites in two groups. Rank 1 is late for the first one."""
     world = ngd.init()
     pair = world.split(0, name="pair")
     ones = np.ones(10, np.float32)
     for _ in range(20):
         if world.rank == 1:
-            ngd.recv(0, out=np.empty(1))  # sent when rank 0 has come
+            ngd.recv(0, out=np.empty(1))  # rank 0 sends it after it has started the all-reduce
             ngd.all_reduce(ones, op="sum")
         else:
             work = ngd.all_reduce(ones, op="sum", async_op=True)
@@ -224,8 +224,8 @@ def counting() -> list[list[Any]]:
 
 
 @harness.needs_ranks
-def test_statistics_name_the_straggler() -> None:
-    for outcome in run(counting, 2, **harness.over("shm", 2)):
+def test_statistics_name_the_last_rank() -> None:
+    for outcome in run(count_calls, 2, **harness.over("shm", 2)):
         rows = {row[1]: row for row in outcome.value}
         reduced, gathered = rows["all_reduce(sum)"], rows["all_gather"]
         assert reduced[:4] == ["world", "all_reduce(sum)", 20, 800]
@@ -233,25 +233,25 @@ def test_statistics_name_the_straggler() -> None:
         assert gathered[:4] == ["pair", "all_gather", 3, 240]
 
 
-def comparing(device: str) -> list[str]:
-    """Steps that agree, and steps of which the second collective is another one on rank 1."""
+def compare_two_steps(device: str) -> list[str]:
+    """Compare steps that agree, and steps whose second collective differs on rank 1."""
     world = ngd.init()
     pair = world.split(0, name="pair")
     x = ngd.placeholder("x", (4,), "float32")
     answers = []
     for op in ("max", "min" if world.rank == 1 else "max"):
         total = ngd.ops.all_reduce(x, op="sum")
-        largest = ngd.ops.all_reduce(total, op=op)  # differs
+        largest = ngd.ops.all_reduce(total, op=op)  # the op differs on rank 1
         inner = ngd.ops.all_gather(largest, group=pair)
         step = ngd.compile([x], [inner], device=device)
         answers.append(step.compare_ranks())
     return answers
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
-def test_compare_ranks(communicator: str, device: str) -> None:
-    for outcome in run_in_world(comparing, communicator, 3, device=device):
+def test_compare_ranks_reports_different_collectives(communicator: str, device: str) -> None:
+    for outcome in run_in_world(compare_two_steps, communicator, 3, device=device):
         same, different = (answer.splitlines() for answer in outcome.value)
         assert same == [
             "world: all 3 ranks agree, 2 collectives",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of collective on arrays against NumPy's: shapes, dtypes, axes, destinations."""
+"""Compare every kind of collective on arrays with NumPy: shapes, dtypes, axes and out arrays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.support import harness
 from tests.support.harness import caught, run
 from tests.support.standing import fail_in_world, run_in_world
 
-over = pytest.mark.parametrize("communicator", harness.communicators())
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
-# The ranks must draw alike, so nothing is drawn at random and no failure is made smaller.
-alike = settings(
+# All ranks must draw the same examples: nothing is random, and failures are not shrunk.
+equal_on_all_ranks = settings(
     derandomize=True,
     database=None,
     deadline=None,
@@ -35,23 +35,23 @@ COMBINE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": n
 
 
 def array(rank: int, shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
-    """What a rank gives: small whole numbers, exact in every dtype."""
+    """Return the array of a rank: small integers, which are exact in every dtype."""
     random = np.random.default_rng([seed, rank])
     return random.integers(0, 9, shape).astype(dtype)
 
 
-def same(got: Any, want: Any) -> None:
-    """Equal, of one shape and dtype."""
+def check_equal(got: Any, want: Any) -> None:
+    """Check that values, shape and dtype are equal."""
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     assert got.tobytes() == np.ascontiguousarray(want).tobytes()
 
 
-def kinds() -> None:
+def check_every_kind() -> None:
     world = ngd.init()
     n, r = world.size, world.rank
 
-    @alike
+    @equal_on_all_ranks
     @given(
         rows=st.integers(0, 7),
         rest=st.lists(st.integers(0, 5), max_size=2),
@@ -66,12 +66,12 @@ def kinds() -> None:
         mine, mine_before = arrays[r], arrays[r].copy()
         reduced = COMBINE[op](arrays, axis=0).astype(dtype)
         block = slice(r * rows, (r + 1) * rows)
-        same(ngd.all_reduce(mine, op=op), reduced)
-        same(ngd.reduce_scatter(mine, op=op), reduced[block])
-        same(ngd.all_gather(mine), np.concatenate(arrays))
-        same(ngd.broadcast(mine, root), arrays[root])
-        same(ngd.all_to_all(mine), np.concatenate([a[block] for a in arrays]))
-        same(
+        check_equal(ngd.all_reduce(mine, op=op), reduced)
+        check_equal(ngd.reduce_scatter(mine, op=op), reduced[block])
+        check_equal(ngd.all_gather(mine), np.concatenate(arrays))
+        check_equal(ngd.broadcast(mine, root), arrays[root])
+        check_equal(ngd.all_to_all(mine), np.concatenate([a[block] for a in arrays]))
+        check_equal(
             ngd.scatter(mine if r == root else None, root, shape=(rows, *rest), dtype=dtype),
             arrays[root][block],
         )
@@ -81,7 +81,7 @@ def kinds() -> None:
         }
         for got, want in at_root.values():
             if r == root:
-                same(got, want)
+                check_equal(got, want)
             else:
                 assert got is None
         in_out: dict[str, tuple[Callable[..., Any], Any]] = {
@@ -100,108 +100,110 @@ def kinds() -> None:
         for call, want in in_out.values():
             out = np.empty(want.shape, dtype)
             assert call(out) is out
-            same(out, want)
-        same(mine, mine_before)
+            check_equal(out, want)
+        check_equal(mine, mine_before)
 
     check()
 
 
-@everywhere
-def test_every_kind_is_numpys(communicator: str, ranks: int) -> None:
-    run_in_world(kinds, communicator, ranks)
+@each_world
+def test_every_kind_equals_numpy(communicator: str, ranks: int) -> None:
+    run_in_world(check_every_kind, communicator, ranks)
 
 
 @pytest.mark.skipif(harness.MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
 def test_every_kind_with_eight_ranks() -> None:
-    run(kinds, 8, **harness.over("shm", 8))
+    run(check_every_kind, 8, **harness.over("shm", 8))
 
 
-def uneven() -> None:
-    """Blocks of any length, none included, with and without their lengths told."""
+def check_uneven_blocks() -> None:
+    """Check blocks of different lengths, including 0, with and without `counts`."""
     world = ngd.init()
     n, r = world.size, world.rank
     random = np.random.default_rng(5)
     for rest in [(), (3,), (2, 0), (50, 40)]:
         for _ in range(4):
-            lengths = random.integers(0, 6, n)
-            arrays = [array(k, (int(lengths[k]), *rest), np.float32, 1) for k in range(n)]
-            same(ngd.all_gather_v(arrays[r]), np.concatenate(arrays))
-            same(ngd.all_gather_v(arrays[r], counts=lengths.tolist()), np.concatenate(arrays))
-            whole = np.zeros((int(lengths.sum()), *rest), np.float32)
-            begin = int(lengths[:r].sum())
-            own = whole[begin : begin + lengths[r]]
+            counts = random.integers(0, 6, n)
+            arrays = [array(k, (int(counts[k]), *rest), np.float32, 1) for k in range(n)]
+            check_equal(ngd.all_gather_v(arrays[r]), np.concatenate(arrays))
+            check_equal(ngd.all_gather_v(arrays[r], counts=counts.tolist()), np.concatenate(arrays))
+            gathered = np.zeros((int(counts.sum()), *rest), np.float32)
+            begin = int(counts[:r].sum())
+            own = gathered[begin : begin + counts[r]]
             own[...] = arrays[r]
-            assert ngd.all_gather_v(own, out=whole) is whole
-            same(whole, np.concatenate(arrays))
+            assert ngd.all_gather_v(own, out=gathered) is gathered
+            check_equal(gathered, np.concatenate(arrays))
 
-            table = random.integers(0, 5, (n, n))  # from row to column
+            table = random.integers(0, 5, (n, n))  # row r is for sender r, column c for receiver c
             sent = [array(k, (int(table[k].sum()), *rest), np.int16, 2) for k in range(n)]
             blocks = [np.split(sent[k], np.cumsum(table[k])[:-1])[r] for k in range(n)]
-            same(ngd.all_to_all_v(sent[r], table[r]), np.concatenate(blocks))
-            same(ngd.all_to_all_v(sent[r], table[r], table[:, r]), np.concatenate(blocks))
+            check_equal(ngd.all_to_all_v(sent[r], table[r]), np.concatenate(blocks))
+            check_equal(ngd.all_to_all_v(sent[r], table[r], table[:, r]), np.concatenate(blocks))
 
 
-@everywhere
+@each_world
 def test_blocks_of_different_lengths(communicator: str, ranks: int) -> None:
-    run_in_world(uneven, communicator, ranks)
+    run_in_world(check_uneven_blocks, communicator, ranks)
 
 
-def axes() -> None:
-    """Other axes than the first, strided operands, and results in place."""
+def check_axes() -> None:
+    """Check axes other than the first, strided operands, and results in place."""
     world = ngd.init()
     n, r = world.size, world.rank
     arrays = [array(k, (2 * n, 3 * n, 4 * n), np.float64, 7) for k in range(n)]
     mine, total = arrays[r], sum(arrays)
     for axis in (0, 1, 2, -1):
-        same(ngd.all_gather(mine, axis=axis), np.concatenate(arrays, axis))
+        check_equal(ngd.all_gather(mine, axis=axis), np.concatenate(arrays, axis))
         blocks = np.split(total, n, axis)
-        same(ngd.reduce_scatter(mine, op="sum", axis=axis), np.ascontiguousarray(blocks[r]))
+        check_equal(ngd.reduce_scatter(mine, op="sum", axis=axis), np.ascontiguousarray(blocks[r]))
         out = np.empty_like(np.concatenate(arrays, axis))
         assert ngd.all_gather(mine, axis=axis, out=out) is out
-        same(out, np.concatenate(arrays, axis))
+        check_equal(out, np.concatenate(arrays, axis))
         out = np.empty(blocks[r].shape)
         assert ngd.reduce_scatter(mine, op="sum", axis=axis, out=out) is out
-        same(out, blocks[r])
-    same(ngd.all_gather(mine.T[::2]), np.concatenate([a.T[::2] for a in arrays]))
-    same(
+        check_equal(out, blocks[r])
+    check_equal(ngd.all_gather(mine.T[::2]), np.concatenate([a.T[::2] for a in arrays]))
+    check_equal(
         ngd.all_to_all(mine[:, ::-1]), np.concatenate([a[2 * r : 2 * r + 2, ::-1] for a in arrays])
     )
     swapped = mine.astype(mine.dtype.newbyteorder())
-    same(ngd.all_gather(swapped), np.concatenate(arrays))
+    check_equal(ngd.all_gather(swapped), np.concatenate(arrays))
 
-    whole = np.zeros((2 * n * n, 3))
-    own = whole[2 * n * r : 2 * n * (r + 1)]
+    gathered = np.zeros((2 * n * n, 3))
+    own = gathered[2 * n * r : 2 * n * (r + 1)]
     own[...] = r
-    assert ngd.all_gather(own, out=whole) is whole
-    assert (whole == np.repeat(np.arange(n), 2 * n)[:, None]).all()
-    held = mine.copy()
-    part = held[2 * r : 2 * r + 2]
-    assert ngd.reduce_scatter(held, op="sum", out=part) is part
-    same(part, total[2 * r : 2 * r + 2])
-    held = mine.copy()
+    assert ngd.all_gather(own, out=gathered) is gathered
+    assert (gathered == np.repeat(np.arange(n), 2 * n)[:, None]).all()
+    array_in_place = mine.copy()
+    part = array_in_place[2 * r : 2 * r + 2]
+    assert ngd.reduce_scatter(array_in_place, op="sum", out=part) is part
+    check_equal(part, total[2 * r : 2 * r + 2])
+    array_in_place = mine.copy()
     for root in range(n):
-        assert (ngd.reduce(held, root, op="sum", out=held) is held) == (root == r)
-        held[...] = mine
+        assert (
+            ngd.reduce(array_in_place, root, op="sum", out=array_in_place) is array_in_place
+        ) == (root == r)
+        array_in_place[...] = mine
     exchanged = np.concatenate([a[2 * r : 2 * r + 2] for a in arrays])
-    for held in (mine.copy(), np.repeat(mine, 900, -1)):
-        want = exchanged if held.shape == mine.shape else np.repeat(exchanged, 900, -1)
-        given = held.copy()
-        assert ngd.all_to_all(held, out=held) is held
-        same(held, want)
-        out = given if r % 2 else np.empty_like(given)  # in place on some ranks
-        assert ngd.all_to_all(given, out=out) is out
-        same(out, want)
+    for array_in_place in (mine.copy(), np.repeat(mine, 900, -1)):
+        want = exchanged if array_in_place.shape == mine.shape else np.repeat(exchanged, 900, -1)
+        operand = array_in_place.copy()
+        assert ngd.all_to_all(array_in_place, out=array_in_place) is array_in_place
+        check_equal(array_in_place, want)
+        out = operand if r % 2 else np.empty_like(operand)  # in place on some ranks
+        assert ngd.all_to_all(operand, out=out) is out
+        check_equal(out, want)
     assert ngd.all_gather(r).tolist() == list(range(n))
     assert ngd.all_gather([r, r]).tolist() == sorted([*range(n)] * 2)
 
 
-@everywhere
+@each_world
 def test_axes_strides_and_results_in_place(communicator: str, ranks: int) -> None:
-    run_in_world(axes, communicator, ranks)
+    run_in_world(check_axes, communicator, ranks)
 
 
-def ring() -> None:
-    """Every rank sends to the next, and receives from the one before, of any size."""
+def send_around_a_ring() -> None:
+    """Send arrays of several sizes to the next rank, and receive from the previous rank."""
     world = ngd.init()
     n, r = world.size, world.rank
     after, before = (r + 1) % n, (r - 1) % n
@@ -209,7 +211,7 @@ def ring() -> None:
         mine = array(r, (count,), np.float32, 3)
         want = array(before, (count,), np.float32, 3)
         sending = ngd.send(mine, after, tag=4, async_op=True)
-        same(ngd.recv(before, tag=4, shape=count, dtype=np.float32), want)
+        check_equal(ngd.recv(before, tag=4, shape=count, dtype=np.float32), want)
         assert sending.wait() is None
         out = np.empty(count, np.float32)
         if r % 2:
@@ -219,18 +221,18 @@ def ring() -> None:
             coming = ngd.recv(before, out=out, async_op=True)
             ngd.send(mine, after)
             assert coming.wait() is out
-        same(out, want)
+        check_equal(out, want)
     ngd.barrier()
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_send_and_recv(communicator: str, ranks: int) -> None:
-    run_in_world(ring, communicator, ranks)
+    run_in_world(send_around_a_ring, communicator, ranks)
 
 
-def refusals() -> None:
-    """A refusal comes before anything is sent, names the call, and leaves the group open."""
+def check_bad_arguments() -> None:
+    """Check that bad arguments raise before anything is sent, and that the group stays open."""
     world = ngd.init()
     n, r = world.size, world.rank
     odd, even = np.ones(2 * n + 1), np.ones(2 * n)
@@ -272,11 +274,11 @@ def refusals() -> None:
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
     ]
-    check_refusals(calls)
+    check_raising_calls(calls)
 
 
-def refusals_of_all_reduce() -> None:
-    """What its options do not go with."""
+def check_bad_all_reduce_options() -> None:
+    """Check that incompatible options of all_reduce raise."""
     n = ngd.init().size
     even, odd = np.ones(2 * n), np.ones(2 * n + 1)
     calls: list[tuple[str, Callable[[], Any]]] = [
@@ -310,11 +312,11 @@ def refusals_of_all_reduce() -> None:
             lambda: ngd.all_reduce(np.ma.masked_less(even, 3), op="sum"),
         ),
     ]
-    check_refusals(calls)
+    check_raising_calls(calls)
 
 
-def refusals_of_numbers() -> None:
-    """What is no number of ranks, rows or axes, and what the engine could not count."""
+def check_bad_numbers() -> None:
+    """Check that bad roots, counts, axes and tags raise, including those too large for the core."""
     world = ngd.init()
     n, other = world.size, (world.rank + 1) % world.size
     even = np.ones(2 * n)
@@ -347,24 +349,24 @@ def refusals_of_numbers() -> None:
         ("placeholder 'x': expected a shape", lambda: ngd.placeholder("x", (2**40, 2**40))),
         ("split: key", lambda: world.split(0, 2**31)),
     ]
-    check_refusals(calls)
+    check_raising_calls(calls)
 
 
-def check_refusals(calls: list[tuple[str, Callable[[], Any]]]) -> None:
+def check_raising_calls(calls: list[tuple[str, Callable[[], Any]]]) -> None:
     for begins, call in calls:
         error = caught(call)
         assert error["message"].startswith(begins), (begins, error)
     assert ngd.all_reduce(1, op="sum") == ngd.init().size
 
 
-@over
-def test_refusals_name_the_call_and_leave_the_group_open(communicator: str) -> None:
-    for program in (refusals, refusals_of_all_reduce, refusals_of_numbers):
+@each_communicator
+def test_bad_arguments_raise_and_leave_the_group_open(communicator: str) -> None:
+    for program in (check_bad_arguments, check_bad_all_reduce_options, check_bad_numbers):
         run_in_world(program, communicator, 2)
 
 
-def beside_mpi4py() -> None:
-    """mpi4py's word for it, where ngd runs in its communicator."""
+def compare_with_mpi4py() -> None:
+    """Compare with mpi4py on the communicator that ngd uses."""
     from mpi4py import MPI
 
     number = MPI.COMM_WORLD.rank
@@ -378,32 +380,32 @@ def beside_mpi4py() -> None:
     mine = np.arange(6.0) * (MPI.COMM_WORLD.rank + 1)
     theirs = np.empty_like(mine)
     half.Allreduce(mine, theirs, MPI.SUM)
-    same(ngd.all_reduce(mine, op="sum"), theirs)
+    check_equal(ngd.all_reduce(mine, op="sum"), theirs)
     gathered = np.empty((half.size, 6))
     half.Allgather(mine, gathered)
-    same(ngd.all_gather(mine[None]), gathered)
+    check_equal(ngd.all_gather(mine[None]), gathered)
     exchanged = np.empty_like(mine)
     half.Alltoall(mine, exchanged)
-    same(ngd.all_to_all(mine), exchanged)
+    check_equal(ngd.all_to_all(mine), exchanged)
     ngd.shutdown()
 
 
 @harness.needs_mpi
-def test_a_communicator_of_mpi4py() -> None:
+def test_results_equal_those_of_mpi4py() -> None:
     pytest.importorskip("mpi4py")
-    run(beside_mpi4py, 4, launcher="mpirun")
+    run(compare_with_mpi4py, 4, launcher="mpirun")
 
 
-def test_a_communicator_of_mpi4py_is_something_else() -> None:
-    ngd.shutdown()  # a world that an earlier test has left
+def test_init_of_an_mpi4py_communicator_raises() -> None:
+    ngd.shutdown()  # end a world that an earlier test has joined
     error = caught(lambda: ngd.init(comm=object()))
     assert error["error"] == "InitError"
-    wanted = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
-    assert wanted in error["message"]
+    text = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
+    assert text in error["message"]
 
 
-def disagreeing(case: str) -> dict[str, str]:
-    """Rank 1 thinks otherwise than the others."""
+def call_differently(case: str) -> dict[str, str]:
+    """Call a collective with other arguments on rank 1."""
     world = ngd.init()
     n, odd = world.size, world.rank == 1
     ones = np.ones((2 * n, 3 + odd), np.float32)
@@ -412,7 +414,7 @@ def disagreeing(case: str) -> dict[str, str]:
         "all_gather": lambda: ngd.all_gather(ones),
         "all_gather_v": lambda: ngd.all_gather_v(ones),
         "all_gather_v counts": lambda: ngd.all_gather_v(ones[:2, :3], counts=few),
-        # Whose blocks are right hears of it in the next call.
+        # A rank whose own blocks fit gets the error in its next call.
         "all_to_all_v": lambda: (ngd.all_to_all_v(ones[:, :3], [2] * n, few), ngd.barrier()),
         "lists": lambda: ngd.all_reduce([ones[:, 0], ones[: 3 + odd, 0]], op="sum"),
         "split": lambda: world.split(0).all_reduce(ones, op="sum"),
@@ -420,12 +422,12 @@ def disagreeing(case: str) -> dict[str, str]:
     return caught(calls[case])
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize(
     "case", ["all_gather", "all_gather_v", "all_gather_v counts", "all_to_all_v", "lists", "split"]
 )
-def test_disagreement_is_told_to_all(communicator: str, case: str) -> None:
-    for outcome in fail_in_world(disagreeing, communicator, 3, case=case):
+def test_a_mismatch_raises_on_all_ranks(communicator: str, case: str) -> None:
+    for outcome in fail_in_world(call_differently, communicator, 3, case=case):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome.value
         assert "test_array_kinds.py" in outcome.value["message"]
 
@@ -436,10 +438,10 @@ def test_every_kind_between_two_hosts() -> None:
 
 
 def between_hosts() -> None:
-    """Hosts of two ranks, told apart by name alone."""
+    """Check every kind on two hosts of two ranks. Only NGD_HOST separates the hosts."""
     os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     assert ngd.init().communicator.name == "hierarchical"
-    kinds()
-    uneven()
-    axes()
-    ring()
+    check_every_kind()
+    check_uneven_blocks()
+    check_axes()
+    send_around_a_ring()

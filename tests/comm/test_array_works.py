@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that go on by themselves, and many with one hand-off."""
+"""Tests of asynchronous collectives, and of collectives on lists of arrays."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.harness import caught, run
 from tests.support.standing import fail_in_world, run_in_world
 
 MIB = 1 << 20
-over = pytest.mark.parametrize("communicator", harness.communicators())
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
-def any_order() -> None:
-    """Each rank waits in an order of its own; some works are asked, some are waited for."""
+def wait_in_random_order() -> None:
+    """Wait for works in a random order per rank. Some works are polled with done() first."""
     world = ngd.init()
     n, r = world.size, world.rank
     random = np.random.default_rng(r)
@@ -58,13 +58,13 @@ def any_order() -> None:
         assert works[6].result is out
 
 
-@everywhere
+@each_world
 def test_works_are_waited_for_in_any_order(communicator: str, ranks: int) -> None:
-    run_in_world(any_order, communicator, ranks)
+    run_in_world(wait_in_random_order, communicator, ranks)
 
 
-def slowly() -> None:
-    """A wait that gives up changes nothing."""
+def wait_with_a_timeout() -> None:
+    """Check that a wait with a timeout changes nothing: the work stays pending."""
     world = ngd.init()
     if world.rank == 0:
         work = ngd.all_reduce(np.full(3, 1.0), op="sum", async_op=True)
@@ -82,13 +82,13 @@ def slowly() -> None:
     assert "done" in repr(work)
 
 
-@over
-def test_a_wait_with_a_timeout_may_be_repeated(communicator: str) -> None:
-    run_in_world(slowly, communicator, 2)
+@each_communicator
+def test_a_wait_that_timed_out_can_be_repeated(communicator: str) -> None:
+    run_in_world(wait_with_a_timeout, communicator, 2)
 
 
-def failing() -> dict[str, Any]:
-    """The ranks disagree: the work holds the error, as often as it is asked."""
+def call_different_shapes() -> dict[str, Any]:
+    """Check that a work keeps its error and raises it in every call."""
     world = ngd.init()
     work = ngd.all_reduce(np.ones(3 + world.rank), op="sum", async_op=True)
     limit = time.monotonic() + 30
@@ -100,44 +100,44 @@ def failing() -> dict[str, Any]:
     return first
 
 
-@over
-def test_a_work_holds_its_error(communicator: str) -> None:
-    for outcome in fail_in_world(failing, communicator, 2):
+@each_communicator
+def test_a_work_keeps_its_error(communicator: str) -> None:
+    for outcome in fail_in_world(call_different_shapes, communicator, 2):
         assert outcome.value["error"] == "CollectiveMismatchError"
         assert "test_array_works.py" in outcome.value["message"]
 
 
-def dropped() -> None:
-    """It is reported, and its memory stays until the engine is done with it."""
+def drop_a_work() -> None:
+    """Check that a dropped work is reported, and that its memory stays until it is complete."""
     world = ngd.init()
-    said: list[str] = []
-    sys.unraisablehook = lambda args: said.append(str(args.exc_value))
-    held = np.full(200_000, 1.0)
-    alive = weakref.ref(held)
+    reports: list[str] = []
+    sys.unraisablehook = lambda args: reports.append(str(args.exc_value))
+    array = np.full(200_000, 1.0)
+    alive = weakref.ref(array)
     if world.rank == 0:
-        work = ngd.all_reduce(held, op="sum", out=held, async_op=True)
-        del work, held
+        work = ngd.all_reduce(array, op="sum", out=array, async_op=True)
+        del work, array
         gc.collect()
         assert alive() is not None
-        assert len(said) == 1
-        assert "all_reduce(sum)" in said[0]
-        assert "without wait()" in said[0]
+        assert len(reports) == 1
+        assert "all_reduce(sum)" in reports[0]
+        assert "without wait()" in reports[0]
     else:
         time.sleep(0.2)
-        assert (ngd.all_reduce(held, op="sum", out=held) == world.size).all()
+        assert (ngd.all_reduce(array, op="sum", out=array) == world.size).all()
     assert ngd.all_reduce(np.ones(200_000), op="sum")[0] == world.size
     ngd.barrier(async_op=True).wait()
     if world.rank == 0:
         assert alive() is None
 
 
-@over
+@each_communicator
 def test_a_dropped_work_is_reported(communicator: str) -> None:
-    run(dropped, 2, **harness.over(communicator, 2))
+    run(drop_a_work, 2, **harness.over(communicator, 2))
 
 
-def grouped() -> None:
-    """Of all sizes and dtypes: the same bits as one by one."""
+def compare_lists_with_arrays() -> None:
+    """Check that a list of arrays of all sizes and dtypes gets the same bits as single arrays."""
     world = ngd.init()
     n, r = world.size, world.rank
     random = np.random.default_rng(11)
@@ -172,13 +172,13 @@ def grouped() -> None:
     assert ngd.all_reduce([1.5, 2], op="sum").tolist() == [1.5 * n, 2 * n]
 
 
-@everywhere
-def test_lists_travel_together(communicator: str, ranks: int) -> None:
-    run_in_world(grouped, communicator, ranks)
+@each_world
+def test_lists_give_the_bits_of_single_arrays(communicator: str, ranks: int) -> None:
+    run_in_world(compare_lists_with_arrays, communicator, ranks)
 
 
-def many_calls() -> int:
-    """How many collectives a list costs."""
+def count_calls_of_lists() -> int:
+    """Return the number of all-reduces that two lists of 50 small arrays need."""
     world = ngd.init()
     arrays = [np.full(100, i + 0.0, np.float32) for i in range(50)]
     ngd.all_reduce(arrays, op="sum")
@@ -187,14 +187,14 @@ def many_calls() -> int:
 
 
 @harness.needs_ranks
-def test_small_arrays_are_one_collective() -> None:
-    calls = [outcome.value for outcome in run_in_world(many_calls, "shm", 2)]
+def test_a_list_of_small_arrays_is_one_collective() -> None:
+    calls = [outcome.value for outcome in run_in_world(count_calls_of_lists, "shm", 2)]
     assert calls[0] == calls[1]
-    assert 2 <= calls[0] <= 3  # ngd.init() has one of its own
+    assert 2 <= calls[0] <= 3  # `ngd.init()` makes one more
 
 
-def in_a_child() -> None:
-    """Every kind says so, and the parent's group lives on."""
+def call_in_a_forked_child() -> None:
+    """Check that every kind raises in a forked child, and that the parent's group stays usable."""
     world = ngd.init()
     ones, other = np.ones(4 * world.size), (world.rank + 1) % world.size
     reading, writing = os.pipe()
@@ -217,32 +217,32 @@ def in_a_child() -> None:
     assert (ngd.all_reduce(ones, op="sum") == world.size).all()
 
 
-@over
-def test_collectives_in_a_forked_child(communicator: str) -> None:
-    run(in_a_child, 2, **harness.over(communicator, 2))
+@each_communicator
+def test_collectives_in_a_forked_child_raise(communicator: str) -> None:
+    run(call_in_a_forked_child, 2, **harness.over(communicator, 2))
 
 
-def left_alone() -> bool:
-    """Whether a long transfer has ended while this rank called nothing."""
+def transfer_ends_without_calls() -> bool:
+    """Return if a long transfer has ended while this rank called nothing."""
     world = ngd.init()
     ngd.barrier()
     work = ngd.all_reduce(np.ones(4_000_000, np.float32), op="sum", async_op=True)
     time.sleep(1.5)
-    ended = work.done()
+    is_done = work.done()
     assert (work.wait() == world.size).all()
     assert ngd.all_reduce(1, op="sum", async_op=True).wait() == world.size
-    return ended
+    return is_done
 
 
 @harness.needs_mpi
 @pytest.mark.parametrize("progress", ["on", "off"])
-def test_transfers_over_mpi_go_on_by_themselves(progress: str) -> None:
+def test_the_progress_thread_completes_transfers_over_mpi(progress: str) -> None:
     how = harness.over("mpi", 2, env={"NGD_PROGRESS": progress})
-    assert [o.value for o in run(left_alone, 2, **how)] == [progress == "on"] * 2
+    assert [o.value for o in run(transfer_ends_without_calls, 2, **how)] == [progress == "on"] * 2
 
 
 def drop_without_memory() -> list[bool]:
-    """Python has no memory at the moment at which a collective under way is dropped."""
+    """Drop a pending collective while Python cannot allocate memory."""
     memory = pytest.importorskip("_testcapi", reason="needs CPython's own tests")
     world = ngd.init()
     x, out = np.full(MIB, world.rank + 1.0), np.zeros(MIB)
@@ -258,11 +258,11 @@ def drop_without_memory() -> list[bool]:
     memory.set_nomemory(0, 0)
     del call
     memory.remove_mem_hooks()
-    kept = [each() is not None for each in arrays]
+    are_alive = [each() is not None for each in arrays]
     ngd.barrier()
-    return kept
+    return are_alive
 
 
 @harness.needs_ranks
-def test_arrays_of_a_dropped_collective_are_kept_without_memory() -> None:
+def test_a_dropped_collective_keeps_its_arrays_without_memory() -> None:
     assert run(drop_without_memory, 2)[0].value == [True, True]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives on arrays: shapes, dtypes, destinations, weights, refusals, groups made again."""
+"""Tests of collectives on arrays: shapes, dtypes, out arrays, weights, errors, repeated init()."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support import harness
 from tests.support.harness import caught
 from tests.support.standing import run_in_world
 
-over = pytest.mark.parametrize("communicator", harness.communicators())
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
-def shapes_and_dtypes() -> None:
+def check_shapes_and_dtypes() -> None:
     world = ngd.init()
     total = world.size * (world.size + 1) // 2
     for dtype in dtypes.NUMBERS:
@@ -38,37 +38,37 @@ def shapes_and_dtypes() -> None:
     assert ngd.all_reduce(flags, op="min").tolist() == [world.size == 1, True, False]
 
 
-@everywhere
-def test_shapes_and_dtypes(communicator: str, ranks: int) -> None:
-    run_in_world(shapes_and_dtypes, communicator, ranks)
+@each_world
+def test_all_reduce_of_every_shape_and_dtype(communicator: str, ranks: int) -> None:
+    run_in_world(check_shapes_and_dtypes, communicator, ranks)
 
 
-def destinations() -> None:
+def check_out_arrays() -> None:
     world = ngd.init()
-    whole = np.arange(24.0).reshape(4, 6)
-    assert np.array_equal(ngd.all_reduce(whole[:, ::2], op="mean"), whole[:, ::2])
-    assert np.array_equal(ngd.all_reduce(whole.T, op="max"), whole.T)
+    array = np.arange(24.0).reshape(4, 6)
+    assert np.array_equal(ngd.all_reduce(array[:, ::2], op="mean"), array[:, ::2])
+    assert np.array_equal(ngd.all_reduce(array.T, op="max"), array.T)
     out = np.empty((4, 6))
-    assert ngd.all_reduce(whole, op="sum", out=out) is out
-    assert np.array_equal(out, whole * world.size)
+    assert ngd.all_reduce(array, op="sum", out=out) is out
+    assert np.array_equal(out, array * world.size)
     assert ngd.all_reduce(out, op="mean", out=out) is out
-    assert np.array_equal(out, whole * world.size)
+    assert np.array_equal(out, array * world.size)
     frozen = np.empty((4, 6))
     frozen.flags.writeable = False
     for bad in (np.empty((4, 5)), np.empty((4, 6), np.float32), np.empty((6, 4)).T, frozen):
-        error = caught(lambda bad=bad: ngd.all_reduce(whole, op="sum", out=bad))
+        error = caught(lambda bad=bad: ngd.all_reduce(array, op="sum", out=bad))
         assert error["error"] == "ShapeError"
         assert "all_reduce: out" in error["message"]
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_destinations(communicator: str, ranks: int) -> None:
-    run_in_world(destinations, communicator, ranks)
+def test_results_are_written_to_out(communicator: str, ranks: int) -> None:
+    run_in_world(check_out_arrays, communicator, ranks)
 
 
-def refusals() -> None:
-    """A refusal comes before anything is sent, so the group lives on."""
+def check_bad_arguments() -> None:
+    """Check that bad arguments raise before anything is sent, and leave the group open."""
     ones = np.ones(3)
     assert caught(lambda: ngd.all_reduce(ones))["error"] == "TypeError"  # type: ignore[call-arg]
     for bad_op in ("average", "none", ""):
@@ -85,14 +85,14 @@ def refusals() -> None:
     assert ngd.all_reduce(ones, op="prod").tolist() == [1, 1, 1]
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_refusals_leave_the_group_open(communicator: str, ranks: int) -> None:
-    run_in_world(refusals, communicator, ranks)
+def test_bad_arguments_leave_the_group_open(communicator: str, ranks: int) -> None:
+    run_in_world(check_bad_arguments, communicator, ranks)
 
 
-def weighted() -> None:
-    """Ranks of weight 0 contribute nothing; the others make the mean of all rows."""
+def check_weights() -> None:
+    """Check weighted means: ranks of weight 0 contribute nothing to the mean of all rows."""
     world = ngd.init()
     rows = np.random.default_rng(3).standard_normal((7, 5))
     share = np.array_split(rows, max(1, world.size - 1))
@@ -104,12 +104,12 @@ def weighted() -> None:
     assert nothing.tolist() == [0] * 5
 
 
-@everywhere
-def test_weights(communicator: str, ranks: int) -> None:
-    run_in_world(weighted, communicator, ranks)
+@each_world
+def test_weighted_means_ignore_ranks_of_weight_zero(communicator: str, ranks: int) -> None:
+    run_in_world(check_weights, communicator, ranks)
 
 
-def broadcasts() -> None:
+def check_broadcasts() -> None:
     world = ngd.init()
     for dtype in dtypes.ALL:
         for count in (0, 1, 1000, 300_000):
@@ -122,12 +122,12 @@ def broadcasts() -> None:
     assert all((v.numpy() == world.size - 1).all() for v in variables)
 
 
-@everywhere
-def test_broadcasts(communicator: str, ranks: int) -> None:
-    run_in_world(broadcasts, communicator, ranks)
+@each_world
+def test_broadcast_of_arrays_and_lists(communicator: str, ranks: int) -> None:
+    run_in_world(check_broadcasts, communicator, ranks)
 
 
-def group() -> dict[str, Any]:
+def describe_world() -> dict[str, Any]:
     world = ngd.init()
     assert ngd.init() is world
     return {
@@ -136,14 +136,14 @@ def group() -> dict[str, Any]:
     }
 
 
-@everywhere
-def test_the_world_is_known(communicator: str, ranks: int) -> None:
-    for rank, outcome in enumerate(run_in_world(group, communicator, ranks)):
+@each_world
+def test_the_world_has_rank_and_size(communicator: str, ranks: int) -> None:
+    for rank, outcome in enumerate(run_in_world(describe_world, communicator, ranks)):
         assert outcome.value["place"] == [rank, ranks, rank, ranks]
         assert outcome.value["name"] == (communicator if ranks > 1 else "self")
 
 
-def again() -> None:
+def init_again() -> None:
     for _ in range(5):
         world = ngd.init()
         assert int(ngd.all_reduce(1, op="sum")) == world.size
@@ -153,14 +153,14 @@ def again() -> None:
         assert error["error"] == "GroupClosedError"
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shutdown_then_init(communicator: str, ranks: int) -> None:
-    run_in_world(again, communicator, ranks)
+def test_init_after_shutdown_joins_again(communicator: str, ranks: int) -> None:
+    run_in_world(init_again, communicator, ranks)
 
 
-def order() -> None:
-    """A rank may be a hundred collectives behind another, and late for every one."""
+def call_with_late_ranks() -> None:
+    """Check the order of results when ranks are late, and up to a hundred collectives apart."""
     world, random = ngd.init(), np.random.default_rng(ngd.init().rank)
     for step in range(100):
         if random.random() < 0.1:
@@ -171,7 +171,7 @@ def order() -> None:
         assert (ngd.broadcast(np.full(count, world.rank), root=root) == root).all()
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_late_ranks(communicator: str, ranks: int) -> None:
-    run_in_world(order, communicator, ranks)
+def test_late_ranks_get_the_right_results(communicator: str, ranks: int) -> None:
+    run_in_world(call_with_late_ranks, communicator, ranks)

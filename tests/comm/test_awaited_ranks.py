@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timeouts between hosts, made by NGD_HOST, name the right rank and the deadline."""
+"""Tests of timeouts between hosts: errors name the late rank and the deadline.
+
+NGD_HOST divides the ranks into hosts.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ MIB = 1 << 20
 
 
 def init_on_two_hosts() -> ngd.Group:
-    """The world of two hosts, of two ranks each."""
+    """Join a world of two hosts with two ranks each."""
     os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     return ngd.init()
 
 
 def wait_for_a_late_rank() -> dict[str, str]:
-    """Rank 1 does not come to its host's collective, and something of the world is under way."""
+    """Rank 1 misses the collective of its host, while a collective of the world is pending."""
     world = init_on_two_hosts()
     host = world.split(world.rank // 2)
     x = np.ones(1000)
@@ -42,7 +45,7 @@ def wait_for_a_late_rank() -> dict[str, str]:
     return {}
 
 
-def test_a_late_rank_of_a_host_is_told_with_the_deadline() -> None:
+def test_a_timeout_names_the_late_rank_and_the_deadline() -> None:
     with Job(wait_for_a_late_rank, 4, launcher="mpirun", env={"NGD_TIMEOUT": "3"}) as job:
         (error,) = job.values([0])
     assert error["error"] == "CollectiveTimeoutError"
@@ -51,7 +54,7 @@ def test_a_late_rank_of_a_host_is_told_with_the_deadline() -> None:
 
 
 def stop_in_a_transfer(kind: str) -> None:
-    """Rank 0 is stopped while long collectives are under way."""
+    """Stop rank 0 while it runs long collectives."""
     world = init_on_two_hosts()
     x = np.ones(4 * MIB)
     ngd.barrier()
@@ -68,25 +71,25 @@ def stop_in_a_transfer(kind: str) -> None:
             calls[kind]()
     except ngd.errors.Error as error:
         say(json.dumps([type(error).__name__, list(error.ranks), str(error)]))
-    time.sleep(60)  # the first rank that ends would end the job
+    time.sleep(60)  # the exit of the first rank would end the job
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
-def test_a_stopped_rank_is_named_by_all(kind: str) -> None:
+def test_all_ranks_name_the_stopped_rank(kind: str) -> None:
     arguments = {"kind": kind}
     env = {"NGD_TIMEOUT": "3"}
     with Job(stop_in_a_transfer, 4, arguments=arguments, launcher="mpirun", env=env) as job:
         for rank in (1, 2, 3):
             job.wait_for(rank, "]\n")
-        found = [json.loads(job.read(rank, "out")) for rank in (1, 2, 3)]
-    for name, ranks, message in found:
-        assert name == "CollectiveTimeoutError", found
-        assert ranks == [0], found
-        assert "rank 0 did not finish" in message or "rank 0 did not" in message, found
+        errors = [json.loads(job.read(rank, "out")) for rank in (1, 2, 3)]
+    for name, ranks, message in errors:
+        assert name == "CollectiveTimeoutError", errors
+        assert ranks == [0], errors
+        assert "rank 0 did not finish" in message or "rank 0 did not" in message, errors
 
 
 def run_out_of_address_space() -> str:
-    """Take all address space after ngd.init(), before the progress thread has had any work."""
+    """Use up the address space after ngd.init(), before the first work of the progress thread."""
     world = ngd.init()
     x, out = np.full(4 * MIB, world.rank + 1.0), np.zeros(4 * MIB)
     ngd.barrier()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which line a collective is counted at, in the quick way and in the other."""
+"""Tests of the call sites at which collectives are counted, on the fast and the slow path."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ LIBRARY = "/home/me/.venv/lib/python3.12/site-packages/lightning/loops.py"
 
 
 def call_from(file: str) -> Callable[..., Any]:
-    """A function of a file of that name, which calls another."""
+    """Return a function of a file with that name. It calls its argument."""
     names: dict[str, Any] = {}
     exec(compile(BODY, file, "exec"), names)
     return names["call"]  # type: ignore[no-any-return]
 
 
 def calls_by_site() -> Counter[str]:
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in ngd.comm_stats():
-        counted[row.site.rpartition("/")[2]] += row.calls
-    return counted
+        counts[row.site.rpartition("/")[2]] += row.calls
+    return counts
 
 
-def callers() -> list[str]:
-    """Many ways to the same collectives; the sites at which they were counted, sorted."""
+def call_through_many_callers() -> list[str]:
+    """Call the same collectives through several callers, and return the counted sites, sorted."""
     group, x, library = ngd.init(), np.ones(2, np.float32), call_from(LIBRARY)
     quick = functools.partial(ngd.all_reduce, x, op="sum", out=x)
     slow = functools.partial(ngd.all_reduce, x[::-1], op="sum")
@@ -50,13 +50,13 @@ def callers() -> list[str]:
         thread = threading.Thread(target=library, args=(call,))
         thread.start()
         thread.join()
-        counted = calls_by_site() - before
-        assert sorted(counted.values()) == [1, TIMES, TIMES], counted
-        assert counted["loops.py:2"] == 1, counted  # the thread: nobody else is there
-        del counted["loops.py:2"]
-        assert all(site.startswith("test_call_sites.py:") for site in counted), counted
+        counts = calls_by_site() - before
+        assert sorted(counts.values()) == [1, TIMES, TIMES], counts
+        assert counts["loops.py:2"] == 1, counts  # the thread, which has no other frame
+        del counts["loops.py:2"]
+        assert all(site.startswith("test_call_sites.py:") for site in counts), counts
     return ["fine"]
 
 
-def test_the_users_line_is_counted() -> None:
-    assert [o.value for o in harness.run(callers, 2)] == [["fine"]] * 2
+def test_collectives_are_counted_at_the_users_line() -> None:
+    assert [o.value for o in harness.run(call_through_many_callers, 2)] == [["fine"]] * 2

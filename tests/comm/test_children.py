@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is a rank: not the children of one, and only once where several threads ask."""
+"""Tests of child processes of a rank, which are not ranks, and of ngd.init() in threads."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ def in_child(queue: Any) -> None:
 
 
 def start_child(method: str, early: bool) -> dict[str, Any]:
-    """A child of rank 1 makes a collective; `early`: its server is older than the world."""
+    """Make a collective in a child of rank 1. If `early`, its server starts before the world."""
     context = multiprocessing.get_context(method)
     if early:
         context.Process(target=os.getpid).start()
     world = ngd.init()
     ngd.barrier()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if world.rank == 1:
         queue: Any = context.Queue()
         child = context.Process(target=in_child, args=(queue,))
         child.start()
-        found = queue.get(timeout=60)
+        result = queue.get(timeout=60)
         child.join(60)
-    found["sum"] = int(ngd.all_reduce(world.rank, op="sum"))
-    return found
+    result["sum"] = int(ngd.all_reduce(world.rank, op="sum"))
+    return result
 
 
 @pytest.mark.parametrize(
     ("method", "early"), [("spawn", False), ("forkserver", False), ("forkserver", True)]
 )
-def test_a_child_that_makes_a_collective_is_told_so(method: str, early: bool) -> None:
+def test_a_collective_in_a_child_raises(method: str, early: bool) -> None:
     outcomes = run(start_child, 2, arguments={"method": method, "early": early})
     assert [o.value["sum"] for o in outcomes] == [1, 1]
-    found = outcomes[1].value
-    assert found["error"] == "InitError"
-    assert "rank 1 is process" in found["message"]
-    assert "A child of a rank is no rank" in found["message"]
-    assert found["seconds"] < 5
+    result = outcomes[1].value
+    assert result["error"] == "InitError"
+    assert "rank 1 is process" in result["message"]
+    assert "A child of a rank is no rank" in result["message"]
+    assert result["seconds"] < 5
 
 
 def start_job(launcher: list[str]) -> list[str]:
-    """Every rank starts a job of its own, which meets."""
+    """Start a job in every rank, and return the sums that its ranks print."""
     world = ngd.init()
     ngd.barrier()
     done = subprocess.run(
@@ -75,7 +75,7 @@ def start_job(launcher: list[str]) -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("outer", ["plain", "ngd run", "mpirun"])
 @pytest.mark.parametrize("inner", ["ngd run", "mpirun"])
-def test_a_rank_may_start_a_job(outer: str, inner: str) -> None:
+def test_a_rank_can_start_a_job(outer: str, inner: str) -> None:
     if "mpirun" in (outer, inner) and not harness.HAS_OPEN_MPI:
         pytest.skip("needs Open MPI's mpirun")
     arguments = {"launcher": harness.launcher_command(inner, 2)}
@@ -84,7 +84,7 @@ def test_a_rank_may_start_a_job(outer: str, inner: str) -> None:
 
 
 def leave_to_child() -> int:
-    """After ngd.shutdown() the place is free: a child may take it."""
+    """Leave the world, and start a child that takes the rank's number."""
     ngd.init()
     ngd.shutdown()
     done = subprocess.run(
@@ -93,12 +93,12 @@ def leave_to_child() -> int:
     return int(done.stdout)
 
 
-def test_who_has_left_may_leave_its_place_to_a_child() -> None:
+def test_a_child_can_join_after_its_parent_has_left() -> None:
     assert [o.value for o in run(leave_to_child, 2)] == [3, 3]
 
 
 def exec_itself() -> int:
-    """The same process, with another program."""
+    """Replace the program of a rank by exec."""
     if "AGAIN" not in os.environ:
         ngd.init()
         ngd.barrier()
@@ -107,7 +107,7 @@ def exec_itself() -> int:
     return int(ngd.all_reduce(1, op="sum"))
 
 
-def test_a_rank_may_begin_anew_by_exec() -> None:
+def test_a_rank_can_join_again_after_exec() -> None:
     with Job(exec_itself, 2) as job:
         assert [o.value for o in job.wait(60)] == [2, 2]
 
@@ -116,7 +116,7 @@ def test_a_rank_may_begin_anew_by_exec() -> None:
 
 
 def init_in_threads(late: bool) -> dict[str, Any]:
-    """Three threads of each rank at once; `late`: rank 1 comes after all of rank 0 wait."""
+    """Call ngd.init() in three threads per rank. If `late`, rank 1 comes after all of rank 0."""
     if late and os.environ["RANK"] == "1":
         time.sleep(0.5)
     worlds: list[Any] = []
@@ -154,7 +154,7 @@ def fail_in_threads() -> dict[str, Any]:
     return {"errors": errors, "seconds": time.monotonic() - since}
 
 
-def test_threads_that_init_in_vain_fail_together() -> None:
+def test_threads_in_a_failing_init_all_raise() -> None:
     with Job(fail_in_threads, 2, start=[0], env={"NGD_TIMEOUT": "2"}) as job:
         (outcome,) = job.wait(30)
     assert outcome.value["seconds"] < 3.5
@@ -164,18 +164,18 @@ def test_threads_that_init_in_vain_fail_together() -> None:
 
 
 def init_in_a_handler() -> dict[str, str]:
-    """A timer goes off while rank 0 waits for rank 1, and its handler calls ngd.init()."""
-    found: list[dict[str, str]] = []
+    """Call ngd.init() in a signal handler while rank 0 waits for rank 1."""
+    errors: list[dict[str, str]] = []
     if os.environ["RANK"] == "0":
-        signal.signal(signal.SIGALRM, lambda *_: found.append(caught(ngd.init)))
+        signal.signal(signal.SIGALRM, lambda *_: errors.append(caught(ngd.init)))
         signal.setitimer(signal.ITIMER_REAL, 0.3)
     else:
         time.sleep(1)
     assert int(ngd.all_reduce(1, op="sum")) == 2
-    return found[0] if found else {}
+    return errors[0] if errors else {}
 
 
-def test_init_inside_init_is_refused() -> None:
+def test_init_inside_init_raises() -> None:
     outcome = run(init_in_a_handler, 2)[0]
     assert outcome.value["error"] == "InitError"
     assert "signal handler" in outcome.value["message"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collective has one signature on ngd, ngd.Group, ngd.ops and ngd.jax."""
+"""Tests that a collective has one signature on ngd, ngd.Group, ngd.ops and ngd.jax."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ NAMES = {
     "recv": ("source", "tag", "shape", "dtype"),
     "barrier": (),
 }
-"""The parameters that every surface has, in this order."""
+"""The parameters that each collective has on every surface, in this order."""
 POSITIONAL = {"x", "root", "to", "source", "tag", "send_counts", "receive_counts"}
 DEFAULTS = {"root": 0, "tag": 0, "axis": 0, "async_op": False, "group": None, "algorithm": "auto"}
 
 
-def of_callable(function: Any) -> dict[str, tuple[bool, Any]]:
-    """Return for each parameter if it is positional, and its default."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: (p.kind is p.POSITIONAL_OR_KEYWORD, p.default) for p in found}
+def signature_of_callable(function: Any) -> dict[str, tuple[bool, Any]]:
+    """Return for each parameter whether it is positional, and its default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: (p.kind is p.POSITIONAL_OR_KEYWORD, p.default) for p in parameters}
 
 
-def of_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
+def signature_in_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
     """Return the same for a function of ngd.jax, which cannot be imported without JAX."""
-    given = function.args
-    defaults = [None] * (len(given.args) - len(given.defaults)) + list(given.defaults)
-    pairs = [(a, d, True) for a, d in zip(given.args, defaults, strict=True)]
-    pairs += [(a, d, False) for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True)]  # type: ignore[misc]
+    arguments = function.args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+    pairs = [(a, d, True) for a, d in zip(arguments.args, defaults, strict=True)]
+    pairs += [
+        (a, d, False) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]  # type: ignore[misc]
     empty = inspect.Parameter.empty
     return {a.arg: (at, empty if d is None else ast.literal_eval(d)) for a, d, at in pairs}
 
@@ -52,14 +54,14 @@ def of_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
 def surfaces(name: str) -> dict[str, dict[str, tuple[bool, Any]]]:
     tree = ast.parse((Path(ngd.__file__).parent / "jax" / "__init__.py").read_text())
     in_jax = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
-    found = {"ngd": of_callable(getattr(ngd, name))}
-    found["Group"] = of_callable(getattr(ngd.Group, name))
-    del found["Group"]["self"]
+    signatures = {"ngd": signature_of_callable(getattr(ngd, name))}
+    signatures["Group"] = signature_of_callable(getattr(ngd.Group, name))
+    del signatures["Group"]["self"]
     if name != "barrier":
-        found["ops"] = of_callable(getattr(ops, name))
+        signatures["ops"] = signature_of_callable(getattr(ops, name))
     if name in in_jax:
-        found["jax"] = of_source(in_jax[name])
-    return found
+        signatures["jax"] = signature_in_source(in_jax[name])
+    return signatures
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of one rank: what counts as an array, call sites, tables. No launcher, no peers."""
+"""Tests of collectives of one rank: array-like operands, call sites, tables. No launcher runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PACKAGE = str(Path(ngd.__file__).parent)
 
 
 class Exporter:
-    """Memory that only DLPack shows."""
+    """An object that shows its memory only through DLPack."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -47,8 +47,8 @@ class Exporter:
         return self.data.__dlpack_device__()
 
 
-class Refusing(Exporter):
-    """Memory elsewhere."""
+class RefusingExporter(Exporter):
+    """An object whose memory is on another device."""
 
     def __dlpack__(self, **how: Any) -> Any:
         raise BufferError("on another device")
@@ -56,15 +56,15 @@ class Refusing(Exporter):
 
 def test_dlpack_is_read_and_written_in_place() -> None:
     data = np.arange(4.0)
-    given = Exporter(data)
-    assert ngd.all_reduce(given, op="sum", group=alone()).tolist() == [0, 1, 2, 3]
-    assert ngd.all_reduce(np.full(4, 7.0), op="sum", out=given, group=alone()) is given
+    operand = Exporter(data)
+    assert ngd.all_reduce(operand, op="sum", group=alone()).tolist() == [0, 1, 2, 3]
+    assert ngd.all_reduce(np.full(4, 7.0), op="sum", out=operand, group=alone()) is operand
     assert data.tolist() == [7] * 4
-    assert ngd.all_reduce([given, data], op="sum", group=alone())[0].tolist() == [7] * 4
+    assert ngd.all_reduce([operand, data], op="sum", group=alone())[0].tolist() == [7] * 4
     with pytest.raises(
         TypeError, match=r"all_gather: expected an array in the CPU's memory.*Refus"
     ):
-        ngd.all_gather(Refusing(data), group=alone())
+        ngd.all_gather(RefusingExporter(data), group=alone())
 
 
 def test_the_buffer_protocol_is_read_and_written_in_place() -> None:
@@ -77,46 +77,46 @@ def test_the_buffer_protocol_is_read_and_written_in_place() -> None:
         ngd.broadcast(b"xyz", out=b"abc", group=alone())
 
 
-def test_pytorchs_tensors() -> None:
+def test_pytorch_tensors_are_read_and_written() -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        given = torch.arange(6).reshape(2, 3).to(dtype)
-        result = ngd.all_reduce(given, op="sum", group=alone())
+        operand = torch.arange(6).reshape(2, 3).to(dtype)
+        result = ngd.all_reduce(operand, op="sum", group=alone())
         assert result.dtype == (
-            ml_dtypes.bfloat16 if dtype == torch.bfloat16 else given.numpy().dtype
+            ml_dtypes.bfloat16 if dtype == torch.bfloat16 else operand.numpy().dtype
         )
-        assert result.tolist() == given.tolist()
-        out = torch.zeros_like(given)
-        assert ngd.all_reduce(given, op="sum", out=out, group=alone()) is out
-        assert torch.equal(out, given)
+        assert result.tolist() == operand.tolist()
+        out = torch.zeros_like(operand)
+        assert ngd.all_reduce(operand, op="sum", out=out, group=alone()) is out
+        assert torch.equal(out, operand)
     with pytest.raises(TypeError, match="detach"):
         ngd.all_reduce(torch.ones(3, requires_grad=True), op="sum", group=alone())
 
 
 @pytest.mark.parametrize("dtype", [d for d in ngd.dtypes.ALL if d != ngd.bool_])
-def test_every_dtype_takes_the_quick_way(dtype: Any) -> None:
-    given, out = np.arange(6).astype(dtype), np.empty(6, dtype)
+def test_every_dtype_takes_the_fast_path(dtype: Any) -> None:
+    operand, out = np.arange(6).astype(dtype), np.empty(6, dtype)
 
-    def quick(array: Any, op: Any, out: Any) -> Any:
+    def fast_call(array: Any, op: Any, out: Any) -> Any:
         return alone().quick("all_reduce", array, out, op)
 
-    assert quick(given, "sum", out) is out
-    assert (out == given).all()
-    result = quick(given.reshape(2, 3), "max", None)
-    assert (result.shape, result.dtype) == ((2, 3), given.dtype)
-    assert (result.ravel() == given).all()
-    assert quick(given, "sum", given) is given
+    assert fast_call(operand, "sum", out) is out
+    assert (out == operand).all()
+    result = fast_call(operand.reshape(2, 3), "max", None)
+    assert (result.shape, result.dtype) == ((2, 3), operand.dtype)
+    assert (result.ravel() == operand).all()
+    assert fast_call(operand, "sum", operand) is operand
 
 
-def test_what_is_not_plain_goes_the_other_way() -> None:
-    def quick(array: Any, op: Any, out: Any) -> Any:
+def test_other_arguments_take_the_slow_path() -> None:
+    def fast_call(array: Any, op: Any, out: Any) -> Any:
         return alone().quick("all_reduce", array, out, op)
 
     plain = np.arange(6.0)
     read_only = plain.copy()
     read_only.flags.writeable = False
     misaligned = np.frombuffer(b"\0" * 49, np.uint8)[1:].view(np.float64)
-    for given in (
+    for operand in (
         plain[::2],
         plain.reshape(2, 3).T,
         plain.astype(">f8"),
@@ -126,52 +126,57 @@ def test_what_is_not_plain_goes_the_other_way() -> None:
         [1.0],
         3,
     ):
-        assert quick(given, "sum", None) is None
+        assert fast_call(operand, "sum", None) is None
     for op in ("xor", None, 3, ["sum"]):
-        assert quick(plain, op, None) is None
+        assert fast_call(plain, op, None) is None
     for out in (read_only, plain[::2], plain[:5], plain.reshape(2, 3), plain.astype("f4"), [0.0]):
-        assert quick(plain, "sum", out) is None
+        assert fast_call(plain, "sum", out) is None
     both = np.arange(12.0)
-    assert quick(both[:6], "sum", both[1:7]) is None
-    assert quick(both[:6], "sum", both[6:]) is not None
-    assert quick(read_only, "sum", None).tolist() == plain.tolist()
+    assert fast_call(both[:6], "sum", both[1:7]) is None
+    assert fast_call(both[:6], "sum", both[6:]) is not None
+    assert fast_call(read_only, "sum", None).tolist() == plain.tolist()
     assert ngd.all_reduce(misaligned, op="sum", group=alone()).tolist() == [0.0] * 6
 
 
-def test_lists_take_the_quick_way_too() -> None:
-    def quick(kind: str, array: Any, op: Any, out: Any) -> Any:
+def test_lists_take_the_fast_path() -> None:
+    def fast_call(kind: str, array: Any, op: Any, out: Any) -> Any:
         return alone().quick(kind, array, out, op)
 
-    given = [np.arange(5.0), np.float32(3.0) * np.ones((2, 2), np.float32), np.empty(0)]
-    out = [np.empty_like(a) for a in given]
+    operand = [np.arange(5.0), np.float32(3.0) * np.ones((2, 2), np.float32), np.empty(0)]
+    out = [np.empty_like(a) for a in operand]
     for kind, op in (("all_reduce", "sum"), ("broadcast", "none")):
-        back = quick(kind, given, op, out)
+        back = fast_call(kind, operand, op, out)
         assert all(x is y for x, y in zip(back, out, strict=True))
-        fresh = quick(kind, given, op, None)
-        for x, y, z in zip(fresh, given, out, strict=True):
+        fresh = fast_call(kind, operand, op, None)
+        for x, y, z in zip(fresh, operand, out, strict=True):
             assert (x == y).all()
             assert (z == y).all()
             assert not np.shares_memory(x, y)
-    assert quick("all_gather", given, "none", None) is None
-    for bad in ([], [given[0], 1.0], [given[0], given[1].T[:1]], [given[0].astype(complex)]):
-        assert quick("all_reduce", bad, "sum", None) is None
+    assert fast_call("all_gather", operand, "none", None) is None
+    for bad in (
+        [],
+        [operand[0], 1.0],
+        [operand[0], operand[1].T[:1]],
+        [operand[0].astype(complex)],
+    ):
+        assert fast_call("all_reduce", bad, "sum", None) is None
     for bad in (out[:2], tuple(out), [out[0], out[1], None, out[2]], [*out[:2], np.empty(1)]):
-        assert quick("all_reduce", given, "sum", bad) is None
+        assert fast_call("all_reduce", operand, "sum", bad) is None
 
 
-def test_the_quick_way_leaks_nothing() -> None:
-    given, out = np.ones(3), np.empty(3)
+def test_the_fast_path_leaks_nothing() -> None:
+    operand, out = np.ones(3), np.empty(3)
     code = compile("call()", "quick", "exec")
 
     def call() -> None:
-        ngd.all_reduce(given, op="sum", out=out, group=alone())
-        ngd.all_reduce(given, op="sum", group=alone())
-        ngd.all_reduce([given, given], op="sum", group=alone())
-        ngd.all_reduce([given], op="sum", out=[out], group=alone())
+        ngd.all_reduce(operand, op="sum", out=out, group=alone())
+        ngd.all_reduce(operand, op="sum", group=alone())
+        ngd.all_reduce([operand, operand], op="sum", group=alone())
+        ngd.all_reduce([operand], op="sum", out=[out], group=alone())
 
     def counts() -> list[int]:
         gc.collect()
-        return [sys.getrefcount(x) for x in (given, out, code, np.dtype(float), "sum", call)]
+        return [sys.getrefcount(x) for x in (operand, out, code, np.dtype(float), "sum", call)]
 
     exec(code, {"call": call})
     before = counts()
@@ -180,8 +185,8 @@ def test_the_quick_way_leaks_nothing() -> None:
     assert counts() == before
 
 
-def test_a_call_from_c() -> None:
-    """No frame of Python's stands above an exit handler's."""
+def test_a_call_from_an_exit_handler_works() -> None:
+    """A call from an exit handler has no frame of Python above it."""
     program = (
         "import atexit, numpy, ngd\n"
         "out = numpy.zeros(2)\n"
@@ -195,7 +200,7 @@ def test_a_call_from_c() -> None:
     assert (done.stdout, done.stderr) == ("[1. 1.]\n", "")
 
 
-def test_a_group_is_a_group() -> None:
+def test_a_wrong_group_raises() -> None:
     for call in (ngd.all_reduce, ngd.reduce_scatter):
         with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got str"):
             call(np.ones(1), op="sum", group="world")  # type: ignore[operator]
@@ -203,21 +208,21 @@ def test_a_group_is_a_group() -> None:
         ngd.barrier(group=ngd.make_mesh((1,), ("a",), group=alone()))  # type: ignore[arg-type]
 
 
-def interrupted(call: Callable[[], Any], at: int) -> Any:
-    """Make a call; KeyboardInterrupt comes before that bytecode of ngd's own Python."""
-    left = at
+def interrupt_at(call: Callable[[], Any], at: int) -> Any:
+    """Make a call, and raise KeyboardInterrupt before bytecode number `at` of ngd's Python code."""
+    remaining = at
 
     def step(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal left
+        nonlocal remaining
         if not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes = True
-        left -= event == "opcode"
-        if left == 0 and event == "opcode":
+        remaining -= event == "opcode"
+        if remaining == 0 and event == "opcode":
             raise KeyboardInterrupt
         return step
 
-    sys._getframe().f_trace_opcodes = True  # before settrace, or 3.12 traces none the first time
+    sys._getframe().f_trace_opcodes = True  # before settrace, or 3.12 ignores it the first time
     sys.settrace(step)
     try:
         return call()
@@ -225,12 +230,12 @@ def interrupted(call: Callable[[], Any], at: int) -> Any:
         sys.settrace(None)
 
 
-def test_an_interrupted_wait_may_be_repeated() -> None:
+def test_an_interrupted_wait_can_be_repeated() -> None:
     for at in itertools.count(1):
         xs = [np.arange(3.0), np.arange(2.0)]
         work = ngd.all_reduce(xs, op="mean", weight=2.0, async_op=True, group=alone())
         try:
-            interrupted(work.wait, at)
+            interrupt_at(work.wait, at)
         except KeyboardInterrupt:
             assert [x.tolist() for x in work.wait()] == [[0, 1, 2], [0, 1]]
             assert work.exception() is None
@@ -244,34 +249,34 @@ def test_a_number_has_a_weighted_mean() -> None:
     assert (mean.shape, mean.item()) == ((), 3.0)
 
 
-def test_a_compression_remembers_what_was_sent() -> None:
-    """Or not, where an interrupt came before that: nothing is lost, and nothing is sent twice."""
+def test_a_compression_keeps_what_was_not_sent() -> None:
+    """An interrupt before the state is stored loses nothing and sends nothing twice."""
     for at in itertools.count(1):
         top, x = ngd.TopK(0.1), np.arange(1.0, 5.0)
         with contextlib.suppress(KeyboardInterrupt):
-            total = interrupted(partial(alone().all_reduce, x, op="sum", compression=top), at)
+            total = interrupt_at(partial(alone().all_reduce, x, op="sum", compression=top), at)
             break
         total = alone().all_reduce(np.zeros(4), op="sum", compression=top)
-        left = top.residual
-        assert left is not None
-        assert (total + left).tolist() in ([0, 0, 0, 0], [1, 2, 3, 0])
+        residual = top.residual
+        assert residual is not None
+        assert (total + residual).tolist() in ([0, 0, 0, 0], [1, 2, 3, 0])
     assert (total + top.residual).tolist() == x.tolist()
 
 
 def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: said.append(str(args.exc_value)))
+    reports: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reports.append(str(args.exc_value)))
     work = ngd.all_gather(np.ones(3), async_op=True, group=alone())
     del work
     gc.collect()
-    assert said == ["all_gather: this ngd.Work was dropped without wait()"]
+    assert reports == ["all_gather: this ngd.Work was dropped without wait()"]
     ngd.all_gather(np.ones(3), async_op=True, group=alone()).wait()
     gc.collect()
-    assert len(said) == 1
+    assert len(reports) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_functions_and_methods_take_what_their_kind_says(kind: Kind) -> None:
+def test_signatures_follow_the_table_of_kinds(kind: Kind) -> None:
     name = kind.name
     function = dict(inspect.signature(getattr(ngd, name)).parameters)
     method = dict(inspect.signature(getattr(ngd.Group, name)).parameters)
@@ -310,7 +315,7 @@ def test_every_collective_op_has_a_row() -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_core_has_the_same_rows(kind: Kind) -> None:
-    """A kind takes op=, root= or counts as its row says; a group of one runs it."""
+    """Each kind takes op=, root= and counts as its row says. It runs in a group of one rank."""
     group = alone().communicator
     x = np.arange(3.0)
 
@@ -344,7 +349,7 @@ def test_the_core_has_the_same_rows(kind: Kind) -> None:
             submit(op, counts=[3])
 
 
-def test_the_table_of_statistics() -> None:
+def test_statistics_print_as_a_table() -> None:
     rows = [
         CallStats("world", "all_reduce(sum)", "a.py:3", 10, 2_000_000, 0.5, 0.25, (0, 9, 1)),
         CallStats("data", "barrier", "b.py:77", 1, 0, 0.001, 0.0, (0, 0, 0)),
@@ -359,21 +364,21 @@ def test_the_table_of_statistics() -> None:
     )
 
 
-def test_one_rank_agrees_with_itself() -> None:
+def test_compare_ranks_of_one_rank_finds_no_difference() -> None:
     text = "all_reduce f32[3] at a.py:1\nbroadcast f32[] at b.py:2"
     assert compare_ranks(alone(), text, 0, "here") == "alone: all 1 ranks agree, 2 collectives"
     assert compare_ranks(alone(), "", 0, "here") == "alone: all 1 ranks agree, 0 collectives"
 
 
-def test_ratios_of_top_k() -> None:
+def test_top_k_checks_its_ratio() -> None:
     for ratio in (0, -1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="TopK: expected a ratio"):
             ngd.TopK(ratio)
 
 
 @pytest.mark.parametrize("name", sorted(calls.SHORT_CALLS))
-def test_nothing_is_between_a_short_call_and_its_caller(name: str) -> None:
-    """The core finds the call site one frame above; a wrapper would disable the quick path."""
+def test_short_calls_have_no_frame_above_the_core(name: str) -> None:
+    """The core finds the call site one frame above. A wrapper would disable the fast path."""
     for call in (getattr(ngd, name), getattr(ngd.Group, name)):
         assert inspect.unwrap(call) is call
         assert call.__code__.co_name == name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What travels smaller, and ranks that have less data than others."""
+"""Tests of compressed all-reduces, and of ranks with different numbers of batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ngd import ops
 from tests.support import harness
 from tests.support.standing import run_in_world
 
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 
-def rounding() -> None:
-    """The error stays within the bound that ngd.all_reduce documents; all ranks get one result."""
+def check_rounding() -> None:
+    """Check the error bound that ngd.all_reduce documents, and that all ranks get one result."""
     world = ngd.init()
     n, r = world.size, world.rank
     for seed in range(5):
@@ -41,13 +41,13 @@ def rounding() -> None:
     assert (work.wait() == both[0]).all()
 
 
-@everywhere
-def test_bf16_on_the_wire(communicator: str, ranks: int) -> None:
-    run_in_world(rounding, communicator, ranks)
+@each_world
+def test_bf16_compression_stays_within_its_bound(communicator: str, ranks: int) -> None:
+    run_in_world(check_rounding, communicator, ranks)
 
 
-def sparse() -> None:
-    """Each call is the sum of every rank's largest elements; in the long run nothing is lost."""
+def check_top_k() -> None:
+    """Check that calls sum the largest elements of each rank, and lose nothing over time."""
     world = ngd.init()
     n, r = world.size, world.rank
     random = np.random.default_rng(3)
@@ -71,65 +71,67 @@ def sparse() -> None:
         given_in_all += values.sum(0)
     residual = top["w"].residual
     assert np.allclose(residual.ravel(), memories[r])
-    left = ngd.all_reduce(residual, op="sum")
-    assert np.allclose(sent_in_all + left.ravel(), given_in_all)
+    own_residual = ngd.all_reduce(residual, op="sum")
+    assert np.allclose(sent_in_all + own_residual.ravel(), given_in_all)
     assert top.residual is None
 
 
-@everywhere
-def test_top_k(communicator: str, ranks: int) -> None:
-    run_in_world(sparse, communicator, ranks)
+@each_world
+def test_top_k_loses_nothing_in_the_long_run(communicator: str, ranks: int) -> None:
+    run_in_world(check_top_k, communicator, ranks)
 
 
-def sparse_lists() -> None:
+def check_top_k_of_lists() -> None:
     world = ngd.init()
     top = ngd.TopK(1.0)
     arrays = [np.full((2, 3), world.rank + 1, np.float32), np.arange(4.0), np.empty(0)]
     outs = [np.empty_like(a) for a in arrays]
     work = ngd.all_reduce(arrays, op="mean", compression=top, out=outs, async_op=True)
     work.wait()
-    for got, given in zip(outs, arrays, strict=True):
-        assert np.allclose(got, ngd.all_reduce(given, op="mean"))
+    for got, operands in zip(outs, arrays, strict=True):
+        assert np.allclose(got, ngd.all_reduce(operands, op="mean"))
     error = harness.caught(lambda: ngd.all_reduce(arrays[1], op="sum", compression=top[0]))
     assert "for this ngd.TopK, a float32 array of shape (2, 3)" in error["message"]
     top.reset()
     assert top[0].residual is None
 
 
-@over
+@each_communicator
 def test_top_k_of_lists(communicator: str) -> None:
-    run_in_world(sparse_lists, communicator, 2)
+    run_in_world(check_top_k_of_lists, communicator, 2)
 
 
-def compressed_in_the_graph(device: str) -> None:
-    """The ops have the bits of the calls on arrays."""
+def check_compression_in_a_graph(device: str) -> None:
+    """Check that the ops in a graph give the same bits as the calls on arrays."""
     world = ngd.init()
     random = np.random.default_rng(5 + world.rank)
     x = ngd.placeholder("x", (3, 19), "float32")
-    left = ngd.variable("left", np.zeros((3, 19), "f"), per_rank=True)
-    total, rest = ops.sparse_all_reduce(x, left, ratio=0.1, op="sum")
+    residual = ngd.variable("left", np.zeros((3, 19), "f"), per_rank=True)
+    total, rest = ops.sparse_all_reduce(x, residual, ratio=0.1, op="sum")
     mean, _ = ops.sparse_all_reduce(x, np.zeros((3, 19), "f"), ratio=1, op="mean")
     rounded = ops.all_reduce(x, op="mean", compression="bf16")
-    step = ngd.compile([x], [total, mean, rounded], updates={left: rest}, device=device)
+    step = ngd.compile([x], [total, mean, rounded], updates={residual: rest}, device=device)
     top = ngd.TopK(0.1)
     for _ in range(10):
         values = random.standard_normal((3, 19)).astype("f")
-        values[0, 0] = np.inf  # is sent, and gone
+        values[0, 0] = np.inf  # is sent, so the residual does not contain it
         got = step(values)
         assert (got[0] == ngd.all_reduce(values, op="sum", compression=top)).all()
         dense = ngd.all_reduce(values, op="mean")
         assert np.allclose(got[1], dense, atol=1e-6)
         assert (got[2] == ngd.all_reduce(values, op="mean", compression="bf16")).all()
-        assert (left.numpy() == top.residual).all()
+        assert (residual.numpy() == top.residual).all()
 
 
-@everywhere
+@each_world
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_in_the_graph(communicator: str, ranks: int, device: str) -> None:
-    run_in_world(compressed_in_the_graph, communicator, ranks, device=device)
+def test_compression_in_a_graph_gives_the_same_bits(
+    communicator: str, ranks: int, device: str
+) -> None:
+    run_in_world(check_compression_in_a_graph, communicator, ranks, device=device)
 
 
-def gradient_of_rounded() -> None:
+def check_gradient_of_compressed() -> None:
     world = ngd.init()
     x = ngd.placeholder("x", (2,), "float32")
     y = ops.all_reduce(x, op="sum", compression="bf16")
@@ -139,8 +141,8 @@ def gradient_of_rounded() -> None:
 
 
 @harness.needs_ranks
-def test_the_gradient_travels_rounded() -> None:
-    run_in_world(gradient_of_rounded, "shm", 2)
+def test_the_gradient_is_compressed_too() -> None:
+    run_in_world(check_gradient_of_compressed, "shm", 2)
 
 
 ONES = np.ones(4, "f")
@@ -177,13 +179,13 @@ ONES = np.ones(4, "f")
         ),
     ],
 )
-def test_refusals_in_the_graph(call: Any, error: type[Exception], message: str) -> None:
+def test_bad_compression_in_a_graph_raises(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
 
 
-def least_squares() -> None:
-    """Gradient descent on a tenth of the gradient arrives where all of it does."""
+def descend_with_top_k() -> None:
+    """Check that descent with a tenth of the gradient reaches the solution of full descent."""
     world = ngd.init()
     random = np.random.default_rng(1)
     a = random.standard_normal((world.size, 40, 20))
@@ -196,34 +198,34 @@ def least_squares() -> None:
 
 
 @harness.needs_ranks
-def test_top_k_descends() -> None:
-    run_in_world(least_squares, "shm", 2)
+def test_descent_with_top_k_converges() -> None:
+    run_in_world(descend_with_top_k, "shm", 2)
 
 
-def joining(batches: list[int]) -> list[list[float]]:
-    """The mean of every step is that of the ranks that have a batch."""
+def join_with_batches(batches: list[int]) -> list[list[float]]:
+    """Check that the mean of each step is over the ranks that have a batch."""
     world = ngd.init()
     mine = range(10, 10 + batches[world.rank])
-    seen = []
+    means = []
     for step, (batch, weight) in enumerate(ngd.join(mine, empty=-1)):
         mean = ngd.all_reduce(np.full(3, batch, np.float64), op="mean", weight=weight)
         assert mean.tolist() == [10.0 + step] * 3
-        seen.append([batch, weight])
+        means.append([batch, weight])
     ngd.barrier()
-    return seen
+    return means
 
 
-@everywhere
-def test_join(communicator: str, ranks: int) -> None:
+@each_world
+def test_join_averages_over_ranks_with_a_batch(communicator: str, ranks: int) -> None:
     batches = [3, 0, 5, 1][:ranks]
-    outcomes = run_in_world(joining, communicator, ranks, batches=batches)
+    outcomes = run_in_world(join_with_batches, communicator, ranks, batches=batches)
     for count, outcome in zip(batches, outcomes, strict=True):
         last = [10 + count - 1 if count else -1, 0.0]
         own = [[10 + i, 1.0] for i in range(count)]
         assert outcome.value == own + [last] * (max(batches) - count)
 
 
-def nothing_to_repeat() -> None:
+def join_without_batches() -> None:
     world = ngd.init()
     for _ in ngd.join([1.0] * world.rank):
         ngd.barrier()
@@ -231,7 +233,7 @@ def nothing_to_repeat() -> None:
 
 @harness.needs_ranks
 def test_join_without_any_batch() -> None:
-    with harness.Job(nothing_to_repeat, 2, **harness.over("shm", 2)) as job:
+    with harness.Job(join_without_batches, 2, **harness.over("shm", 2)) as job:
         outcomes = job.wait(60)
         assert (
             "join: expected at least one batch, or empty=, on each rank; got none on rank 0"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that close descriptors which they do not know: all goes on, and deaths are seen."""
+"""Tests of programs that close file descriptors of ngd: collectives and failure detection work."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def close_all() -> None:
     os.closerange(3, 4096)
 
 
-def use(world: ngd.Group) -> list[float]:
-    """Collectives large and small, a smaller group, and a step in shared memory."""
+def run_collectives(world: ngd.Group) -> list[float]:
+    """Run small and large collectives, a smaller group, and a step in shared memory."""
     total = ngd.all_reduce(np.full(300_000, world.rank + 1.0), op="sum")
     half = world.split(world.rank % 2)
     x = ngd.placeholder("x", (200_000,), np.float32)
@@ -42,47 +42,47 @@ def close_and_use(who: list[int], reuse: bool) -> list[float]:
     others: list[Any] = []
     if world.rank in who:
         close_all()
-        if reuse:  # every number gets another file, some of them readable, some never
+        if reuse:  # each number gets another file: some are readable, some never are
             others = [os.pipe() for _ in range(10)]
             others += [os.open("/etc/passwd", os.O_RDONLY) for _ in range(40)]
-    time.sleep(0.2 * world.rank)  # the first ones look whether the others live
-    found = use(world)
+    time.sleep(0.2 * world.rank)  # early ranks check whether the late ones are alive
+    results = run_collectives(world)
     ngd.shutdown()
-    for each in others:  # nobody else has closed them
+    for each in others:  # no other code has closed them
         for descriptor in each if isinstance(each, tuple) else [each]:
             os.close(descriptor)
     ngd.init()
     assert int(ngd.all_reduce(1, op="sum")) == world.size
-    return found
+    return results
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("who", [[0], [0, 1, 2]])
-def test_closed_descriptors_change_nothing(who: list[int], reuse: bool) -> None:
+def test_closed_descriptors_change_no_result(who: list[int], reuse: bool) -> None:
     outcomes = run(close_and_use, 3, arguments={"who": who, "reuse": reuse})
     for outcome in outcomes:
         assert outcome.value == [6.0, 12.0, 1.0 if outcome.rank == 1 else 2.0]
 
 
-def close_and_mourn(reuse: bool) -> dict[str, Any]:
+def close_and_wait_for_a_dead_rank(reuse: bool) -> dict[str, Any]:
     world = ngd.init()
     ngd.barrier()
     close_all()
-    kept = [os.pipe() for _ in range(10)] if reuse else []
+    pipes = [os.pipe() for _ in range(10)] if reuse else []
     ngd.barrier()
     if world.rank == 1:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     since = time.monotonic()
     error = caught(ngd.barrier)
-    for pair in kept:
+    for pair in pipes:
         os.close(pair[0])
     return {**error, "seconds": time.monotonic() - since}
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_death_is_seen_without_descriptors(reuse: bool) -> None:
-    with Job(close_and_mourn, 3, arguments={"reuse": reuse}) as job:
+def test_a_death_is_noticed_without_descriptors(reuse: bool) -> None:
+    with Job(close_and_wait_for_a_dead_rank, 3, arguments={"reuse": reuse}) as job:
         outcomes = job.wait(30)
     for rank in (0, 2):
         assert outcomes[rank].value["error"] == "RankLostError", outcomes[rank]
@@ -91,9 +91,9 @@ def test_a_death_is_seen_without_descriptors(reuse: bool) -> None:
 
 
 def use_the_last_descriptor() -> int:
-    """No descriptor is free: a peer that is late is alive all the same."""
+    """A late rank counts as alive even if no descriptor is free to check it."""
     world = ngd.init()
-    ngd.all_reduce(1, op="sum")  # and with it all modules
+    ngd.all_reduce(1, op="sum")  # also imports all modules
     close_all()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
@@ -103,5 +103,5 @@ def use_the_last_descriptor() -> int:
     return total
 
 
-def test_no_descriptor_to_look_with_is_no_death() -> None:
+def test_a_late_rank_is_alive_without_free_descriptors() -> None:
     assert [o.value for o in run(use_the_last_descriptor, 2)] == [2, 2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths, call sites and tracebacks that are not ASCII, or not even UTF-8."""
+"""Tests of paths, call sites and tracebacks that are not ASCII, or not valid UTF-8."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.support.harness import caught
 from tests.support.standing import fail_in_world
 
 pytestmark = harness.needs_ranks
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 CODE = "import numpy as np, ngd\ndef call(count): return ngd.all_reduce(np.ones(count), op='sum')"
 
 
 def calls_from(file: str) -> Callable[[int], Any]:
-    """An all_reduce whose call site is in a file of that name."""
+    """Return a function that calls all_reduce in a file of that name."""
     names: dict[str, Any] = {}
     exec(compile(CODE, file, "exec"), names)
     return names["call"]  # type: ignore[no-any-return]
 
 
-LETTERS = ["é", "字", "🎉", "é字"]  # of 2, 3, 4, and of several bytes: each is cut in every place
+LETTERS = ["é", "字", "🎉", "é字"]  # 2, 3, 4 and several bytes, so that they are cut at every byte
 
 
 def disagree_in(letters: list[str]) -> list[dict[str, str]]:
@@ -41,8 +41,8 @@ def disagree_in(letters: list[str]) -> list[dict[str, str]]:
     return errors
 
 
-@over
-def test_a_path_that_is_cut_stays_readable(communicator: str) -> None:
+@each_communicator
+def test_a_truncated_path_stays_readable(communicator: str) -> None:
     for outcome in fail_in_world(disagree_in, communicator, 2, letters=LETTERS):
         for number, error in enumerate(outcome.value):
             letter, ascii_bytes = LETTERS[number // 4], number % 4
@@ -62,9 +62,9 @@ def fail_with(text: str) -> dict[str, str] | None:
     return caught(ngd.barrier)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ascii_bytes", range(3))
-def test_a_traceback_that_is_cut_stays_readable(communicator: str, ascii_bytes: int) -> None:
+def test_a_truncated_traceback_stays_readable(communicator: str, ascii_bytes: int) -> None:
     text = "字" * 40_000 + "x" * ascii_bytes
     first = fail_in_world(fail_with, communicator, 2, text=text)[0]
     assert first.value["error"] == "RemoteRankError", first
@@ -73,8 +73,11 @@ def test_a_traceback_that_is_cut_stays_readable(communicator: str, ascii_bytes: 
     assert len(first.value["message"]) > 5000
 
 
-def no_utf8(file: str, device: str) -> list[str]:
-    """What no locale can spell: it goes on as it is, and every message can be printed."""
+def run_from_a_non_utf8_path(file: str, device: str) -> list[str]:
+    """Run collectives and steps from a file whose name is not valid UTF-8.
+
+    The results are right, and every message can be printed.
+    """
     world = ngd.init()
     call = calls_from(file)
     assert call(3).tolist() == [world.size] * 3
@@ -84,25 +87,29 @@ def no_utf8(file: str, device: str) -> list[str]:
     exec(compile(code, file, "exec"), names)
     step = ngd.compile([names["x"]], [names["y"]], device=device)
     assert step(np.ones(3, np.float32))[0].tolist() == [world.size] * 3
-    said = [str(ngd.comm_stats()), str(step), step.compare_ranks()]
+    reports = [str(ngd.comm_stats()), str(step), step.compare_ranks()]
     error = caught(lambda: call(3 + world.rank))
     assert error["error"] == "CollectiveMismatchError", error
-    texts = [text.encode().decode() for text in (*said, error["message"])]  # or it would raise
+    texts = [
+        text.encode().decode() for text in (*reports, error["message"])
+    ]  # raises if a text is not valid UTF-8
     return [texts[0], texts[-1]]
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 @pytest.mark.parametrize("name", ["\udcff\udcfe", "\udce9t\udce9", "\ud800"])
 def test_a_directory_that_is_not_utf8(communicator: str, device: str, name: str) -> None:
     file = f"/data/{name}/train.py"
-    for outcome in fail_in_world(no_utf8, communicator, 2, file=file, device=device):
+    for outcome in fail_in_world(
+        run_from_a_non_utf8_path, communicator, 2, file=file, device=device
+    ):
         for text in outcome.value:
             assert "/train.py:2" in text
             assert "\\x" in text
 
 
-def odd_traceback() -> dict[str, str] | None:
+def abort_with_a_non_utf8_traceback() -> dict[str, str] | None:
     world = ngd.init()
     ngd.barrier()
     if world.rank == 1:
@@ -111,9 +118,9 @@ def odd_traceback() -> dict[str, str] | None:
     return caught(ngd.barrier)
 
 
-@over
+@each_communicator
 def test_a_traceback_that_is_not_utf8(communicator: str) -> None:
-    first = fail_in_world(odd_traceback, communicator, 2)[0]
+    first = fail_in_world(abort_with_a_non_utf8_traceback, communicator, 2)[0]
     assert first.value["error"] == "RemoteRankError", first
     assert "/data/\\xff.py" in first.value["message"]
     assert first.value["message"].endswith("broken")

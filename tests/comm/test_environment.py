@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of a rank, from hand-written environments and from the launchers themselves."""
+"""Tests of the rank and size of a process, from fixed environments and from real launchers."""
 
 from __future__ import annotations
 
@@ -86,14 +86,17 @@ NGD = {
         ({**SRUN, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
         (FLUX, Launch("flux", 3, 4, 1, 2, "flux:1234567890")),
         ({**FLUX, "FLUX_JOB_ID_PATH": "/a/b"}, Launch("flux", 3, 4, 1, 2, "flux:/a/b")),
-        ({**SRUN, **FLUX}, Launch("flux", 3, 4, 1, 2, "flux:1234567890")),  # Flux inside of Slurm
+        (
+            {**SRUN, **FLUX},
+            Launch("flux", 3, 4, 1, 2, "flux:1234567890"),
+        ),  # Flux inside a Slurm job
         ({**FLUX, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
         ({**PBS, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
         (PBS, Launch("alone", 0, 1, 0, 1, None)),  # a batch script
         ({**OPENMPI, **NGD}, Launch("ngd", 1, 2, 1, 2, "ngd:a0b1")),
     ],
 )
-def test_each_launcher(environ: dict[str, str], launch: Launch) -> None:
+def test_each_launcher_gives_rank_and_size(environ: dict[str, str], launch: Launch) -> None:
     assert detect(environ) == launch
     assert launch.one_host == (launch.local_size == launch.size)
 
@@ -101,10 +104,13 @@ def test_each_launcher(environ: dict[str, str], launch: Launch) -> None:
 @pytest.mark.parametrize(
     "environ",
     [
-        {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"},  # a shell of salloc
+        {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"},  # an salloc shell
         {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # a batch script
         {**SRUN, "SLURM_STEP_ID": "4294967290"},  # salloc with an interactive step
-        {**SRUN, "SLURM_STEP_ID": "4294967291"},  # a batch script that has its step's number
+        {
+            **SRUN,
+            "SLURM_STEP_ID": "4294967291",
+        },  # a batch script with the step number of its batch step
     ],
 )
 def test_a_shell_inside_an_allocation_of_slurm_is_alone(environ: dict[str, str]) -> None:
@@ -115,7 +121,7 @@ def test_a_shell_inside_an_allocation_of_slurm_is_alone(environ: dict[str, str])
     ("size", "nodes", "local_id", "local_size"),
     [(4, 1, 0, 4), (1, 1, 0, 1), (4, 2, 0, 2), (5, 2, 3, 4), (5, 3, 0, 2), (2, 2, 0, 1)],
 )
-def test_flux_tells_nodes_but_not_the_tasks_of_each(
+def test_flux_gives_nodes_but_not_tasks_per_node(
     size: int, nodes: int, local_id: int, local_size: int
 ) -> None:
     numbers = {"FLUX_JOB_SIZE": size, "FLUX_JOB_NNODES": nodes, "FLUX_TASK_LOCAL_ID": local_id}
@@ -125,21 +131,21 @@ def test_flux_tells_nodes_but_not_the_tasks_of_each(
     assert launch.one_host == (nodes == 1)
 
 
-def test_srun_with_pmi2_tells_the_tasks_of_each_node() -> None:
-    """Hydra in a task of srun has its own numbers, and those of its own ranks."""
+def test_srun_with_pmi2_gives_the_tasks_per_node() -> None:
+    """Hydra in a task of srun numbers its own ranks."""
     pmi = {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_FD": "9"}
     of_srun, of_hydra = detect({**SRUN, **pmi}), detect({**SRUN, **HYDRA})
     assert (of_srun.launcher, of_srun.local_rank, of_srun.local_size) == ("pmi", 1, 3)
     assert (of_hydra.rank, of_hydra.local_rank, of_hydra.local_size) == (1, 0, 1)
 
 
-def test_hydra_in_a_task_of_flux_makes_a_job_of_its_own() -> None:
+def test_hydra_in_a_flux_task_starts_a_new_job() -> None:
     launch = detect({**FLUX, **HYDRA})
     assert (launch.launcher, launch.rank, launch.size) == ("pmi", 1, 2)
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, FLUX, PBS, {}])
-def test_a_job_of_another_size_than_expected_is_refused(environ: dict[str, str]) -> None:
+def test_a_job_of_an_unexpected_size_raises(environ: dict[str, str]) -> None:
     size = detect(environ).size
     for text in ("", str(size)):
         assert detect({**environ, "NGD_EXPECT_SIZE": text}).size == size
@@ -189,7 +195,7 @@ def test_a_bad_value_is_an_error_that_names_the_variable(
         detect(environ)
 
 
-# Runs where ngd is not installed too: the package's own files, without its compiled part.
+# Runs even if ngd is not installed: it uses the Python files without the compiled part.
 PRINT_LAUNCH = """
 import importlib.util, json, sys, types
 for name in "ngd", "ngd.comm":
@@ -209,31 +215,36 @@ CLEAN = {k: os.environ[k] for k in ("PATH", "HOME", "LD_LIBRARY_PATH") if k in o
 RANK_PROGRAM = [sys.executable, "-c", PRINT_LAUNCH, PACKAGE]
 
 
-def launched(command: list[str], environ: dict[str, str] | None = None) -> list[Launch]:
-    """Run a launcher; what its ranks detected, by rank."""
+def detect_under_launcher(
+    command: list[str], environ: dict[str, str] | None = None
+) -> list[Launch]:
+    """Run a launcher, and return what each rank detected, by rank."""
     done = subprocess.run(
         command, env=CLEAN | (environ or {}), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    found = [Launch(**json.loads(line)) for line in done.stdout.splitlines()]
-    return sorted(found, key=lambda launch: launch.rank)
+    launches = [Launch(**json.loads(line)) for line in done.stdout.splitlines()]
+    return sorted(launches, key=lambda launch: launch.rank)
 
 
-def check_job(found: list[Launch], launcher: str, size: int) -> str:
-    """All ranks of one job of one host; returns their key."""
-    assert [launch.rank for launch in found] == list(range(size))
-    assert sorted(launch.local_rank for launch in found) == list(range(size))
-    assert {(f.launcher, f.size, f.local_size) for f in found} == {(launcher, size, size)}
-    (key,) = {launch.job_key for launch in found}
+def check_job(launches: list[Launch], launcher: str, size: int) -> str:
+    """Check that all ranks are in one job on one host, and return its key."""
+    assert [launch.rank for launch in launches] == list(range(size))
+    assert sorted(launch.local_rank for launch in launches) == list(range(size))
+    assert {(f.launcher, f.size, f.local_size) for f in launches} == {(launcher, size, size)}
+    (key,) = {launch.job_key for launch in launches}
     assert key
     return key
 
 
 def mpirun(*library: str) -> str:
-    """The mpirun whose version names one of these libraries: this environment's, or the PATH's."""
-    beside = Path(sys.executable).with_name("mpirun")
+    """Return the mpirun whose version names one of these libraries.
+
+    It is searched in this environment and then on the PATH.
+    """
+    own_mpirun = Path(sys.executable).with_name("mpirun")
     names = ("mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra")
-    candidates = [str(beside), *map(shutil.which, names)]
+    candidates = [str(own_mpirun), *map(shutil.which, names)]
     for path in candidates:
         if path and os.path.exists(path):
             version = subprocess.run(
@@ -246,25 +257,25 @@ def mpirun(*library: str) -> str:
 
 def test_under_mpirun_of_open_mpi() -> None:
     command = [mpirun("Open MPI", "OpenRTE"), "--oversubscribe", "-np", "3", *RANK_PROGRAM]
-    keys = [check_job(launched(command), "openmpi", 3) for _ in range(2)]
+    keys = [check_job(detect_under_launcher(command), "openmpi", 3) for _ in range(2)]
     assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
 def test_under_mpirun_of_mpich(wrapper: list[str]) -> None:
     command = [mpirun("HYDRA", "mpich"), "-np", "3", *wrapper, *RANK_PROGRAM]
-    keys = [check_job(launched(command), "pmi", 3) for _ in range(2)]
+    keys = [check_job(detect_under_launcher(command), "pmi", 3) for _ in range(2)]
     assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
-def test_plain_ranks_are_known_by_the_process_that_started_them(wrapper: list[str]) -> None:
+def test_plain_ranks_are_identified_by_their_parent_process(wrapper: list[str]) -> None:
     script = 'for r in 0 1 2; do RANK=$r WORLD_SIZE=3 "$@" & done; wait'
     command = ["sh", "-c", script, "sh", *wrapper, *RANK_PROGRAM]
-    keys = [check_job(launched(command), "plain", 3) for _ in range(2)]
+    keys = [check_job(detect_under_launcher(command), "plain", 3) for _ in range(2)]
     assert keys[0] != keys[1]
 
 
-def test_alone() -> None:
-    (launch,) = launched(RANK_PROGRAM)
+def test_a_process_without_a_launcher_is_alone() -> None:
+    (launch,) = detect_under_launcher(RANK_PROGRAM)
     assert launch == Launch("alone", 0, 1, 0, 1, None)

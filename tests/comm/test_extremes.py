@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of numbers near the largest of their dtype, and weights far outside of it."""
+"""Tests of means of the largest floats, and of weights far outside their range."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from tests.support import harness
 from tests.support.harness import run
 from tests.support.standing import run_in_world
 
-everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+each_world = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
-def means_of_the_largest() -> None:
-    """Every way of a mean but the ring: beside the flag, staged, in place, in parts, in a step."""
+def check_means_of_the_largest() -> None:
+    """Check means of the largest floats in every algorithm except the ring.
+
+    These are the flag, the staging buffer, in place, in chunks, and in a step.
+    """
     world = ngd.init()
     n, r = world.size, world.rank
     for dtype, count in itertools.product(("f4", "f8", ngd.bfloat16, "f2"), (n, 60_000 * n)):
         most = np.array(np.inf, dtype)
         most = np.nextafter(most, most.dtype.type(0)) if dtype is not ngd.bfloat16 else BFLOAT16
-        close = 0.0 if np.dtype(dtype).itemsize < 8 else 1e-15  # of doubles nothing is wider
+        close = 0.0 if np.dtype(dtype).itemsize < 8 else 1e-15  # float64 has no wider dtype
         for sign in (1, -1):
             mine = np.full(count, sign * most, dtype)
             mine[1::2] *= (-1) ** r
             if n % 2 == 0:
-                wanted = np.where(np.arange(count) % 2, 0.0, sign * float(most))
+                expected = np.where(np.arange(count) % 2, 0.0, sign * float(most))
             else:
-                wanted = np.where(np.arange(count) % 2, sign * float(most) / n, sign * float(most))
-            wanted = wanted.astype(np.float32).astype(dtype) if mine.itemsize < 4 else wanted
-            wanted = wanted.astype(dtype).astype(np.float64)
+                expected = np.where(
+                    np.arange(count) % 2, sign * float(most) / n, sign * float(most)
+                )
+            expected = expected.astype(np.float32).astype(dtype) if mine.itemsize < 4 else expected
+            expected = expected.astype(dtype).astype(np.float64)
             results = [ngd.all_reduce(mine, op="mean"), ngd.reduce(mine, op="mean")]
             results.append(ngd.all_reduce(mine.copy(), op="mean", out=mine.copy()))
             results.append(ngd.all_reduce([mine, mine[:n]], op="mean")[0])
@@ -47,8 +52,8 @@ def means_of_the_largest() -> None:
             for number, result in enumerate(results):
                 if result is not None:
                     got = result.astype(np.float64)
-                    good = np.isclose(got, wanted, rtol=close, atol=0)
-                    assert good.all(), (dtype, count, sign, number, got[~good], wanted[~good])
+                    good = np.isclose(got, expected, rtol=close, atol=0)
+                    assert good.all(), (dtype, count, sign, number, got[~good], expected[~good])
     mixed = np.float32([np.inf, np.nan, 3e38 if r else np.inf, -np.inf if r else 3e38])
     got = ngd.all_reduce(mixed, op="mean")
     assert got[0] == np.inf
@@ -58,30 +63,30 @@ def means_of_the_largest() -> None:
 
 
 BFLOAT16 = np.array(0x7F7F, np.uint16).view(ngd.bfloat16)[()]
-"""The largest one."""
+"""The largest bfloat16."""
 
 
-@everywhere
+@each_world
 def test_a_mean_of_the_largest_numbers_is_finite(communicator: str, ranks: int) -> None:
-    run_in_world(means_of_the_largest, communicator, ranks)
+    run_in_world(check_means_of_the_largest, communicator, ranks)
 
 
-def by_nodes() -> None:
+def mean_between_numa_nodes() -> None:
     rank = ngd.init().rank
     import os
 
     ngd.shutdown()
     os.environ["NGD_NUMA_NODE"] = str(rank // 2)
-    means_of_the_largest()
+    check_means_of_the_largest()
 
 
 @harness.needs_ranks
-def test_means_between_memory_nodes_are_finite() -> None:
-    run(by_nodes, 4)
+def test_means_between_numa_nodes_are_finite() -> None:
+    run(mean_between_numa_nodes, 4)
 
 
-def weighted(values: list[float], weights: list[float], dtype: str) -> list[float]:
-    """On arrays, in a list, and in steps of both devices: one result."""
+def weighted_means(values: list[float], weights: list[float], dtype: str) -> list[float]:
+    """Return a weighted mean of an array, of a list, and of steps on both devices."""
     world = ngd.init()
     value = np.full(3, values[world.rank], dtype)
     weight = weights[world.rank]
@@ -100,8 +105,8 @@ def weighted(values: list[float], weights: list[float], dtype: str) -> list[floa
     return [float(result[0]) for result in results]
 
 
-def exact(values: list[float], weights: list[float], dtype: str) -> float:
-    """The weighted mean by fractions."""
+def exact_mean(values: list[float], weights: list[float], dtype: str) -> float:
+    """Return the weighted mean, computed with fractions."""
     total = sum(map(Fraction, weights))
     products = (
         Fraction(float(np.dtype(dtype).type(v))) * Fraction(w)
@@ -129,14 +134,14 @@ CASES: list[tuple[list[float], list[float], str]] = [
 ]
 
 
-@everywhere
-def test_weights_count_by_their_ratios(communicator: str, ranks: int) -> None:
+@each_world
+def test_only_the_ratios_of_weights_matter(communicator: str, ranks: int) -> None:
     for values, weights, dtype in CASES:
         values, weights = values[:ranks] + values[:1] * (ranks - 3), weights[:ranks]
         weights += [weights[0]] * (ranks - 3)
         arguments: dict[str, Any] = {"values": values, "weights": weights, "dtype": dtype}
-        wanted = exact(values, weights, dtype)
+        expected = exact_mean(values, weights, dtype)
         tolerance = {"f2": 1e-3, "f4": 4e-7, "f8": 1e-15}[dtype]
-        for outcome in run_in_world(weighted, communicator, ranks, **arguments):
+        for outcome in run_in_world(weighted_means, communicator, ranks, **arguments):
             got = outcome.value
-            np.testing.assert_allclose(got, wanted, rtol=tolerance, err_msg=str(arguments))
+            np.testing.assert_allclose(got, expected, rtol=tolerance, err_msg=str(arguments))

@@ -25,7 +25,7 @@ from tests.support.harness import Job, Outcome, caught, say
 from tests.support.standing import fail_in_world, run_in_world
 
 pytestmark = harness.needs_ranks
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 
 def last_error(outcome: Outcome) -> str:
@@ -39,7 +39,7 @@ def last_error(outcome: Outcome) -> str:
 
 
 def train(device: str, count: int, timeout: float = 60) -> None:
-    """Steps for ever, with a collective in each."""
+    """Run steps with a collective until the process ends."""
     harness.hurried(timeout)
     w = ngd.variable("w", np.zeros(count))
     x = ngd.placeholder("x", (count,), np.float64)
@@ -99,7 +99,7 @@ def test_killed_and_reaped_rank_is_named() -> None:
         check_survivors(job, 1, [0], time.monotonic())
 
 
-def one_ends(how: str) -> None:
+def end_rank_1(how: str) -> None:
     rank = ngd.init().rank
     ngd.barrier()
     if rank == 1:
@@ -114,14 +114,14 @@ def one_ends(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["os._exit", "exit", "return", "SIGSEGV"])
-def test_rank_that_leaves_is_named(how: str) -> None:
-    with Job(one_ends, 3, arguments={"how": how}) as job:
+def test_rank_that_ends_early_is_named(how: str) -> None:
+    with Job(end_rank_1, 3, arguments={"how": how}) as job:
         check_survivors(job, 1, [0, 2], time.monotonic() + 10)
         code = -signal.SIGSEGV if how == "SIGSEGV" else 0
         assert job.wait(10, [1])[0].code == code
 
 
-def one_raises(caught_by_others: bool) -> Any:
+def raise_on_rank_1(caught_by_others: bool) -> Any:
     rank = ngd.init().rank
     ngd.barrier()
     if rank == 1:
@@ -134,23 +134,23 @@ def one_raises(caught_by_others: bool) -> Any:
     return error
 
 
-def test_exception_reaches_the_others_with_its_traceback() -> None:
-    with Job(one_raises, 3, arguments={"caught_by_others": False}) as job:
+def test_the_traceback_of_an_exception_reaches_other_ranks() -> None:
+    with Job(raise_on_rank_1, 3, arguments={"caught_by_others": False}) as job:
         first, raised, third = job.wait(20)
     assert "ValueError: broken shard" in raised.err
     assert raised.code == first.code == third.code == 1
     for outcome in (first, third):
         message = outcome.err.split("ngd.errors.RemoteRankError", 1)[1]
-        assert message.startswith(": rank 1 failed: Traceback")  # whichever rank reported it first
-        assert message.endswith("ValueError: broken shard\n")  # the end of Python's own report
+        assert message.startswith(": rank 1 failed: Traceback")  # whichever rank reports it first
+        assert message.endswith("ValueError: broken shard\n")  # the end of Python's report
         assert "ValueError: broken shard" in message
         assert "raise ValueError(shard[0])" in message
 
 
-@over
+@each_communicator
 def test_failure_closes_the_group(communicator: str) -> None:
     how = harness.over(communicator, arguments={"caught_by_others": True})
-    with Job(one_raises, 2, **how) as job:
+    with Job(raise_on_rank_1, 2, **how) as job:
         outcome = job.wait(20)[0]
     assert outcome.value["error"] == "RemoteRankError", outcome
     assert "ValueError: broken shard" in outcome.value["message"]
@@ -165,7 +165,7 @@ def test_failure_closes_the_group(communicator: str) -> None:
     assert again["message"].endswith(f"\n{outcome.value['message']}")
 
 
-def asks(dies: bool) -> dict[str, str]:
+def poll_a_work(dies: bool) -> dict[str, str]:
     world = ngd.init()
     ngd.barrier()
     if world.rank == 1 and dies:
@@ -178,17 +178,17 @@ def asks(dies: bool) -> dict[str, str]:
     return caught(work.wait)
 
 
-@over
-def test_who_asks_again_and_again_is_told(communicator: str) -> None:
-    with Job(asks, 2, **harness.over(communicator, arguments={"dies": False})) as job:
+@each_communicator
+def test_a_polling_rank_gets_the_error_of_another_rank(communicator: str) -> None:
+    with Job(poll_a_work, 2, **harness.over(communicator, arguments={"dies": False})) as job:
         outcome = job.wait(30)[0]
     assert outcome.value["error"] == "RemoteRankError", outcome
     assert "ValueError: broken shard" in outcome.value["message"]
 
 
 @harness.needs_ranks
-def test_who_asks_again_and_again_hears_of_a_death() -> None:
-    with Job(asks, 2, arguments={"dies": True}) as job:
+def test_a_polling_rank_gets_rank_lost() -> None:
+    with Job(poll_a_work, 2, arguments={"dies": True}) as job:
         (outcome,) = job.wait(30, [0])
     assert outcome.value["error"] == "RankLostError", outcome
     assert "rank 1" in outcome.value["message"]
@@ -199,7 +199,7 @@ def test_who_asks_again_and_again_hears_of_a_death() -> None:
 
 @pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.long), 1_000_000])
 def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
-    """Rank 1 is stopped for longer than NGD_TIMEOUT; when it goes on, the others have gone."""
+    """Rank 1 is stopped for longer than NGD_TIMEOUT, and continues after the others have ended."""
     arguments = {"device": "CPU", "count": count, "timeout": 2.5}
     with Job(train, 3, arguments=arguments) as job:
         for rank in range(3):
@@ -220,7 +220,7 @@ def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
     assert last_error(stopped), stopped
 
 
-def test_rank_that_is_stopped_for_a_while_is_waited_for() -> None:
+def test_a_rank_that_stops_briefly_is_awaited() -> None:
     with Job(sum_for_a_while, 3, env={"NGD_TIMEOUT": "20"}) as job:
         for rank in range(3):
             job.wait_for(rank, "summing")
@@ -232,21 +232,21 @@ def test_rank_that_is_stopped_for_a_while_is_waited_for() -> None:
 
 
 def sum_for_a_while() -> int:
-    """How many sums were wrong."""
+    """Return the number of wrong sums."""
     world = ngd.init()
-    wrong, end = 0, time.monotonic() + 1.0
+    num_wrong, end = 0, time.monotonic() + 1.0
     say("summing")
-    going = True
+    is_running = True
     number = 0
-    while going:
+    while is_running:
         number += 1
         values = ngd.all_reduce(np.full(5000, number + world.rank), op="sum")
-        wrong += bool((values != 3 * number + 3).any())
-        going = bool(ngd.all_reduce(time.monotonic() < end, op="max"))
-    return wrong
+        num_wrong += bool((values != 3 * number + 3).any())
+        is_running = bool(ngd.all_reduce(time.monotonic() < end, op="max"))
+    return num_wrong
 
 
-def one_is_late(eager: bool, timeout: float) -> dict[str, str]:
+def come_late_to_a_collective(eager: bool, timeout: float) -> dict[str, str]:
     world = harness.hurried(timeout)
     x = ngd.placeholder("x", (3,), np.float32)
     step = ngd.compile([x], [ops.all_reduce(x, op="max")])
@@ -259,16 +259,18 @@ def one_is_late(eager: bool, timeout: float) -> dict[str, str]:
             ngd.all_reduce(np.ones(7), op="sum")
         else:
             step(np.ones(3, np.float32))
-        ngd.barrier()  # the late rank may find all that it needed in the call before
+        ngd.barrier()  # the late rank may find all that it needs in the call before
 
     return caught(call)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
     arguments = {"eager": eager, "timeout": 2}
-    with Job(one_is_late, 3, **harness.over(communicator, arguments=arguments)) as job:
+    with Job(
+        come_late_to_a_collective, 3, **harness.over(communicator, arguments=arguments)
+    ) as job:
         outcomes = job.wait(30)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
@@ -280,10 +282,10 @@ def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) 
     assert late.value["error"] in ("CollectiveTimeoutError", "RankLostError"), late
 
 
-def elsewhere(instead: str) -> dict[str, str]:
-    """Rank 0 comes to an all_reduce; rank 1 waits for a message, computes, or has done nothing."""
+def miss_an_all_reduce(instead: str) -> dict[str, str]:
+    """Let rank 0 wait in an all_reduce while rank 1 receives, computes, or has called nothing."""
     first = ngd.init().rank == 0
-    world = harness.hurried(2 if first else 20)  # so that rank 0 tells
+    world = harness.hurried(2 if first else 20)  # the short timeout makes rank 0 report first
     if instead == "a step":
         ngd.barrier()
     if world.rank == 1 and instead != "recv":
@@ -293,7 +295,7 @@ def elsewhere(instead: str) -> dict[str, str]:
     return caught(lambda: (ngd.all_reduce(np.ones(4), op="sum"), ngd.barrier()))
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize(
     ("instead", "words"),
     [
@@ -310,47 +312,51 @@ def elsewhere(instead: str) -> dict[str, str]:
         ),
     ],
 )
-def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, words: str) -> None:
-    with Job(elsewhere, 2, **harness.over(communicator, arguments={"instead": instead})) as job:
+def test_a_timeout_shows_the_call_of_the_missing_rank(
+    communicator: str, instead: str, words: str
+) -> None:
+    with Job(
+        miss_an_all_reduce, 2, **harness.over(communicator, arguments={"instead": instead})
+    ) as job:
         first, second = job.wait(30)
     assert first.value["error"] in ("CollectiveTimeoutError", "RankLostError"), first
     messages = [first.value["message"], (second.value or {"message": ""})["message"]]
     if (
         communicator == "mpi"
-    ):  # a receive is sent to no rank; its rank is notified of the other call
+    ):  # a receive has no counterpart; its rank is notified of the other call
         words = "recv of 3 float64 from rank 0 at " if instead == "recv" else ""
     call = "all_reduce(sum) of 4 float64 at "
-    found = [m for m in messages if re.search(words, m) and call in m]
-    assert found, messages
+    matches = [m for m in messages if re.search(words, m) and call in m]
+    assert matches, messages
     next_step = "compare the call sites" if instead == "recv" else "py-spy dump --pid"
-    assert communicator == "mpi" or next_step in found[0], messages
+    assert communicator == "mpi" or next_step in matches[0], messages
 
 
-def one_gives_up(receives: bool) -> dict[str, Any]:
-    """Ranks 0 and 1 wait for rank 2, which does not come; rank 1 the shortest time."""
+def give_up_on_rank_1(receives: bool) -> dict[str, Any]:
+    """Ranks 0 and 1 wait for rank 2, which is late. Rank 1 has the shortest timeout."""
     rank = ngd.init().rank
     harness.hurried(1 if rank == 1 else 50)
     ngd.barrier()
     if rank == 2:
         time.sleep(30)
-    said = caught(lambda: ngd.recv(2, out=np.empty(3)) if receives else ngd.barrier())
-    atexit.register(time.sleep, 20)  # over MPI the first one to exit ends the others
-    return said
+    error = caught(lambda: ngd.recv(2, out=np.empty(3)) if receives else ngd.barrier())
+    atexit.register(time.sleep, 20)  # over MPI the exit of the first rank ends the others
+    return error
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("receives", [False, True])
-def test_who_gives_up_is_heard_by_who_waits_for_a_third(communicator: str, receives: bool) -> None:
+def test_a_timeout_on_one_rank_reaches_waiting_ranks(communicator: str, receives: bool) -> None:
     how = harness.over(communicator, ranks=3, arguments={"receives": receives})
-    with Job(one_gives_up, 3, **how) as job:
+    with Job(give_up_on_rank_1, 3, **how) as job:
         first, second = job.values([0, 1], 10)
-    for said in (first, second):
-        assert said["error"] == "CollectiveTimeoutError", said
-        assert "rank 2" in said["message"], said
+    for error in (first, second):
+        assert error["error"] == "CollectiveTimeoutError", error
+        assert "rank 2" in error["message"], error
 
 
-def two_groups() -> dict[str, Any] | None:
-    """A step of rank 0 receives from rank 1, which sleeps, and then adds up with rank 2."""
+def wait_in_two_groups() -> dict[str, Any] | None:
+    """Run a step in which rank 0 receives from sleeping rank 1, then all-reduces with rank 2."""
     rank = ngd.init().rank
     world = harness.hurried(1 if rank == 2 else 50)
     first, second = world.split(int(rank == 2)), world.split(int(rank == 1))
@@ -359,50 +365,51 @@ def two_groups() -> dict[str, Any] | None:
     x = ngd.placeholder("x", (3,), np.float64)
     y = ops.recv(1, shape=(3,), dtype="float64", group=first) if rank == 0 else x
     step = ngd.compile([x], [x + ops.all_reduce(y, op="sum", group=second)])
-    said = caught(lambda: step(np.ones(3)))
+    error = caught(lambda: step(np.ones(3)))
     atexit.register(time.sleep, 20)
-    return said
+    return error
 
 
-@over
-def test_who_receives_in_one_group_hears_of_another(communicator: str) -> None:
-    with Job(two_groups, 3, **harness.over(communicator, ranks=3)) as job:
+@each_communicator
+def test_a_failure_in_one_group_ends_a_receive_in_another(communicator: str) -> None:
+    with Job(wait_in_two_groups, 3, **harness.over(communicator, ranks=3)) as job:
         first, third = job.values([0, 2], 10)
-    for said in (first, third):
-        assert said["error"] == "CollectiveTimeoutError", said
-        assert "rank 0 did not arrive" in said["message"], said
+    for error in (first, third):
+        assert error["error"] == "CollectiveTimeoutError", error
+        assert "rank 0 did not arrive" in error["message"], error
 
 
-def round_the_corner() -> dict[str, Any]:
-    """Rank 1 gives up; rank 3 waits for it, and rank 2, which waits for rank 0, for neither.
+def fail_across_groups() -> dict[str, Any]:
+    """Run a step in which rank 2 can be notified only by rank 3.
 
-    So rank 2 can hear of it only from rank 3, in a group in which it does not wait.
+    Rank 0 is late, so rank 1 gives up. Rank 3 waits for rank 1. Rank 2 waits for rank 0, in a
+    group without ranks 1 and 3.
     """
     rank = int(harness.own_rank())
     os.environ["NGD_HOST"] = f"host-{rank // 2}"
     world = harness.hurried(1 if rank == 1 else 50)
-    beside, across = world.split(rank // 2), world.split(rank % 2)
+    host, counterparts = world.split(rank // 2), world.split(rank % 2)
     x = ngd.placeholder("x", (3,), np.float64)
-    y = ops.all_reduce(x, op="sum", group=beside)
-    step = ngd.compile([x], [ops.all_reduce(y, op="max", group=across)])
+    y = ops.all_reduce(x, op="sum", group=host)
+    step = ngd.compile([x], [ops.all_reduce(y, op="max", group=counterparts)])
     if rank == 0:
         time.sleep(30)
-    said = caught(lambda: step(np.ones(3)))
+    error = caught(lambda: step(np.ones(3)))
     atexit.register(time.sleep, 20)
-    return said
+    return error
 
 
 @pytest.mark.parametrize(
     "communicator", [*harness.communicators(), pytest.param("auto", marks=harness.needs_mpi)]
 )
-def test_a_failure_goes_round_the_corner(communicator: str) -> None:
+def test_a_failure_is_passed_on_through_other_groups(communicator: str) -> None:
     how = harness.over("mpi" if communicator == "auto" else communicator, ranks=4)
     how["env"]["NGD_COMM"] = communicator
-    with Job(round_the_corner, 4, **how) as job:
-        words = job.values([1, 2, 3], 10)
-    for said in words:
-        assert said["error"] in ("CollectiveTimeoutError", "RemoteRankError"), words
-        assert "rank 0 did not arrive" in said["message"], words
+    with Job(fail_across_groups, 4, **how) as job:
+        errors = job.values([1, 2, 3], 10)
+    for error in errors:
+        assert error["error"] in ("CollectiveTimeoutError", "RemoteRankError"), errors
+        assert "rank 0 did not arrive" in error["message"], errors
 
 
 # Disagreement.
@@ -441,12 +448,15 @@ WORDS |= {"larger": "300001", "barrier": "barrier", "broadcast": "broadcast"}
 
 
 def disagree(pairs: list[list[str]]) -> list[dict[str, str]]:
-    """For each pair, rank 0 calls the second and the others the first; then a new group."""
+    """For each pair, rank 0 makes the second call and the other ranks the first one.
+
+    A new world follows after each pair.
+    """
     errors = []
     for usual, odd in pairs:
         world = ngd.init()
         call = CALLS[odd if world.rank == 0 else usual]
-        # Who only gives may have returned before the others disagreed.
+        # A rank that only sends may return before the others notice the mismatch.
         errors.append(caught(lambda call=call: (call(), ngd.barrier())))
         ngd.shutdown()
     return errors
@@ -460,9 +470,9 @@ PAIRS += [["all_gather", "gather"], ["reduce_scatter", "all_to_all"], ["scatter"
 PAIRS += [["large", "larger"], ["broadcast", "root"], ["large", "ring"], ["barrier", "large"]]
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
+def test_a_mismatch_shows_both_calls(communicator: str, ranks: int) -> None:
     for outcome in fail_in_world(disagree, communicator, ranks, pairs=PAIRS):
         for (usual, odd), error in zip(PAIRS, outcome.value, strict=True):
             assert error["error"] == "CollectiveMismatchError", (usual, odd, error)
@@ -475,8 +485,8 @@ def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
             assert "All ranks must call the same collectives" in message, (usual, odd, error)
 
 
-def only_some_call() -> dict[str, str]:
-    """Rank 0 forgets an all_reduce, and is one barrier ahead."""
+def omit_a_call() -> dict[str, str]:
+    """Rank 0 omits an all_reduce, and is one barrier ahead."""
     world = ngd.init()
 
     def calls() -> None:
@@ -487,9 +497,9 @@ def only_some_call() -> dict[str, str]:
     return caught(calls)
 
 
-@over
+@each_communicator
 def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
-    for outcome in fail_in_world(only_some_call, communicator, 3):
+    for outcome in fail_in_world(omit_a_call, communicator, 3):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert "barrier" in outcome.value["message"]
         assert "all_reduce(sum)" in outcome.value["message"]
@@ -509,7 +519,7 @@ def skip_an_equal_call() -> dict[str, Any]:
     return {"sums": sums, **caught(calls)}
 
 
-@over
+@each_communicator
 def test_a_barrier_finds_a_skipped_call(communicator: str) -> None:
     """The next equal call replaces a skipped one, until the barrier differs."""
     for rank, outcome in enumerate(fail_in_world(skip_an_equal_call, communicator, 3)):
@@ -518,8 +528,8 @@ def test_a_barrier_finds_a_skipped_call(communicator: str) -> None:
         assert "barrier" in outcome.value["message"]
 
 
-def other_partner(what: str) -> dict[str, str]:
-    """A send of four doubles with tag 0, and a receive of something else; or none at all."""
+def receive_something_else(what: str) -> dict[str, str]:
+    """Send four float64 with tag 0 to a rank that receives something else, or nothing."""
     world = ngd.init()
 
     def call() -> None:
@@ -535,14 +545,14 @@ def other_partner(what: str) -> dict[str, str]:
     return caught(call)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize(
     ("what", "words"), [("count", "of 5 "), ("dtype", "int64"), ("tag", "tag 1")]
 )
 def test_a_receive_of_something_else_is_a_mismatch(
     communicator: str, what: str, words: str
 ) -> None:
-    for outcome in fail_in_world(other_partner, communicator, 2, what=what):
+    for outcome in fail_in_world(receive_something_else, communicator, 2, what=what):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         message = outcome.value["message"]
         assert "send of 4 float64 to rank 1" in message
@@ -552,7 +562,7 @@ def test_a_receive_of_something_else_is_a_mismatch(
         assert "must have the same number of elements, dtype and tag" in message
 
 
-def other_group(size: int) -> dict[str, str]:
+def call_in_different_groups(size: int) -> dict[str, str]:
     """Rank 0 calls in a group of the first `size` ranks, the others in the world."""
     world = harness.hurried(2.5)
     first = world.split(0 if world.rank < size else None)
@@ -560,15 +570,15 @@ def other_group(size: int) -> dict[str, str]:
     return caught(lambda: ngd.all_reduce(np.ones(3), op="sum", group=group))
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_another_group_ends_at_the_deadline(communicator: str, size: int) -> None:
-    """Ranks that wait for one another in different groups: no sum, no hang."""
+def test_calls_in_different_groups_raise_at_the_deadline(communicator: str, size: int) -> None:
+    """Ranks that wait for each other in different groups raise at the deadline."""
     arguments = {"size": size}
-    with Job(other_group, 3, **harness.over(communicator, arguments=arguments)) as job:
+    with Job(call_in_different_groups, 3, **harness.over(communicator, arguments=arguments)) as job:
         outcomes = job.wait(30)
     errors = [outcome.value["error"] for outcome in outcomes]
-    if communicator == "mpi":  # who is late by a little sees the others leave
+    if communicator == "mpi":  # a slightly later rank sees the others leave
         errors = ["CollectiveTimeoutError" if e == "RankLostError" else e for e in errors]
     assert errors == ["CollectiveTimeoutError"] * 3, outcomes
     for outcome in outcomes:
@@ -577,16 +587,16 @@ def test_another_group_ends_at_the_deadline(communicator: str, size: int) -> Non
         assert "test_faults.py:" in outcome.value["message"]
 
 
-def other_order() -> dict[str, str]:
-    """Rank 0 sums before it multiplies, the others after."""
+def call_in_another_order() -> dict[str, str]:
+    """Rank 0 sums before it multiplies, and the other ranks after."""
     world = ngd.init()
     ops_in_order = ["sum", "prod"] if world.rank == 0 else ["prod", "sum"]
     return caught(lambda: [ngd.all_reduce(np.ones(4), op=op) for op in ops_in_order])
 
 
-@over
+@each_communicator
 def test_another_order_is_a_mismatch(communicator: str) -> None:
-    for outcome in fail_in_world(other_order, communicator, 3):
+    for outcome in fail_in_world(call_in_another_order, communicator, 3):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert "all_reduce(sum) of 4 float64" in outcome.value["message"]
         assert "all_reduce(prod) of 4 float64" in outcome.value["message"]
@@ -595,7 +605,7 @@ def test_another_order_is_a_mismatch(communicator: str) -> None:
 # Forks, signals, groups.
 
 
-def forks() -> None:
+def call_in_forked_children() -> None:
     world = ngd.init()
     step = ngd.compile([], [ops.all_reduce(ngd.constant(np.ones(3)), op="sum")])
     step()
@@ -613,18 +623,18 @@ def forks() -> None:
     assert os.waitpid(child, 0)[1] == 0
     child = os.fork()
     if child == 0:
-        sys.exit(0)  # runs the exit handlers: they must not end the parent's group
+        sys.exit(0)  # runs the exit handlers, which must not end the parent's group
     assert os.waitpid(child, 0)[1] == 0
     assert int(ngd.all_reduce(1, op="sum")) == world.size
 
 
-@over
-def test_forked_child_is_refused_and_harmless(communicator: str) -> None:
-    harness.run(forks, 2, **harness.over(communicator))
+@each_communicator
+def test_a_forked_child_raises_and_leaves_the_group_open(communicator: str) -> None:
+    harness.run(call_in_forked_children, 2, **harness.over(communicator))
 
 
-def after_shutdown() -> list[Any]:
-    """A held group and a held step refuse; ngd.all_reduce makes a new world, of the same ranks."""
+def call_after_shutdown() -> list[Any]:
+    """Call an old group and an old step after shutdown. ngd.all_reduce makes a new world."""
     world = ngd.init()
     step = ngd.compile([], [ops.all_reduce(ngd.constant(np.ones(3)), op="sum")])
     step()
@@ -634,23 +644,23 @@ def after_shutdown() -> list[Any]:
     return [*errors, total, ngd.init() is world]
 
 
-@over
-def test_a_collective_after_shutdown(communicator: str) -> None:
-    for outcome in run_in_world(after_shutdown, communicator, 2):
-        held, step, total, same = outcome.value
-        assert held["error"] == step["error"] == "GroupClosedError"
-        assert held["message"].startswith(
+@each_communicator
+def test_a_collective_after_shutdown_makes_a_new_world(communicator: str) -> None:
+    for outcome in run_in_world(call_after_shutdown, communicator, 2):
+        group, step, total, same = outcome.value
+        assert group["error"] == step["error"] == "GroupClosedError"
+        assert group["message"].startswith(
             "all_reduce: expected an open group; got 'world', which was closed by "
-        ), held
+        ), group
         assert step["message"].startswith("all_reduce(sum) of 3 float64 at "), step
         assert ": this group was closed by close() or ngd.shutdown(). " in step["message"], step
-        assert all("ngd.init() returns an open world" in e["message"] for e in (held, step))
+        assert all("ngd.init() returns an open world" in e["message"] for e in (group, step))
         assert total == 2
         assert not same
 
 
-def survive(key: str) -> list[Any]:
-    """Rank 1 dies; the others make a world of two, and train on."""
+def train_after_a_death(key: str) -> list[Any]:
+    """Rank 1 dies. The other ranks make a world of two, and continue to train."""
     world = ngd.init()
     w = ngd.variable("w", np.zeros(3))
     step = ngd.compile([], [], {w: w + ops.all_reduce(ngd.constant(np.ones(3)), op="sum")})
@@ -670,13 +680,13 @@ def survive(key: str) -> list[Any]:
 
 
 def test_survivors_make_a_new_group() -> None:
-    with Job(survive, 3, arguments={"key": f"test-{os.getpid()}-new"}) as job:
+    with Job(train_after_a_death, 3, arguments={"key": f"test-{os.getpid()}-new"}) as job:
         for outcome in job.wait(30, [0, 2]):
             assert outcome.value == ["RankLostError", "GroupClosedError", [5.0] * 3], outcome
 
 
-def two_threads(refused: str) -> int:
-    """A second thread of rank 0 comes while the first one waits in a barrier for rank 1."""
+def wait_in_two_threads(refused: str) -> int:
+    """Call a barrier in a second thread of rank 0 while the first one waits for rank 1 in one."""
     rank = ngd.init().rank
     flag, errors = Path(refused), []
     if rank == 1:
@@ -700,22 +710,22 @@ def two_threads(refused: str) -> int:
     return len(errors)
 
 
-def busy_and_again(calls: int) -> list[int]:
-    """A thread of rank 0 looks at a Work all the time; what is refused for that is called again."""
+def repeat_busy_calls(calls: int) -> list[int]:
+    """Poll a Work in a thread of rank 0, and repeat each call that raises BusyError."""
     world = ngd.init()
     other = 1 - world.rank
     small, large = np.full(4, 2.0), np.full(50_000, 3.0)
-    late = ngd.recv(other, out=np.empty(3), async_op=True)
-    over = threading.Event()
+    pending = ngd.recv(other, out=np.empty(3), async_op=True)
+    is_over = threading.Event()
 
-    def look() -> None:
-        while not over.is_set():
-            late.done()
+    def poll() -> None:
+        while not is_over.is_set():
+            pending.done()
 
-    looking = threading.Thread(target=look)
+    poller = threading.Thread(target=poll)
     if world.rank == 0:
-        looking.start()
-    wrong = again = 0
+        poller.start()
+    wrong = num_busy = 0
     kinds: list[Callable[[int], Any]] = [
         lambda n: ngd.all_reduce(small * n, op="sum")[0] == 4 * n,
         lambda n: world.all_reduce(large * n, op="sum", site="here")[-1] == 6 * n,
@@ -723,47 +733,47 @@ def busy_and_again(calls: int) -> list[int]:
         lambda n: len(ngd.all_gather_v(small[: 1 + (world.rank + n) % 2])) == 3,
     ]
     for number in range(calls):
-        done = False
-        while not done:
+        is_done = False
+        while not is_done:
             try:
                 wrong += not kinds[number % 4](number)
-                done = True
+                is_done = True
             except ngd.errors.BusyError:
-                again += 1
-    over.set()
+                num_busy += 1
+    is_over.set()
     if world.rank == 0:
-        looking.join(60)
+        poller.join(60)
     ngd.send(np.zeros(3), other)
-    late.wait()
-    return [wrong, again]
+    pending.wait()
+    return [wrong, num_busy]
 
 
-@over
-def test_a_second_thread_is_refused(communicator: str, tmp_path: Path) -> None:
-    outcomes = run_in_world(two_threads, communicator, 2, refused=str(tmp_path / "refused"))
+@each_communicator
+def test_a_second_thread_raises_busy_error(communicator: str, tmp_path: Path) -> None:
+    outcomes = run_in_world(wait_in_two_threads, communicator, 2, refused=str(tmp_path / "refused"))
     assert [outcome.value for outcome in outcomes] == [1, 1]
 
 
-@over
-def test_who_is_refused_has_done_nothing(communicator: str) -> None:
-    first, second = run_in_world(busy_and_again, communicator, 2, calls=1200)
-    # How often rank 0 was refused, hundreds of times as a rule, is up to the machine.
+@each_communicator
+def test_a_call_that_raises_busy_error_has_no_effect(communicator: str) -> None:
+    first, second = run_in_world(repeat_busy_calls, communicator, 2, calls=1200)
+    # The number of BusyErrors on rank 0 depends on the machine; it is usually hundreds.
     assert (first.value[0], second.value) == (0, [0, 0])
 
 
-def interrupted() -> None:
+def wait_in_barriers() -> None:
     rank = ngd.init().rank
     ngd.barrier()
     say("waiting")
     if rank == 0:
         ngd.barrier()
     time.sleep(1.5)
-    ngd.barrier()  # rank 0 had come to this one
+    ngd.barrier()  # rank 0 had arrived in this barrier
     ngd.barrier()
 
 
 def test_ctrl_c_ends_a_wait() -> None:
-    with Job(interrupted, 2) as job:
+    with Job(wait_in_barriers, 2) as job:
         job.wait_for(0, "waiting")
         job.wait_for(1, "waiting")
         time.sleep(0.2)
@@ -779,7 +789,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         assert second.code != 0
 
 
-def test_ctrl_c_to_all_leaves_nothing() -> None:
+def test_ctrl_c_to_all_ends_all_ranks() -> None:
     with Job(train, 3, arguments={"device": "CPU", "count": 100}) as job:
         for rank in range(3):
             job.wait_for(rank, "training")

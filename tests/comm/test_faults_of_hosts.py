@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in transfers between hosts: refused steps, and memory and groups after a failure."""
+"""Tests of faults in transfers between hosts: busy calls, and memory and groups after a failure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def host_group(world: Any) -> Any:
     return world.split(world.rank // 2, world.rank)
 
 
-# A step that shared memory refuses, because another thread is in there.
+# A call that raises BusyError, because another thread is in the shared-memory group.
 
 
-def broadcasts_beside_a_wait(steps: int) -> list[list[float]]:
+def broadcast_while_a_thread_waits(steps: int) -> list[list[float]]:
     """Broadcast while a thread of rank 0 waits for rank 1 in the group of their host."""
     world = ngd.init()
     rank = world.rank
@@ -50,7 +50,7 @@ def broadcasts_beside_a_wait(steps: int) -> list[list[float]]:
     if rank < 2:
         thread.start()
         time.sleep(0.2)
-    seen = []
+    values = []
     for step in range(steps):
         array = np.full(4096, step if rank == 0 else -1, np.int64)
         while True:
@@ -59,19 +59,19 @@ def broadcasts_beside_a_wait(steps: int) -> list[list[float]]:
                 break
             except BusyError:
                 time.sleep(0.001)
-        seen.append(sorted(set(array.tolist())))
+        values.append(sorted(set(array.tolist())))
     if rank < 2:
         thread.join()
     ngd.barrier()
-    return seen
+    return values
 
 
-def test_a_broadcast_that_is_refused_is_sent_once() -> None:
+def test_a_broadcast_after_busy_error_is_sent_once() -> None:
     steps = 30
     with Hosts(2) as hosts:
         arguments = {"steps": steps}
         outcomes = harness.run(
-            broadcasts_beside_a_wait, 4, arguments=arguments, launcher=hosts.launcher(2)
+            broadcast_while_a_thread_waits, 4, arguments=arguments, launcher=hosts.launcher(2)
         )
     for outcome in outcomes:
         assert outcome.value == [[step] for step in range(steps)], outcome.rank
@@ -100,11 +100,11 @@ def large_collective(kind: str, source: Any, size: int) -> None:
         ngd.broadcast(source, 0, out=out)
 
 
-def interrupt_and_go_on(kind: str, stopped: int) -> dict[str, Any]:
-    """Interrupt one rank in a collective; what happens to arrays that are made later."""
+def interrupt_a_collective(kind: str, stopped: int) -> dict[str, Any]:
+    """Interrupt one rank in a collective, and return changes in arrays that are made later."""
     world = harness.hurried(8)
     rank, size = world.rank, world.size
-    atexit.register(time.sleep, 20)  # the first rank to exit ends the others
+    atexit.register(time.sleep, 20)  # the exit of the first rank ends the others
     host = host_group(world)
     source = np.full(16 * MIB // 8, rank + 1.0)
     large_collective(kind, source, size)
@@ -123,25 +123,25 @@ def interrupt_and_go_on(kind: str, stopped: int) -> dict[str, Any]:
     fresh = [np.full(16 * MIB // 8, 7.0) for _ in range(4)]
     after = [caught(lambda: host.all_reduce(np.ones(50_000), op="sum"))["error"] for _ in range(2)]
     ngd.shutdown()
-    joined = {"error": "none"}
+    init_error = {"error": "none"}
     try:
         ngd.init()
     except ngd.errors.Error as error:
-        joined = {"error": type(error).__name__, "message": str(error)}
+        init_error = {"error": type(error).__name__, "message": str(error)}
     time.sleep(0.3)
     changed = [int((array != 7.0).sum()) for array in fresh]
-    return {"first": first, "after": after, "init": joined, "changed": changed}
+    return {"first": first, "after": after, "init": init_error, "changed": changed}
 
 
 @pytest.mark.parametrize(
     ("kind", "stopped"),
     [("all_gather", 0), ("all_to_all", 0), ("reduce_scatter", 3), ("broadcast", 1)],
 )
-def test_later_arrays_keep_what_is_in_them(kind: str, stopped: int) -> None:
+def test_an_interrupted_collective_does_not_change_later_arrays(kind: str, stopped: int) -> None:
     with Hosts(2) as hosts:
         hosts.slow_down("200mbit")
         arguments = {"kind": kind, "stopped": stopped}
-        with Job(interrupt_and_go_on, 4, arguments=arguments, launcher=hosts.launcher(2)) as job:
+        with Job(interrupt_a_collective, 4, arguments=arguments, launcher=hosts.launcher(2)) as job:
             values = job.values(range(4), 60)
     for rank, value in enumerate(values):
         assert value["changed"] == [0, 0, 0, 0], (rank, values)
@@ -155,7 +155,7 @@ def test_later_arrays_keep_what_is_in_them(kind: str, stopped: int) -> None:
 
 
 def fail_in(failing: str, stopped: int) -> list[dict[str, Any]]:
-    """One rank is interrupted in a group; what later calls in each group raise."""
+    """Interrupt one rank in a group, and return the errors of later calls in each group."""
     world = harness.hurried(15)
     rank = world.rank
     atexit.register(time.sleep, 20)
@@ -175,7 +175,7 @@ def fail_in(failing: str, stopped: int) -> list[dict[str, Any]]:
             "across": rank % 2 == stopped % 2,
         }
         if with_it[failing]:
-            # The rank was interrupted after it had come to the barrier, which may be complete.
+            # The interrupted rank may have arrived, so the barrier may be complete.
             with contextlib.suppress(ngd.errors.Error):
                 groups[failing].barrier()
     results = []

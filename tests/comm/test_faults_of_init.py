@@ -36,26 +36,26 @@ def cannot_init() -> dict[str, str]:
 # Launches that cannot become a group.
 
 
-def refused(ranks: int, env: dict[str, str]) -> str:
+def message_of_failed_init(ranks: int, env: dict[str, str]) -> str:
     with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "20", **env}) as job:
         errors = [outcome.value for outcome in job.wait(30)]
     assert [e["error"] for e in errors] == ["InitError"] * ranks, errors
     return str(errors[0]["message"])
 
 
-def test_size_one_under_a_launcher_that_says_two() -> None:
-    assert "2 ranks" in refused(2, {"NGD_COMM": "self"})
+def test_self_communicator_under_a_launcher_of_two_raises() -> None:
+    assert "2 ranks" in message_of_failed_init(2, {"NGD_COMM": "self"})
 
 
 @pytest.mark.skipif(harness.MODE != "OMPI", reason="needs mode OMPI")
-def test_mpi_that_does_not_see_its_launcher() -> None:
-    message = refused(2, {"NGD_COMM": "mpi"})
+def test_mpi_that_sees_one_rank_of_two_raises() -> None:
+    message = message_of_failed_init(2, {"NGD_COMM": "mpi"})
     assert "2 ranks" in message
     assert "MPI sees 1" in message
 
 
 def test_two_hosts_need_mpi() -> None:
-    """The environment of ranks 0 and 1 of 2, each alone on its host."""
+    """Each of the 2 ranks has an environment in which it is the only rank of its host."""
     comm = {"NGD_COMM": "shm"} if harness.MODE == "OMPI" else {}
     with Job(cannot_init, 2, env=comm, start=[]) as job:
         for rank in range(2):
@@ -67,7 +67,7 @@ def test_two_hosts_need_mpi() -> None:
 
 
 @pytest.mark.long
-def test_nonsense_in_the_environment_is_named() -> None:
+def test_a_bad_environment_variable_is_named() -> None:
     nonsense = {
         "NGD_TIMEOUT": "soon",
         "NGD_COMM": "pigeon",
@@ -83,7 +83,7 @@ def test_nonsense_in_the_environment_is_named() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["0", "inf", "1e300"])
-def test_deadlines_that_never_come(seconds: str) -> None:
+def test_infinite_timeouts_work(seconds: str) -> None:
     for outcome in harness.run(join_and_sum, 2, env={"NGD_TIMEOUT": seconds}):
         assert outcome.value == {"sum": 11}, outcome
 
@@ -111,7 +111,7 @@ def test_rank_that_never_starts_is_named(ranks: int, present: list[int], tmp_pat
 
 
 def init_together(go: str) -> dict[str, str]:
-    """However long the others took to start, no rank is late."""
+    """Call ngd.init() when the file `go` exists, so that all ranks call it together."""
     say("coming")
     while not Path(go).exists():
         time.sleep(0.002)
@@ -119,8 +119,8 @@ def init_together(go: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_rank_that_dies_while_others_come_is_named(victim: int) -> None:
-    """Rank 2 never comes, so that the other two are surely inside ngd.init()."""
+def test_rank_that_dies_in_init_is_named(victim: int) -> None:
+    """Rank 2 never starts, so the other two are in ngd.init() when the victim dies."""
     with Job(announced_init, 3, start=[0, 1]) as job:
         for rank in (0, 1):
             job.wait_for(rank, "coming")
@@ -139,7 +139,7 @@ def announced_init() -> dict[str, str]:
 
 
 def init_that_fails_late() -> dict[str, Any]:
-    """Rank 1 has met the other one, and fails then; it goes on, and keeps its error."""
+    """Fail on rank 1 after the rendezvous, and continue with its error."""
 
     def without_memory() -> None:
         raise MemoryError("no memory for a hook")
@@ -157,7 +157,7 @@ def init_that_fails_late() -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_rank_that_fails_after_the_meeting_is_named() -> None:
+def test_a_rank_that_fails_after_the_rendezvous_is_named() -> None:
     with Job(init_that_fails_late, 2, env={"NGD_TIMEOUT": "15"}) as job:
         first, second = (outcome.value for outcome in job.wait(40))
     assert second["error"] == "MemoryError"
@@ -170,7 +170,7 @@ def test_a_rank_that_fails_after_the_meeting_is_named() -> None:
 
 
 def init_with_limit(rank: int, limit: int, bytes_left: int) -> dict[str, str]:
-    """Rank `rank` may have so much more than it has now."""
+    """Call ngd.init() with a limit of `bytes_left` more than rank `rank` uses."""
     if int(os.environ["RANK"]) == rank:
         used = bytes_left
         if limit == resource.RLIMIT_AS:
@@ -186,7 +186,7 @@ def init_with_limit(rank: int, limit: int, bytes_left: int) -> dict[str, str]:
     ("limit", "left"),
     [("RLIMIT_AS", 100 * MIB), ("RLIMIT_AS", 3000 * MIB), ("RLIMIT_FSIZE", 10 * MIB)],
 )
-def test_no_memory_for_a_segment(victim: int, limit: str, left: int) -> None:
+def test_no_memory_for_a_segment_raises_on_all_ranks(victim: int, limit: str, left: int) -> None:
     others = [rank for rank in range(3) if rank != victim]
     arguments = {"rank": victim, "limit": getattr(resource, limit), "bytes_left": left}
     with Job(init_with_limit, 3, arguments=arguments, start=others) as job:
@@ -204,7 +204,10 @@ def test_no_memory_for_a_segment(victim: int, limit: str, left: int) -> None:
 
 
 def init_with_small_segments() -> dict[str, Any]:
-    """Segments of 256 MiB; a step that wants more of the shared lane than that; a smaller one."""
+    """Compile a step that needs more shared memory than there is, and then a collective.
+
+    Segments are 256 MiB.
+    """
     used = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
     limit = used + 900 * MIB
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -218,13 +221,13 @@ def init_with_small_segments() -> dict[str, Any]:
     return error
 
 
-def test_no_memory_for_a_step() -> None:
+def test_no_memory_for_a_step_raises() -> None:
     for outcome in harness.run(init_with_small_segments, 2):
         assert outcome.value["error"] == "MemoryError"
         assert "shared" in outcome.value["message"]
 
 
-def test_more_ranks_than_a_segment_has_room_for() -> None:
+def test_more_ranks_than_a_segment_supports_raise() -> None:
     with Job(cannot_init, 257, start=[0, 5]) as job:
         outcomes = job.wait(20)
     for outcome in outcomes:
@@ -237,7 +240,7 @@ def init_with_descriptors(count: int) -> dict[str, str]:
     return caught(ngd.init)
 
 
-def test_more_ranks_than_file_descriptors() -> None:
+def test_more_ranks_than_file_descriptors_raise() -> None:
     with Job(init_with_descriptors, 32, arguments={"count": 64}, start=[0, 5]) as job:
         outcomes = job.wait(20)
     for outcome in outcomes:
@@ -247,43 +250,48 @@ def test_more_ranks_than_file_descriptors() -> None:
 
 
 def run_out_of_descriptors(victim: int, room: int) -> dict[str, Any]:
-    """The world; while the victim waits for the other rank, so many descriptors are left to it."""
+    """Join, and limit the victim to `room` free descriptors while it waits for the other rank."""
     if int(os.environ["RANK"]) == victim:
         resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
         threading.Timer(0.5, leave_descriptors, (room,)).start()
     try:
         return join_and_sum()
     finally:
-        for each in taken:
+        for each in opened_files:
             os.close(each)
 
 
-taken: list[int] = []
+opened_files: list[int] = []
 
 
 def leave_descriptors(room: int) -> None:
-    """Leave so many descriptors, and never fewer: a waiting rank opens one now and then."""
+    """Open files until exactly `room` descriptors are free.
+
+    Not fewer for a moment: a waiting rank opens one now and then.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    while not taken or taken[-1] < limit - 1 - room:  # the lowest that is free
-        taken.append(os.open(os.devnull, os.O_RDONLY))
+    while (
+        not opened_files or opened_files[-1] < limit - 1 - room
+    ):  # open() returns the lowest free number
+        opened_files.append(os.open(os.devnull, os.O_RDONLY))
     say("full")
 
 
-# A rank without a descriptor for a connection cannot tell the others: so one is left.
+# One descriptor is left, because a rank cannot report its error without a connection.
 @pytest.mark.long
 @pytest.mark.parametrize("room", range(1, 8))
 @pytest.mark.parametrize("victim", [0, 1])
-def test_descriptors_run_out_while_ranks_meet(victim: int, room: int) -> None:
-    """All hear of it at once, or there is a world."""
+def test_too_few_descriptors_in_the_rendezvous_raise_on_all_ranks(victim: int, room: int) -> None:
+    """Both ranks raise at once, or both join the world."""
     arguments = {"victim": victim, "room": room}
     with Job(run_out_of_descriptors, 2, arguments=arguments, start=[victim]) as job:
         job.wait_for(victim, "full")
         begin = time.monotonic()
         job.start(1 - victim, harness.plain_environment(1 - victim, 2))
-        ended = job.wait(20)
+        outcomes_of_job = job.wait(20)
     assert time.monotonic() - begin < 8
-    assert all(each.value for each in ended), "\n".join(map(str, ended))
-    outcomes = [each.value for each in ended]
+    assert all(each.value for each in outcomes_of_job), "\n".join(map(str, outcomes_of_job))
+    outcomes = [each.value for each in outcomes_of_job]
     if any("error" in each for each in outcomes):
         for each in outcomes:
             assert each["error"] == "InitError", outcomes
@@ -299,15 +307,18 @@ CAPABILITY_VERSION = 0x20080522
 def drop_capabilities() -> None:
     """Drop the capabilities that exempt root from the limit of sent descriptors."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, of bits 0 to 31 first
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable bits 0 to 31 come first
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, data) == 0, os.strerror(ctypes.get_errno())
     data[0] &= ~(1 << CAP_SYS_ADMIN | 1 << CAP_SYS_RESOURCE)
     assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
 
 
-def join_beside_others(seconds: float) -> dict[str, Any]:
-    """Join while rank 0 has sent more descriptors than RLIMIT_NOFILE, for some seconds."""
+def join_with_descriptors_in_transit(seconds: float) -> dict[str, Any]:
+    """Join while the limit of descriptors in transit is exceeded for `seconds`.
+
+    Rank 0 sends more descriptors than RLIMIT_NOFILE, and closes the sockets later.
+    """
     drop_capabilities()
     resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
     if os.environ["RANK"] == "0":
@@ -321,26 +332,26 @@ def join_beside_others(seconds: float) -> dict[str, Any]:
     return {**join_and_sum(), "seconds": time.monotonic() - begin}
 
 
-def test_init_waits_while_too_many_descriptors_are_under_way() -> None:
-    outcomes = run(join_beside_others, 3, arguments={"seconds": 1.5})
+def test_init_waits_while_too_many_descriptors_are_in_transit() -> None:
+    outcomes = run(join_with_descriptors_in_transit, 3, arguments={"seconds": 1.5})
     assert [o.value.get("sum") for o in outcomes] == [111] * 3, "\n".join(map(str, outcomes))
     assert outcomes[0].value["seconds"] > 1
 
 
 @pytest.mark.long
-def test_too_many_descriptors_under_way_are_an_error() -> None:
-    for outcome in run(join_beside_others, 3, arguments={"seconds": 60}):
+def test_too_many_descriptors_in_transit_raise() -> None:
+    for outcome in run(join_with_descriptors_in_transit, 3, arguments={"seconds": 60}):
         assert outcome.value.get("error") == "InitError", outcome
         assert "RLIMIT_NOFILE allows (80)" in outcome.value["message"]
         assert "ulimit -n 160" in outcome.value["message"]
         assert outcome.value["seconds"] < 20
 
 
-# Jobs that meet.
+# Jobs with one key.
 
 
 def join_and_sum() -> dict[str, Any]:
-    """What all_reduce says, or why there is no group."""
+    """Return the sum of an all_reduce, or the error of ngd.init()."""
     say("coming")
     try:
         world = ngd.init()
@@ -351,8 +362,8 @@ def join_and_sum() -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("twice", [0, 1])
-def test_two_jobs_with_one_key(twice: int) -> None:
-    """While a job waits for rank 2, a second process comes that says it is one of those there."""
+def test_a_second_job_with_the_same_key_raises(twice: int) -> None:
+    """While a job waits for rank 2, another process claims the number of a present rank."""
     env = {"NGD_JOB": f"test-{os.getpid()}-{twice}"}
     with Job(join_and_sum, 3, env=env, start=[0, 1]) as job:
         for rank in (0, 1):
@@ -366,7 +377,7 @@ def test_two_jobs_with_one_key(twice: int) -> None:
         assert [each.value for each in job.wait(20)] == [{"sum": 111}] * 3
 
 
-def test_jobs_of_different_sizes_with_one_key() -> None:
+def test_jobs_of_different_sizes_with_one_key_raise() -> None:
     env = {"NGD_JOB": f"test-{os.getpid()}-sizes", "NGD_TIMEOUT": "10"}
     with Job(join_and_sum, 2, env=env, start=[0]) as job:
         job.wait_for(0, "coming")
@@ -396,19 +407,19 @@ except OSError as error:
 
 
 def rendezvous(job: str) -> str:
-    """The abstract socket at which the ranks of a job are meeting."""
+    """Return the abstract socket at which the ranks of a job meet."""
     limit = time.monotonic() + 20
     mine = {f"@{name}" for name in names_of(f"ngd:{job}")}
     while time.monotonic() < limit:
         names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
-        if found := names & mine:
-            return found.pop()[1:]
+        if matches := names & mine:
+            return matches.pop()[1:]
         time.sleep(0.01)
     raise AssertionError("no rendezvous in 20 s")
 
 
-def knock(uid: int, name: str) -> str:
-    """What a process of that user hears at the door."""
+def send_from_user(uid: int, name: str) -> str:
+    """Return the answer that a process of that user gets from the rendezvous socket."""
     done = subprocess.run(
         [sys.executable, "-c", KNOCK, str(uid), name], capture_output=True, text=True, timeout=30
     )
@@ -417,20 +428,20 @@ def knock(uid: int, name: str) -> str:
 
 
 @pytest.mark.parametrize("uid", [os.geteuid(), pytest.param(NOBODY, marks=needs_root)])
-def test_strangers_are_not_let_in(uid: int) -> None:
+def test_other_users_cannot_join(uid: int) -> None:
     key = f"test-{os.getpid()}-door"
     with Job(join_and_sum, 2, env={"NGD_JOB": key}, start=[0]) as job:
         job.wait_for(0, "coming")
-        answer = knock(uid, rendezvous(key))
+        answer = send_from_user(uid, rendezvous(key))
         if uid != os.geteuid():
-            assert "rank" not in answer  # the door is shut without a word
+            assert "rank" not in answer  # the connection is closed without an answer
         job.start(1, harness.plain_environment(1, 2))
         assert [each.value for each in job.wait(20)] == [{"sum": 11}] * 2
 
 
 @needs_root
 def test_segments_are_not_given_to_another_user() -> None:
-    """A process of another user sits where rank 0 should be."""
+    """A process of another user holds the socket name that rank 0 would use."""
     key = f"test-{os.getpid()}-squat"
     with Job(join_and_sum, 2, env={"NGD_JOB": key}, start=[0]) as job:
         job.wait_for(0, "coming")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forked child of a rank that ends as any program does, with all exit handlers and destructors.
+"""Tests of forked children of a rank that exit normally, with exit handlers and destructors.
 
-It must end, and its parent must not notice.
+The child must end, and its parent must not be affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["permitted"]
 pytestmark = harness.needs_ranks
 
 MIB = 1 << 20
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 
 def end_of_child(seconds: float = 20) -> str:
@@ -45,7 +45,10 @@ def end_of_child(seconds: float = 20) -> str:
 
 
 def fork_between_collectives() -> list[str]:
-    """Some at rest, when the progress thread sleeps, and some with a collective under way."""
+    """Fork six times, every second time with a pending collective.
+
+    The progress thread sleeps during the other forks.
+    """
     world = ngd.init()
     half = world.split(world.rank // 2)
     step = ngd.compile([], [ngd.ops.all_reduce(ngd.constant(np.ones(100_000)), op="sum")])
@@ -63,7 +66,7 @@ def fork_between_collectives() -> list[str]:
     return ends
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("progress", ["on", "off"])
 def test_a_child_that_exits_normally_ends(communicator: str, progress: str) -> None:
     how = harness.over(communicator, env={"NGD_PROGRESS": progress})
@@ -71,8 +74,8 @@ def test_a_child_that_exits_normally_ends(communicator: str, progress: str) -> N
     assert outcomes[0].value == ["status 0"] * 6, outcomes[0]
 
 
-def fork_half_way(steps: int) -> list[Any]:
-    """A rank forks when a part of its messages has come over TCP."""
+def fork_in_a_transfer(steps: int) -> list[Any]:
+    """Fork when some messages of a collective have arrived over TCP."""
     world = ngd.init()
     wrong, ends = [], []
     for _ in range(steps):
@@ -90,11 +93,11 @@ def fork_half_way(steps: int) -> list[Any]:
 
 
 @harness.needs_mpi
-def test_a_child_takes_nothing_that_is_on_the_way_to_its_parent(permitted: None) -> None:
+def test_a_child_takes_no_messages_of_its_parent(permitted: None) -> None:
     with Hosts(2) as hosts:
         hosts.slow_down("400mbit")
         outcomes = run(
-            fork_half_way,
+            fork_in_a_transfer,
             4,
             arguments={"steps": 3},
             launcher=hosts.launcher(2, "-x", "NGD_PROGRESS"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on several hosts, which the test makes of network namespaces."""
+"""Tests of ranks on several hosts, which are network namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numbers(rank: int, count: int, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def reduced_bits() -> dict[str, str]:
-    """What all_reduce and reduce_scatter make of random floats, whose order of summation shows."""
+    """Return hashes of reductions of random floats. The bits depend on the order of summation."""
     world = ngd.init()
     bits = {}
     for dtype in DTYPES:
@@ -42,14 +42,14 @@ def reduced_bits() -> dict[str, str]:
             for op in ("sum", "mean"):
                 result = ngd.all_reduce(numbers(world.rank, count, dtype), op=op)
                 bits[f"{dtype} {count} {op}"] = hashlib.sha256(result.tobytes()).hexdigest()
-    bits["steps"] = hashlib.sha256(trained().tobytes()).hexdigest()
+    bits["steps"] = hashlib.sha256(train_matrix().tobytes()).hexdigest()
     share = ngd.reduce_scatter(numbers(world.rank, 1_200_000, "float32"), op="sum")
     bits["reduce_scatter"] = hashlib.sha256(ngd.all_gather(share).tobytes()).hexdigest()
     return bits
 
 
-def trained(steps: int = 4) -> np.ndarray[Any, Any]:
-    """A matrix after some steps whose gradients are averaged over the ranks, in the graph."""
+def train_matrix(steps: int = 4) -> np.ndarray[Any, Any]:
+    """Return a matrix after some steps that average gradients over the ranks in the graph."""
     rank = ngd.init().rank
     w = ngd.variable("w", numbers(99, 60_000, "float32").reshape(300, 200))
     x = ngd.placeholder("x", (20, 300), np.float32)
@@ -62,35 +62,35 @@ def trained(steps: int = 4) -> np.ndarray[Any, Any]:
 
 
 def check_every_kind(count: int) -> None:
-    """Every kind on arrays of integers, compared with NumPy."""
+    """Compare every kind of collective on integers with NumPy."""
     world = ngd.init()
     rank, size = world.rank, world.size
-    everybody = [np.arange(count) * (r + 1) + r for r in range(size)]
-    mine = everybody[rank]
+    arrays = [np.arange(count) * (r + 1) + r for r in range(size)]
+    mine = arrays[rank]
     table = np.stack([np.arange(size * count).reshape(size, count) * (r + 2) for r in range(size)])
 
     def equal(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(np.asarray(got).reshape(np.shape(want)), want)
 
-    equal(ngd.all_reduce(mine, op="sum"), np.sum(everybody, axis=0))
-    equal(ngd.all_reduce(mine, op="max"), np.max(everybody, axis=0))
-    equal(ngd.all_gather(mine), np.concatenate(everybody))
+    equal(ngd.all_reduce(mine, op="sum"), np.sum(arrays, axis=0))
+    equal(ngd.all_reduce(mine, op="max"), np.max(arrays, axis=0))
+    equal(ngd.all_gather(mine), np.concatenate(arrays))
     equal(ngd.reduce_scatter(table[rank], op="sum"), table.sum(axis=0)[rank])
     equal(ngd.all_to_all(table[rank]), table[:, rank])
     for root in {0, size - 1}:
-        equal(ngd.broadcast(mine, root), everybody[root])
+        equal(ngd.broadcast(mine, root), arrays[root])
         gathered = ngd.gather(mine, root)
         total = ngd.reduce(mine, root, op="sum")
         if rank == root:
-            equal(gathered, np.concatenate(everybody))
-            equal(total, np.sum(everybody, axis=0))
+            equal(gathered, np.concatenate(arrays))
+            equal(total, np.sum(arrays, axis=0))
         share = np.empty((1, count), table.dtype)
         ngd.scatter(table[0] if rank == root else None, root, out=share)
         equal(share, table[0][rank])
     ngd.barrier()
 
 
-def everything(counts: list[int]) -> dict[str, Any]:
+def check_everything(counts: list[int]) -> dict[str, Any]:
     world = ngd.init()
     for count in counts:
         check_every_kind(count)
@@ -103,7 +103,7 @@ def everything(counts: list[int]) -> dict[str, Any]:
 
 
 def all_reduce_traffic(nbytes: int, calls: int = 4) -> float:
-    """The bytes that this host sends for one all-reduce."""
+    """Return the number of bytes that this host sends per all-reduce."""
     data = np.ones(nbytes // 4, np.float32)
     ngd.all_reduce(data, op="sum")
     ngd.barrier()
@@ -120,7 +120,7 @@ def test_every_kind_between_hosts(count: int, per_host: int) -> None:
     with Hosts(count) as hosts:
         arguments = {"counts": [3, 60_000]}
         outcomes = harness.run(
-            everything, ranks, arguments=arguments, launcher=hosts.launcher(per_host)
+            check_everything, ranks, arguments=arguments, launcher=hosts.launcher(per_host)
         )
     values = [outcome.value for outcome in outcomes]
     for rank, value in enumerate(values):
@@ -133,14 +133,14 @@ def test_every_kind_between_hosts(count: int, per_host: int) -> None:
     assert values[0]["bits"] == one_host[0].value
 
 
-def test_uneven_hosts() -> None:
+def test_hosts_with_different_numbers_of_ranks() -> None:
     with Hosts(2) as hosts:
         launcher = hosts.launcher([1, 2])
-        outcomes = harness.run(uneven, 3, launcher=launcher)
+        outcomes = harness.run(check_uneven_hosts, 3, launcher=launcher)
     assert [outcome.value for outcome in outcomes] == [[0, 1], [0, 2], [1, 2]]
 
 
-def uneven() -> list[int]:
+def check_uneven_hosts() -> list[int]:
     world = ngd.init()
     check_every_kind(5_000)
     group = world.split(0 if world.rank > 0 else 1)
@@ -151,8 +151,8 @@ def uneven() -> list[int]:
     return [world.local_rank, world.local_size]
 
 
-def named(by_handle: bool) -> list[Any]:
-    """Hosts by NGD_HOST alone, all of them here."""
+def join_with_host_names(by_handle: bool) -> list[Any]:
+    """Join a world of two hosts that differ only in NGD_HOST. All ranks run on this computer."""
     os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     if by_handle:
         from mpi4py import MPI
@@ -166,16 +166,16 @@ def named(by_handle: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("by_handle", [False, True])
-def test_ngd_host_and_handles(by_handle: bool) -> None:
+def test_ngd_host_sets_the_hosts_of_a_communicator(by_handle: bool) -> None:
     arguments = {"by_handle": by_handle}
-    outcomes = harness.run(named, 4, arguments=arguments, launcher="mpirun")
+    outcomes = harness.run(join_with_host_names, 4, arguments=arguments, launcher="mpirun")
     order = [3, 2, 1, 0] if by_handle else [0, 1, 2, 3]
     assert [outcome.value for outcome in outcomes] == [
         ["hierarchical", rank, rank % 2, 2] for rank in order
     ]
 
 
-# Links that are not what they should be.
+# Slow links.
 
 
 def reduce_for_seconds(nbytes: int, timeout: float = 60) -> float:
@@ -186,8 +186,8 @@ def reduce_for_seconds(nbytes: int, timeout: float = 60) -> float:
     return time.monotonic() - start
 
 
-def test_slow_link_is_no_missing_rank() -> None:
-    """A transfer may take longer than NGD_TIMEOUT: that is for ranks that do not move."""
+def test_a_slow_link_is_not_a_timeout() -> None:
+    """NGD_TIMEOUT limits the wait for a rank without progress, not the time of a transfer."""
     with Hosts(2) as hosts:
         hosts.slow_down("80mbit", burst="32k")
         outcomes = harness.run(
@@ -199,7 +199,7 @@ def test_slow_link_is_no_missing_rank() -> None:
     assert all(outcome.value > 2 for outcome in outcomes)
 
 
-def test_lossy_link() -> None:
+def test_a_link_that_loses_packets_works() -> None:
     with Hosts(2) as hosts:
         hosts.slow_down("200mbit", burst="20k", limit="30k")
         arguments = {"nbytes": 4 * MIB}
@@ -209,10 +209,10 @@ def test_lossy_link() -> None:
         assert hosts.lost(0) + hosts.lost(1) > 0
 
 
-# Hosts and ranks that are gone.
+# Lost hosts and ranks.
 
 
-def reduce_for_ever(timeout: float = 60) -> dict[str, Any]:
+def reduce_until_failure(timeout: float = 60) -> dict[str, Any]:
     rank = harness.hurried(timeout).rank
     data = np.ones(MIB)
     ngd.all_reduce(data, op="sum")
@@ -227,7 +227,7 @@ def reduce_for_ever(timeout: float = 60) -> dict[str, Any]:
 
     error = caught(step)
     again = caught(ngd.barrier)["error"]
-    # Over MPI the first one to exit ends the others, who have yet to say what they saw.
+    # Over MPI the first exit ends the other ranks, which have not reported their errors yet.
     atexit.register(time.sleep, 20)
     return {**error, "again": again, "seconds": time.monotonic() - start, "rank": rank}
 
@@ -235,7 +235,7 @@ def reduce_for_ever(timeout: float = 60) -> dict[str, Any]:
 def test_cut_link_is_a_timeout_on_every_rank() -> None:
     with Hosts(2) as hosts:
         arguments = {"timeout": 3}
-        with Job(reduce_for_ever, 4, arguments=arguments, launcher=hosts.launcher(2)) as job:
+        with Job(reduce_until_failure, 4, arguments=arguments, launcher=hosts.launcher(2)) as job:
             for rank in range(4):
                 job.wait_for(rank, "training")
             hosts.cut_off(1)
@@ -244,16 +244,16 @@ def test_cut_link_is_a_timeout_on_every_rank() -> None:
         assert value["error"] == "CollectiveTimeoutError", value
         assert value["again"] == "GroupClosedError"
         assert 2.5 < value["seconds"] < 8, value
-        # Who has all of its own from beyond the link waits for a neighbour that has not.
+        # A rank that has all data from the other host waits for a rank of its own host.
         others = [f"rank {other}" for other in range(4) if other != rank]
         assert any(other in value["message"] for other in others), value
-    for here, beyond in (((0, 1), ("rank 2", "rank 3")), ((2, 3), ("rank 0", "rank 1"))):
-        said = [outcomes[rank]["message"] for rank in here]
-        assert any(peer in message for peer in beyond for message in said), said
+    for ranks, remote_ranks in (((0, 1), ("rank 2", "rank 3")), ((2, 3), ("rank 0", "rank 1"))):
+        messages = [outcomes[rank]["message"] for rank in ranks]
+        assert any(peer in message for peer in remote_ranks for message in messages), messages
 
 
 def test_killed_rank_on_another_host_ends_the_job() -> None:
-    with Hosts(2) as hosts, Job(reduce_for_ever, 4, launcher=hosts.launcher(2)) as job:
+    with Hosts(2) as hosts, Job(reduce_until_failure, 4, launcher=hosts.launcher(2)) as job:
         for rank in range(4):
             job.wait_for(rank, "training")
         victims = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks call alike and mean differently: lists, shapes, and steps of equal collectives."""
+"""Tests of mismatches between calls of equal size: lists, shapes, and steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.harness import caught
 from tests.support.standing import fail_in_world, run_in_world
 
 pytestmark = harness.needs_ranks
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 
 def arrays(*shapes: Any, dtype: str = "f4") -> list[Any]:
@@ -26,7 +26,7 @@ def arrays(*shapes: Any, dtype: str = "f4") -> list[Any]:
 
 LONG = [5] * 40
 
-# What rank 0 does, what the others do, and the words of the error.
+# The call of rank 0, the call of the other ranks, and words of the error.
 DISAGREEMENTS: dict[str, tuple[Callable[[], Any], Callable[[], Any], list[str]]] = {
     "sizes": (
         lambda: ngd.all_reduce(arrays(2, 3), op="sum"),
@@ -126,9 +126,9 @@ def disagree(names: list[str]) -> list[dict[str, str]]:
     return errors
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_lists_and_shapes_that_differ_are_a_mismatch(communicator: str, ranks: int) -> None:
+def test_different_lists_and_shapes_are_a_mismatch(communicator: str, ranks: int) -> None:
     names = list(DISAGREEMENTS)
     for outcome in fail_in_world(disagree, communicator, ranks, names=names):
         for name, error in zip(names, outcome.value, strict=True):
@@ -138,8 +138,8 @@ def test_lists_and_shapes_that_differ_are_a_mismatch(communicator: str, ranks: i
             assert error["message"].count("test_identity.py:") >= 2, (name, error)
 
 
-def agree() -> None:
-    """Extents of 1 move no element; a list of one is its array."""
+def call_equal_collectives() -> None:
+    """Make calls that mean the same: axes of length 1, and lists of one array."""
     world = ngd.init()
     n, r = world.size, world.rank
     shapes: list[Any] = [(6,), (1, 6), (6, 1), (1, 6, 1)]
@@ -152,7 +152,7 @@ def agree() -> None:
     assert lists[0].sum() == 6 * n
     rows = ngd.all_gather_v(np.ones((r + 1, 2, 3)))
     assert rows.shape == (n * (n + 1) // 2, 2, 3)
-    other = np.empty((3, 2))  # a message has a number of elements: who receives shapes it
+    other = np.empty((3, 2))  # a message has only a number of elements; the receiver shapes it
     if r == 0:
         ngd.send(one, 1)
     elif r == 1:
@@ -160,22 +160,22 @@ def agree() -> None:
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3, 4))
-def test_what_means_the_same_agrees(communicator: str, ranks: int) -> None:
-    run_in_world(agree, communicator, ranks)
+def test_equal_calls_in_different_forms_agree(communicator: str, ranks: int) -> None:
+    run_in_world(call_equal_collectives, communicator, ranks)
 
 
 # Steps.
 
 
 def steps_of(device: str) -> tuple[Any, Any]:
-    """Two, whose collectives are equal; of two lines."""
+    """Return two steps from two lines with equal collectives and different computations."""
     x = ngd.placeholder("x", (3,))
     twice = ngd.compile([x], [ops.all_reduce(x * 2, op="sum")], device=device)
     thrice = ngd.compile([x], [ops.all_reduce(x * 3, op="sum")], device=device)
     return twice, thrice
 
 
-def crossed(devices: list[str], what: str) -> dict[str, str]:
+def call_steps_in_another_order(devices: list[str], what: str) -> dict[str, str]:
     world = ngd.init()
     device = devices[world.rank]
     x = ngd.placeholder("x", (3,))
@@ -191,7 +191,7 @@ def crossed(devices: list[str], what: str) -> dict[str, str]:
     return caught(lambda: [step(np.ones(3, np.float32)) for step in order] and None)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("what", ["operands", "outputs", "updates"])
 @pytest.mark.parametrize(
     "devices", [["CPU"] * 3, ["INTERPRETER"] * 3, ["CPU", "INTERPRETER", "CPU"]]
@@ -199,7 +199,9 @@ def crossed(devices: list[str], what: str) -> dict[str, str]:
 def test_steps_in_another_order_are_a_mismatch(
     communicator: str, devices: list[str], what: str
 ) -> None:
-    for outcome in fail_in_world(crossed, communicator, 3, devices=devices, what=what):
+    for outcome in fail_in_world(
+        call_steps_in_another_order, communicator, 3, devices=devices, what=what
+    ):
         error = outcome.value
         assert error["error"] == "CollectiveMismatchError", error
         assert "rank 0: the step with " in error["message"], error
@@ -209,8 +211,8 @@ def test_steps_in_another_order_are_a_mismatch(
         assert error["message"].count("test_identity.py:") >= 4, error
 
 
-def differ_by_right() -> None:
-    """All that ranks may have of their own in steps that belong together."""
+def call_different_steps() -> None:
+    """Call steps that legitimately differ between ranks."""
     world = ngd.init()
     n, r = world.size, world.rank
     ones = np.ones(3, np.float32)
@@ -230,9 +232,11 @@ def differ_by_right() -> None:
         w = ngd.variable("w", ones)
         update = {w: w - 0.1 * y}
         step = ngd.compile([x], [], update, device=device)
-        verbose = ngd.compile([x], [y, w * 2], update, device=device)  # on all ranks, and called
+        verbose = ngd.compile([x], [y, w * 2], update, device=device)  # compiled on all ranks
         for number in range(4):
-            (verbose if number % n == r else step)(ones)  # by one of them at a time
+            (verbose if number % n == r else step)(
+                ones
+            )  # one rank at a time calls the verbose step
         for rows in (r + 1, 1 if r == 0 else 5):
             batch = ngd.placeholder("batch", (rows, 3))
             loss = ops.mean(
@@ -261,8 +265,10 @@ def differ_by_right() -> None:
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(1, 2, 3))
-def test_steps_may_differ_between_ranks_by_right(communicator: str, ranks: int) -> None:
-    run_in_world(differ_by_right, communicator, ranks)
+def test_steps_may_compute_different_things_around_equal_collectives(
+    communicator: str, ranks: int
+) -> None:
+    run_in_world(call_different_steps, communicator, ranks)
 
 
 def batch_norm_loss(x: Any, w: Any) -> Any:
@@ -272,7 +278,7 @@ def batch_norm_loss(x: Any, w: Any) -> Any:
     return ops.sum(y * x) + sum(ops.sum(v) for v in state.updates.values())
 
 
-# Losses of x[rows, 2] whose graphs contain numbers that follow from the number of rows.
+# Losses of x[rows, 2]. Their graphs contain numbers that depend on the number of rows.
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "mean": lambda x, w: ops.mean(ops.square(x @ w)),
     "var": lambda x, w: ops.var(x * w, 0, ddof=1)[0],
@@ -284,7 +290,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "take": lambda x, w: ops.sum(ops.take(x * w, np.array([0]), 0)),
     "scan": lambda x, w: ops.scan(lambda total, row: (total + row @ w, total), 0.0, x)[0],
 }
-# The same for ngd.function alone: plain Python numbers, and positions from the end.
+# The same only for ngd.function: plain Python numbers, and positions from the end.
 LOSSES_OF_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     **LOSSES,
     "len": lambda x, w: ops.sum(x @ w) / x.shape[0],
@@ -294,8 +300,8 @@ LOSSES_OF_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 ROWS = ((3, 3, 3), (3, 2, 4), (4, 3, 3), (2, 2, 2), (2, 4, 3))
 
 
-def lengths_differ(names: list[str]) -> None:
-    """Each rank trains on batches of its own length; every rank has seen some lengths before."""
+def train_on_different_lengths(names: list[str]) -> None:
+    """Train on batches of different lengths per rank. Some lengths are new, some are not."""
     world = ngd.init()
     for name in names:
         w = ngd.variable(f"{name}.w", np.ones(2, np.float32))
@@ -323,11 +329,13 @@ def lengths_differ(names: list[str]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", list(LOSSES_OF_FUNCTIONS))
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
-def test_batches_of_other_lengths_are_no_mismatch(communicator: str, ranks: int, name: str) -> None:
-    run_in_world(lengths_differ, communicator, ranks, names=[name])
+def test_batches_of_different_lengths_are_not_a_mismatch(
+    communicator: str, ranks: int, name: str
+) -> None:
+    run_in_world(train_on_different_lengths, communicator, ranks, names=[name])
 
 
-def crossed_functions(what: str) -> dict[str, str]:
+def call_functions_in_another_order(what: str) -> dict[str, str]:
     world = ngd.init()
 
     def scaled(x: Any, factor: int) -> Any:
@@ -346,10 +354,10 @@ def crossed_functions(what: str) -> dict[str, str]:
     return caught(call)
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("what", ["functions", "fixed arguments"])
 def test_functions_in_another_order_are_a_mismatch(communicator: str, what: str) -> None:
-    for outcome in fail_in_world(crossed_functions, communicator, 2, what=what):
+    for outcome in fail_in_world(call_functions_in_another_order, communicator, 2, what=what):
         error = outcome.value
         assert error["error"] == "CollectiveMismatchError", error
         assert "whose collectives are the same" in error["message"], error
@@ -361,7 +369,7 @@ def compare_computations() -> list[str]:
     return [first.compare_ranks(), (first if world.rank else second).compare_ranks()]
 
 
-@over
+@each_communicator
 def test_compare_ranks_shows_another_computation(communicator: str) -> None:
     for outcome in run_in_world(compare_computations, communicator, 2):
         same, other = outcome.value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short form of tests/stress/interrupts.py, most of it where an interrupt once did harm."""
+"""A short form of tests/stress/interrupts.py, mostly with calls that once failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*arguments: object) -> None:
     ],
 )
 def test_an_interrupt_between_two_bytecodes(case: str) -> None:
-    # After a shutdown the others wait in their next collective until the deadline.
+    # After a shutdown, the other ranks wait in their next collective until the deadline.
     run("--runs", 4 if case == "shutdown" else 12, "--case", case)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers: every way in which ranks are started, and how their jobs end."""
+"""Tests of every launcher: ranks and sizes, and how jobs end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCHERS = ["plain", "ngd run", pytest.param("mpirun", marks=needs_mpirun)]
 
 
 def mpich() -> str | None:
-    """MPICH's mpirun, by whichever name it has."""
+    """Return the path of MPICH's mpirun, which has several names."""
     for name in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich"):
         path = shutil.which(name)
         if path is not None:
@@ -36,53 +36,55 @@ def mpich() -> str | None:
     return None
 
 
-def place() -> list[int]:
+def rank_and_size() -> list[int]:
     world = ngd.init()
     ranks = ngd.all_reduce(np.eye(world.size, dtype=np.int64)[world.rank], op="sum")
     assert ranks.tolist() == [1] * world.size
     return [world.rank, world.size, world.local_rank, world.local_size]
 
 
-def check_places(outcomes: list[Outcome], ranks: int) -> None:
+def check_ranks_and_sizes(outcomes: list[Outcome], ranks: int) -> None:
     assert [o.value for o in outcomes] == [[r, ranks, r, ranks] for r in range(ranks)]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_launcher(launcher: str, ranks: int) -> None:
-    check_places(run(place, ranks, launcher=launcher), ranks)
+def test_each_launcher_starts_the_ranks(launcher: str, ranks: int) -> None:
+    check_ranks_and_sizes(run(rank_and_size, ranks, launcher=launcher), ranks)
 
 
 @pytest.mark.skipif(mpich() is None, reason="needs MPICH's mpirun (mpiexec.hydra)")
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_mpich(ranks: int) -> None:
-    check_places(run(place, ranks, launcher=[str(mpich()), "-n", str(ranks)]), ranks)
+def test_mpich_starts_the_ranks(ranks: int) -> None:
+    check_ranks_and_sizes(
+        run(rank_and_size, ranks, launcher=[str(mpich()), "-n", str(ranks)]), ranks
+    )
 
 
-def test_alone() -> None:
-    with Job(place, 1, start=[]) as job:
+def test_a_process_without_a_launcher_is_one_rank() -> None:
+    with Job(rank_and_size, 1, start=[]) as job:
         job.start(0, {})
-        check_places(job.wait(60), 1)
+        check_ranks_and_sizes(job.wait(60), 1)
 
 
-def test_torchruns_environment() -> None:
-    """Ranks without a common parent: MASTER_ADDR and MASTER_PORT are what they share."""
-    with Job(place, 2, start=[]) as job:
+def test_the_environment_of_torchrun() -> None:
+    """Ranks without a common parent share only MASTER_ADDR and MASTER_PORT."""
+    with Job(rank_and_size, 2, start=[]) as job:
         for rank in range(2):
             env = harness.plain_environment(rank, 2)
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
             job.start(rank, env, wrapper=["/bin/sh", "-c", '"$@"; exit $?', "sh"])
-        check_places(job.wait(60), 2)
+        check_ranks_and_sizes(job.wait(60), 2)
 
 
-def test_slurms_environment() -> None:
-    with Job(place, 2, start=[]) as job:
+def test_the_environment_of_slurm() -> None:
+    with Job(rank_and_size, 2, start=[]) as job:
         for rank in range(2):
             env = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank)}
             env |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
             env |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
             job.start(rank, env)
-        check_places(job.wait(60), 2)
+        check_ranks_and_sizes(job.wait(60), 2)
 
 
 SEVERAL_HOSTS = {
@@ -113,20 +115,20 @@ SEVERAL_HOSTS = {
 }
 
 
-def refused() -> dict[str, Any]:
+def init_error() -> dict[str, Any]:
     return harness.caught(ngd.init)
 
 
 @pytest.mark.parametrize("launcher", SEVERAL_HOSTS)
-def test_hosts_that_ngd_cannot_reach_are_refused_with_the_cure(launcher: str) -> None:
-    """In mode MLSL there is one host; in mode OMPI MPI has to know of the ranks."""
+def test_unreachable_hosts_raise_with_a_fix(launcher: str) -> None:
+    """Mode MLSL has one host. In mode OMPI, MPI must find all ranks."""
     reason = {
         "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory; got 2 "
         f"ranks of {launcher} on several hosts, 1 on this one",
         "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of "
         "its ranks",
     }
-    with Job(refused, 1, start=[]) as job:
+    with Job(init_error, 1, start=[]) as job:
         job.start(0, SEVERAL_HOSTS[launcher])
         (outcome,) = job.wait(60)
     assert outcome.value is not None, outcome
@@ -135,17 +137,17 @@ def test_hosts_that_ngd_cannot_reach_are_refused_with_the_cure(launcher: str) ->
     assert "mpirun" in outcome.value["message"]
 
 
-def test_fluxs_environment() -> None:
-    with Job(place, 2, start=[]) as job:
+def test_the_environment_of_flux() -> None:
+    with Job(rank_and_size, 2, start=[]) as job:
         for rank in range(2):
             env = {"FLUX_JOB_ID": "97", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"}
             env |= {"FLUX_TASK_RANK": str(rank), "FLUX_TASK_LOCAL_ID": str(rank)}
             job.start(rank, env)
-        check_places(job.wait(60), 2)
+        check_ranks_and_sizes(job.wait(60), 2)
 
 
-def mark(number: int) -> list[int]:
-    """Many collectives, to overlap with another job's."""
+def run_many_collectives(number: int) -> list[int]:
+    """Run many collectives, to overlap with another job."""
     world = ngd.init()
     total = sum(int(ngd.all_reduce(number, op="sum")) for _ in range(2000))
     assert total == 2000 * world.size * number
@@ -164,17 +166,17 @@ def mark(number: int) -> list[int]:
 )
 def test_two_jobs_at_once(first: str, second: str) -> None:
     with (
-        Job(mark, 2, arguments={"number": 1}, launcher=first) as one,
-        Job(mark, 3, arguments={"number": 1000}, launcher=second) as other,
+        Job(run_many_collectives, 2, arguments={"number": 1}, launcher=first) as one,
+        Job(run_many_collectives, 3, arguments={"number": 1000}, launcher=second) as other,
     ):
         assert [o.value for o in one.wait(60)] == [[2, 1]] * 2, one.said
         assert [o.value for o in other.wait(60)] == [[3, 1000]] * 3, other.said
 
 
 def end_badly(how: str) -> None:
-    """Rank 1 goes; rank 0 waits for it."""
+    """End rank 1 while rank 0 waits for it."""
     if how == "exit slowly" and os.environ["RANK"] == "1":
-        atexit.register(time.sleep, 0.5)  # after ngd's own farewell
+        atexit.register(time.sleep, 0.5)  # after ngd has closed the world
     rank = ngd.init().rank
     ngd.barrier()
     say("up")
@@ -188,16 +190,16 @@ def end_badly(how: str) -> None:
     time.sleep(60)
 
 
-def stay() -> None:
+def init_and_sleep() -> None:
     ngd.init()
     say("up")
     time.sleep(60)
 
 
 @needs_mpirun
-def test_a_killed_mpirun_leaves_nothing_that_another_stumbles_over() -> None:
-    """Open MPI's folder is named after a process ID; who finds it there does not start."""
-    with Job(stay, 2, launcher="mpirun") as job:
+def test_a_killed_mpirun_does_not_prevent_the_next_start() -> None:
+    """Open MPI names its folder after a process ID. An existing folder prevents a start."""
+    with Job(init_and_sleep, 2, launcher="mpirun") as job:
         assert job.launcher is not None
         name = f"ompi.{job.launcher.pid}"
         job.wait_for(0, "up")
@@ -226,14 +228,14 @@ def test_launcher_ends_a_job_that_fails(
         job.wait(20)
         assert job.launcher is not None
         assert time.monotonic() - since < 10
-        # With mpirun the first rank to end decides: it may be the other one, which ends with 1.
-        # MPICH's gives the number of the signal.
+        # mpirun returns the code of the first rank that ends: that may be the other one, with 1.
+        # MPICH's mpirun returns the number of the signal.
         codes = (code,) if launcher == "ngd run" else (code, code & 127, 1)
         assert job.launcher.returncode in codes, job.said
 
 
 @pytest.mark.long
-def test_the_first_to_leave_decides_though_another_ends_before() -> None:
+def test_the_first_rank_that_leaves_sets_the_exit_code() -> None:
     with Job(end_badly, 3, arguments={"how": "exit slowly"}, launcher="ngd run") as job:
         job.wait(20)
         assert job.launcher is not None
@@ -242,7 +244,7 @@ def test_the_first_to_leave_decides_though_another_ends_before() -> None:
 
 
 @pytest.mark.parametrize(("how", "words"), [("kill", "rank 1 (process "), ("raise", "broken")])
-def test_ranks_of_ngd_run_say_what_they_saw(how: str, words: str) -> None:
+def test_ranks_of_ngd_run_report_the_failure(how: str, words: str) -> None:
     with Job(end_badly, 3, arguments={"how": how}, launcher="ngd run") as job:
         outcomes = job.wait(20)
         for rank in (0, 2):
@@ -250,7 +252,7 @@ def test_ranks_of_ngd_run_say_what_they_saw(how: str, words: str) -> None:
 
 
 def count_to(limit: int, folder: str) -> list[int]:
-    """Adds up a step at a time, from its checkpoint; rank 1 dies in the middle of the first two."""
+    """Count up by one per step from a checkpoint. Rank 1 dies during the first two runs."""
     world = ngd.init()
     restarts = int(os.environ["NGD_RESTART_COUNT"])
     saved = Path(folder, "count")
@@ -268,7 +270,7 @@ def count_to(limit: int, folder: str) -> list[int]:
 
 
 @pytest.mark.long
-def test_a_job_that_is_started_again_resumes(tmp_path: Path) -> None:
+def test_a_restarted_job_resumes(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "ngd.launch", "-n", "3", "--max-restarts", "4"]
     arguments = {"limit": 300, "folder": str(tmp_path)}
     outcomes = run(count_to, 3, arguments=arguments, launcher=launcher)
@@ -279,7 +281,7 @@ def test_a_job_that_is_started_again_resumes(tmp_path: Path) -> None:
     assert count == 300
 
 
-def sleep_on() -> None:
+def join_and_sleep() -> None:
     ngd.init()
     ngd.barrier()
     say("up")
@@ -291,7 +293,7 @@ def sleep_on() -> None:
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
 )
 def test_signal_to_the_launcher_ends_all(launcher: str, number: int) -> None:
-    with Job(sleep_on, 3, launcher=launcher) as job:
+    with Job(join_and_sleep, 3, launcher=launcher) as job:
         for rank in range(3):
             job.wait_for(rank, "up")
         assert job.launcher is not None
@@ -301,7 +303,7 @@ def test_signal_to_the_launcher_ends_all(launcher: str, number: int) -> None:
 
 
 def test_kill_of_ngd_run_ends_its_ranks() -> None:
-    with Job(sleep_on, 2, launcher="ngd run") as job:
+    with Job(join_and_sleep, 2, launcher="ngd run") as job:
         job.wait_for(0, "up")
         job.wait_for(1, "up")
         assert job.launcher is not None
@@ -312,7 +314,7 @@ def test_kill_of_ngd_run_ends_its_ranks() -> None:
 @pytest.mark.long
 @needs_mpirun
 def test_example_under_mpirun_prints_one_report() -> None:
-    """The command of the README, shortened."""
+    """Run the command of the README with fewer epochs."""
     example = harness.EXAMPLES / "dist_mnist_mlp.py"
     env: dict[str, Any] = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
     env |= harness.OPEN_MPI_ENVIRONMENT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that come and go under `ngd run --min-ranks`: the launcher, ngd.init() and DiLoCo."""
+"""Tests of `ngd run --min-ranks`: launcher, ngd.init() and DiLoCo when members leave or join."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ tell(ends=d.round, w=w[0].tolist(), moments=float(moments[0]))
 )
 
 
-class Ended:
-    """How a job has ended, and what its members told."""
+class JobEnd:
+    """The exit code and output of a job, and the lines that its members printed."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.err = code, err
@@ -71,20 +71,20 @@ class Ended:
         self.all = f"code {code}\n{out}\n{err}"
 
     def of(self, what: str) -> dict[int, Any]:
-        """What members told last under this name."""
+        """Return the last line with this key of each member."""
         return {line["member"]: line for line in self.told if what in line}
 
 
 def run(
     folder: Path, program: str, *options: str, seconds: float = 120, timeout: str = "30"
-) -> Ended:
-    """Run a job to its end; no process of it may be left."""
+) -> JobEnd:
+    """Run a job to its end. Fail if a process of it remains."""
     script = folder / "program.py"
     script.write_text(program)
     marker = secrets.token_hex(8)
     command = [sys.executable, "-m", "ngd.launch", "--no-prefix", *options, str(script)]
-    kept = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
-    env = {**kept, harness.MARKER: marker, "NGD_TIMEOUT": timeout, "OMP_NUM_THREADS": "1"}
+    inherited = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
+    env = {**inherited, harness.MARKER: marker, "NGD_TIMEOUT": timeout, "OMP_NUM_THREADS": "1"}
     env["TMPDIR"] = str(folder)
     job = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -97,116 +97,126 @@ def run(
         pytest.fail(f"the job did not end in {seconds} s\n{out}\n{err}")
     assert harness.marked_processes(marker) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith("ngd-run-")] == []
-    return Ended(job.returncode, out, err)
+    return JobEnd(job.returncode, out, err)
 
 
 def rounds(harm: str, count: int = 6) -> str:
-    """The program, in which a round begins with harm."""
+    """Return the DiLoCo program, with `harm` before each inner step."""
     return ROUNDS.replace("LATER = 3", f"ROUNDS = {count}\ndef harm(round):\n    {harm}\n")
 
 
-def test_the_others_go_on_without_a_lost_one(tmp_path: Path) -> None:
-    ended = run(tmp_path, rounds("if me == 1 and round == 2: die()"), "-n", "3", "--min-ranks", "2")
-    assert ended.code == 0, ended.all
-    # A round moves by the mean of 2 * (1 + me): 4 with all, 4 again with 0 and 2.
-    assert ended.of("ends").keys() == {0, 2}
-    assert [line["size"] for line in ended.told if "size" in line and line["member"] == 0] == [
+def test_a_job_continues_without_a_lost_member(tmp_path: Path) -> None:
+    job_end = run(
+        tmp_path, rounds("if me == 1 and round == 2: die()"), "-n", "3", "--min-ranks", "2"
+    )
+    assert job_end.code == 0, job_end.all
+    # A round moves by the mean of 2 * (1 + me): 4 with all members, and 4 with members 0 and 2.
+    assert job_end.of("ends").keys() == {0, 2}
+    assert [line["size"] for line in job_end.told if "size" in line and line["member"] == 0] == [
         *(3, 3, 2, 2, 2, 2)
     ]
-    assert ended.of("ends")[0]["w"] == ended.of("ends")[2]["w"] == [[-24.0] * 3] * 2
-    assert "member 1 was killed by SIGKILL; 2 others go on" in ended.err
-    assert "world 2 has the members 0, 2" in ended.err
-    assert re.search(r"train\.DiLoCo: outer step 3: .*: rank 1 .*has died", ended.err), ended.all
+    assert job_end.of("ends")[0]["w"] == job_end.of("ends")[2]["w"] == [[-24.0] * 3] * 2
+    assert "member 1 was killed by SIGKILL; 2 others go on" in job_end.err
+    assert "world 2 has the members 0, 2" in job_end.err
+    assert re.search(r"train\.DiLoCo: outer step 3: .*: rank 1 .*has died", job_end.err), (
+        job_end.all
+    )
 
 
-def test_the_mean_is_of_those_who_are_there(tmp_path: Path) -> None:
-    ended = run(tmp_path, rounds("if me == 2 and round == 1: die()"), "-n", "3", "--min-ranks", "1")
-    assert ended.code == 0, ended.all
-    assert ended.of("ends")[0]["w"][0][0] == -(4 + 5 * 3)
+def test_the_mean_is_over_the_present_members(tmp_path: Path) -> None:
+    job_end = run(
+        tmp_path, rounds("if me == 2 and round == 1: die()"), "-n", "3", "--min-ranks", "1"
+    )
+    assert job_end.code == 0, job_end.all
+    assert job_end.of("ends")[0]["w"][0][0] == -(4 + 5 * 3)
 
 
 @pytest.mark.long
-def test_a_new_member_heals_from_a_peer(tmp_path: Path) -> None:
+def test_a_new_member_gets_the_state_of_another(tmp_path: Path) -> None:
     slow = "time.sleep(0.25); die() if me == 0 and round == 1 else None"
-    ended = run(tmp_path, rounds(slow, 20), "-n", "2", "--min-ranks", "1", "--max-restarts", "1")
-    assert ended.code == 0, ended.all
-    begins, ends = ended.of("begins")[2], ended.of("ends")
+    job_end = run(tmp_path, rounds(slow, 20), "-n", "2", "--min-ranks", "1", "--max-restarts", "1")
+    assert job_end.code == 0, job_end.all
+    begins, ends = job_end.of("begins")[2], job_end.of("ends")
     assert ends.keys() == {1, 2}
     assert 2 <= begins["begins"] < 20
-    # It has the weights of the others, and as many inner steps behind it.
-    beside = [line for line in ended.told if line.get("round") == begins["begins"]]
-    assert [line["w"] for line in beside if line["member"] == 1] == [begins["w"]]
+    # It has the weights of the other member, and the same number of inner steps.
+    peers = [line for line in job_end.told if line.get("round") == begins["begins"]]
+    assert [line["w"] for line in peers if line["member"] == 1] == [begins["w"]]
     assert begins["moments"] == 2 * begins["begins"]
     assert ends[1]["w"] == ends[2]["w"]
     assert ends[1]["moments"] == ends[2]["moments"] == 40
-    # Rounds of 0 and 1 move by 3, of 1 alone by 4, of 1 and 2 by 5.
+    # Rounds of members 0 and 1 move by 3, of only member 1 by 4, of members 1 and 2 by 5.
     assert ends[1]["w"][0][0] == -(3 + 4 * (begins["begins"] - 1) + 5 * (20 - begins["begins"]))
-    # It may be there before the other one has noticed that the first is lost.
-    assert re.search(r"world [23] has the members 1, 2", ended.err), ended.all
+    # The new member may start before the other one notices the lost member.
+    assert re.search(r"world [23] has the members 1, 2", job_end.err), job_end.all
     for words in (
         "member 0 was killed by SIGKILL; member 2 starts in its place",
         "member 2 waits for the others",
         "healed by rank 0, at round",
     ):
-        assert words in ended.err, ended.all
+        assert words in job_end.err, job_end.all
 
 
-def test_too_few_end_the_job(tmp_path: Path) -> None:
+def test_too_few_members_end_the_job(tmp_path: Path) -> None:
     slow = "time.sleep(0.1); sys.exit(7) if me == 1 else None"
-    ended = run(tmp_path, rounds(slow, 10**6), "-n", "2", "--min-ranks", "2")
-    assert ended.code == 7, ended.all
-    assert "rank 1 returned 7; ending the others" in ended.err
+    job_end = run(tmp_path, rounds(slow, 10**6), "-n", "2", "--min-ranks", "2")
+    assert job_end.code == 7, job_end.all
+    assert "rank 1 returned 7; ending the others" in job_end.err
 
 
-def test_nobody_who_knows_the_weights_ends_the_job(tmp_path: Path) -> None:
-    """New ones alone do not begin again."""
-    ended = run(tmp_path, rounds("die()"), "-n", "1", "--min-ranks", "1", "--max-restarts", "3")
-    assert ended.code == 128 + signal.SIGKILL, ended.all
-    assert ended.of("begins").keys() == {0}
+def test_the_loss_of_all_members_with_weights_ends_the_job(tmp_path: Path) -> None:
+    """New members do not start the training again."""
+    job_end = run(tmp_path, rounds("die()"), "-n", "1", "--min-ranks", "1", "--max-restarts", "3")
+    assert job_end.code == 128 + signal.SIGKILL, job_end.all
+    assert job_end.of("begins").keys() == {0}
 
 
 @pytest.mark.long
-def test_a_new_one_that_comes_too_late_is_sent_home(tmp_path: Path) -> None:
+def test_a_member_that_starts_after_the_training_ends(tmp_path: Path) -> None:
     program = rounds("die() if me == 0 and round == 1 else None", 3)
-    late = program.replace("import numpy", "time.sleep(0 if me < 2 else 600)\nimport numpy", 1)
-    late = late.replace("me = int", "", 1).replace('(os.environ["NGD_MEMBER"])\n', "\n", 1)
-    late = late.replace(
+    late_program = program.replace(
+        "import numpy", "time.sleep(0 if me < 2 else 600)\nimport numpy", 1
+    )
+    late_program = late_program.replace("me = int", "", 1).replace(
+        '(os.environ["NGD_MEMBER"])\n', "\n", 1
+    )
+    late_program = late_program.replace(
         "import json, ", 'import os\nme = int(os.environ["NGD_MEMBER"])\nimport json, '
     )
     options = ("-n", "2", "--min-ranks", "1", "--max-restarts", "1")
-    ended = run(tmp_path, late, *options, seconds=60)
-    assert ended.code == 0, ended.all
-    assert "the training has ended before 2 came" in ended.err
+    job_end = run(tmp_path, late_program, *options, seconds=60)
+    assert job_end.code == 0, job_end.all
+    assert "the training has ended before 2 came" in job_end.err
 
 
 @pytest.mark.long
-def test_who_is_stopped_is_killed_at_the_deadline(tmp_path: Path) -> None:
+def test_a_stopped_member_is_killed_at_the_deadline(tmp_path: Path) -> None:
     stop = "os.kill(os.getpid(), signal.SIGSTOP) if me == 1 and round == 2 else None"
-    ended = run(tmp_path, rounds(stop), "-n", "3", "--min-ranks", "2", timeout="3")
-    assert ended.code == 0, ended.all
-    assert ended.of("ends").keys() == {0, 2}
-    assert "member 1 did not come in 3 s, and is killed" in ended.err
+    job_end = run(tmp_path, rounds(stop), "-n", "3", "--min-ranks", "2", timeout="3")
+    assert job_end.code == 0, job_end.all
+    assert job_end.of("ends").keys() == {0, 2}
+    assert "member 1 did not come in 3 s, and is killed" in job_end.err
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("timeout", ["0", "inf"])
-def test_a_deadline_may_never_come(tmp_path: Path, timeout: str) -> None:
-    ended = run(tmp_path, rounds("pass", 2), "-n", "2", "--min-ranks", "1", timeout=timeout)
-    assert ended.code == 0, ended.all
-    assert ended.of("ends").keys() == {0, 1}
+def test_infinite_timeouts_work(tmp_path: Path, timeout: str) -> None:
+    job_end = run(tmp_path, rounds("pass", 2), "-n", "2", "--min-ranks", "1", timeout=timeout)
+    assert job_end.code == 0, job_end.all
+    assert job_end.of("ends").keys() == {0, 1}
 
 
-def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_member_that_dies_before_the_first_world_is_not_awaited(tmp_path: Path) -> None:
     program = (
         rounds("pass").replace("LATER", "").replace("def die", "if me == 0: sys.exit(2)\ndef die")
     )
-    ended = run(tmp_path, program, "-n", "3", "--min-ranks", "2")
-    assert ended.code == 0, ended.all
-    assert "world 1 has the members 1, 2" in ended.err
+    job_end = run(tmp_path, program, "-n", "3", "--min-ranks", "2")
+    assert job_end.code == 0, job_end.all
+    assert "world 1 has the members 1, 2" in job_end.err
 
 
 @pytest.mark.long
-def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_member_that_dies_before_the_rendezvous_is_not_awaited(tmp_path: Path) -> None:
     early = """
 from ngd.comm.launchers.launcher_pipe import say_to_launcher
 if me == 1:
@@ -215,14 +225,14 @@ if me == 1:
     die()
 """
     program = rounds("pass").replace("d = train", f"{early}d = train", 1)
-    ended = run(tmp_path, program, "-n", "3", "--min-ranks", "2", timeout="5")
-    assert ended.code == 0, ended.all
-    assert ended.of("ends").keys() == {0, 2}
-    assert "world 2 has the members 0, 2" in ended.err
+    job_end = run(tmp_path, program, "-n", "3", "--min-ranks", "2", timeout="5")
+    assert job_end.code == 0, job_end.all
+    assert job_end.of("ends").keys() == {0, 2}
+    assert "world 2 has the members 0, 2" in job_end.err
 
 
 @pytest.mark.long
-def test_a_job_inside_a_member_is_of_its_own(tmp_path: Path) -> None:
+def test_a_job_inside_a_member_is_separate(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -234,21 +244,21 @@ said = subprocess.run([*command, inner], capture_output=True, text=True, timeout
 tell(said=said.stdout)
 """
     )
-    ended = run(tmp_path, program, "-n", "1", "--min-ranks", "1")
-    assert ended.code == 0, ended.all
-    assert [t["said"] for t in ended.told] == ["2 None\n" * 2], ended.all
+    job_end = run(tmp_path, program, "-n", "1", "--min-ranks", "1")
+    assert job_end.code == 0, job_end.all
+    assert [t["said"] for t in job_end.told] == ["2 None\n" * 2], job_end.all
 
 
 @pytest.mark.long
-def test_members_that_disagree_are_told_and_do_not_try_for_ever(tmp_path: Path) -> None:
+def test_a_mismatch_between_members_ends_the_job(tmp_path: Path) -> None:
     program = rounds("pass").replace("np.zeros((2, 3)", "np.zeros((2 + me, 3)")
-    ended = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
-    assert ended.code == 1, ended.all
-    assert "CollectiveMismatchError" in ended.err
+    job_end = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
+    assert job_end.code == 1, job_end.all
+    assert "CollectiveMismatchError" in job_end.err
 
 
 @pytest.mark.long
-def test_a_child_of_a_member_is_no_member(tmp_path: Path) -> None:
+def test_a_child_of_a_member_is_not_a_member(tmp_path: Path) -> None:
     program = (
         BEGIN
         + """
@@ -259,10 +269,10 @@ said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=T
 tell(said=said.stdout)
 """
     )
-    ended = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
-    assert ended.code == 0, ended.all
-    assert all("has inherited its environment" in t["said"] for t in ended.told), ended.all
-    assert len(ended.told) == 2
+    job_end = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
+    assert job_end.code == 0, job_end.all
+    assert all("has inherited its environment" in t["said"] for t in job_end.told), job_end.all
+    assert len(job_end.told) == 2
 
 
 def test_a_signal_ends_a_job_of_members(tmp_path: Path) -> None:
@@ -285,8 +295,8 @@ def test_a_signal_ends_a_job_of_members(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_deaths_leave_one_training(tmp_path: Path, seed: int) -> None:
-    """Members die at random moments; those that are left hold the same, and none hangs."""
+def test_random_deaths_leave_equal_weights(tmp_path: Path, seed: int) -> None:
+    """Members die at random moments. The remaining ones have equal weights, and none hangs."""
     draw = random.Random(seed)
     times = [round(draw.uniform(0.0, 2.0), 3) for _ in range(16)]
     harm = "time.sleep(0.01)"
@@ -302,30 +312,30 @@ def test_random_deaths_leave_one_training(tmp_path: Path, seed: int) -> None:
         )
     )
     options = ("-n", "3", "--min-ranks", "1", "--max-restarts", "5")
-    ended = run(tmp_path, program, *options, seconds=200)
-    assert ended.code == 0, ended.all
-    ends = ended.of("ends")
+    job_end = run(tmp_path, program, *options, seconds=200)
+    assert job_end.code == 0, job_end.all
+    ends = job_end.of("ends")
     assert 0 in ends
     assert ends[0]["ends"] == 150
-    assert len({json.dumps(line["w"]) for line in ends.values()}) == 1, ended.all
+    assert len({json.dumps(line["w"]) for line in ends.values()}) == 1, job_end.all
 
 
-def test_ranks_are_fixed_elsewhere() -> None:
+def test_other_jobs_have_no_newcomers() -> None:
     assert ngd.newcomers() is None
 
 
 @pytest.mark.parametrize("ranks", ["0", "3", "-1"])
-def test_a_least_number_that_makes_no_sense(ranks: str) -> None:
+def test_a_bad_min_ranks_is_an_error(ranks: str) -> None:
     command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--min-ranks", ranks, "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert f"--min-ranks {ranks}: expected a number from 1 to 2" in done.stderr
 
 
-# The launcher's side alone.
+# The launcher's part only.
 
 
-def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> None:
+def test_a_world_is_made_when_all_members_with_state_wait(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 10)
     assert board.waits(2) is None
     assert board.waits(0) is None
@@ -344,21 +354,21 @@ def test_a_world_is_made_when_all_that_hold_the_state_wait(tmp_path: Path) -> No
     assert second.job not in ("", world.job)
 
 
-def test_who_is_late_is_told_once(tmp_path: Path) -> None:
+def test_a_late_member_is_reported_once(tmp_path: Path) -> None:
     board = membership.Board(str(tmp_path), 3, 0.05)
     assert board.late() == []
-    board.waits(7)  # a new one may wait for long
+    board.waits(7)  # a new member may wait for long
     assert board.deadline is None
     board.waits(1)
     time.sleep(0.06)
     assert board.late() == [0, 2]
     assert board.late() == []
-    for_ever = membership.Board(str(tmp_path), 2, 0)
-    for_ever.waits(0)
-    assert for_ever.deadline is None
+    endless = membership.Board(str(tmp_path), 2, 0)
+    endless.waits(0)
+    assert endless.deadline is None
 
 
-def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
+def test_a_launcher_that_does_not_answer_raises(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
     environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.registry.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):

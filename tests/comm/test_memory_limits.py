@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose memory cgroup is too small gets MemoryError; nobody is killed for it."""
+"""Tests of jobs whose memory cgroup is too small. They raise MemoryError, and no rank is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 @contextlib.contextmanager
 def memory_cgroup(limit: int) -> Iterator[Path]:
-    """A cgroup of this test's own. Skips where there may be none."""
+    """Yield a new memory cgroup with this limit. Skip the test if it cannot be made."""
     v1 = (V1 / "memory.limit_in_bytes").exists()
     folder = (V1 if v1 else V2) / f"ngd-test-{os.getpid()}"
     try:
@@ -45,29 +45,29 @@ def memory_cgroup(limit: int) -> Iterator[Path]:
 
 
 def compile_too_much(mib: int) -> dict[str, Any]:
-    """A step that wants so much of the shared lane; then a smaller one, and a collective."""
+    """Compile a step that needs `mib` MiB of shared memory, and then use a smaller one."""
     world = ngd.init()
     x = ngd.placeholder("x", (1,), np.float32)
     large = ops.all_reduce(ops.broadcast_to(x, (mib * MIB // 4,)), op="sum")
-    found: dict[str, Any] = caught(lambda: ngd.compile([x], [large[:1]]))
+    error: dict[str, Any] = caught(lambda: ngd.compile([x], [large[:1]]))
     ngd.barrier()
     small = ops.all_reduce(ops.broadcast_to(x, (MIB,)), op="sum")
     (result,) = ngd.compile([x], [small[:1]])(np.ones(1, np.float32))
-    found["result"] = float(result[0])
-    found["shared"] = shared_bytes()
+    error["result"] = float(result[0])
+    error["shared"] = shared_bytes()
     assert int(ngd.all_reduce(1, op="sum")) == world.size
-    return found
+    return error
 
 
 def shared_bytes() -> int:
-    """Of this process's resident memory, what it shares: what an OOM killer looks at."""
+    """Return the shared part of this process's resident memory, which an OOM killer counts."""
     status = Path("/proc/self/status").read_text()
-    found = re.search(r"RssShmem:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) * 1024
+    match = re.search(r"RssShmem:\s+(\d+) kB", status)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
-def test_a_memory_cgroup_that_is_too_small_is_a_memory_error() -> None:
+def test_a_too_small_memory_cgroup_raises_memory_error() -> None:
     with memory_cgroup(LIMIT) as folder:
         into = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
         launcher = ["/bin/sh", "-c", into, "sh", *harness.launcher_command("ngd run", 2)]
@@ -81,17 +81,17 @@ def test_a_memory_cgroup_that_is_too_small_is_a_memory_error() -> None:
         assert outcome.value["result"] == 2.0
 
 
-def commit_much() -> int:
+def shared_bytes_of_a_step() -> int:
     ngd.init()
     x = ngd.placeholder("x", (1,), np.float32)
     large = ops.all_reduce(ops.broadcast_to(x, (8 * MIB,)), op="sum")
     step = ngd.compile([x], [large[:1]])
-    found = shared_bytes()
+    num_bytes = shared_bytes()
     step(np.ones(1, np.float32))
-    return found
+    return num_bytes
 
 
-def test_what_is_committed_counts_for_its_rank() -> None:
-    """An OOM killer sees who has it."""
-    for outcome in harness.run(commit_much, 2):
+def test_committed_memory_counts_for_its_rank() -> None:
+    """An OOM killer counts committed memory for the rank that owns it."""
+    for outcome in harness.run(shared_bytes_of_a_step, 2):
         assert outcome.value >= 32 * MIB, outcome

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""all_reduce of ranks that are told to be on several memory nodes: the bits are those of one."""
+"""all_reduce of ranks on several NUMA nodes gives the bits of ranks on one node.
+
+NGD_NUMA_NODE sets the node of each rank.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import pytest
 
 import ngd
 from ngd import dtypes, ops
-from tests.comm.test_all_reduce import COMBINE, Example, check_flat, contribution, expected
+from tests.comm.test_all_reduce import COMBINE, Example, canonical_result, check_flat, contribution
 from tests.support import harness
 from tests.support.harness import run
 
 COUNTS = (0, 1, 7, 2049, 33_333, 300_001)
-"""Elements: none; beside the flag; in one chunk and in several of them, and in uneven parts."""
+"""Numbers of elements: none, beside the flag, in one chunk, in several, and in uneven blocks."""
 
 
 def examples() -> list[Example]:
-    """Every dtype with every reduction that it has, at the next count each."""
+    """Return examples of every dtype with every reduction, each with two counts."""
     legal = [
         (dtype, op)
         for dtype in dtypes.ALL
@@ -33,8 +36,8 @@ def examples() -> list[Example]:
     ]
 
 
-def arrays_on_nodes(nodes: list[int]) -> int:
-    """From private memory, through the lanes."""
+def reduce_arrays_on_nodes(nodes: list[int]) -> int:
+    """Reduce arrays of private memory, which go through staging buffers."""
     os.environ["NGD_NUMA_NODE"] = str(nodes[int(os.environ["RANK"])])
     world = ngd.init()
     for example in examples():
@@ -42,12 +45,12 @@ def arrays_on_nodes(nodes: list[int]) -> int:
         out = mine if example.in_place else None
         result = ngd.all_reduce(mine, op=example.op, out=out, algorithm="flat")
         terms = [contribution(example, r) for r in range(world.size)]
-        check_flat(example, result, expected(example, terms))
+        check_flat(example, result, canonical_result(example, terms))
     return len(examples())
 
 
-def steps_on_nodes(nodes: list[int]) -> list[str]:
-    """In the graph, in the shared lane; and in a group, and beside one another."""
+def run_steps_on_nodes(nodes: list[int]) -> list[str]:
+    """Reduce in a step, in the shared arena: in the world, in a group, and both at once."""
     os.environ["NGD_NUMA_NODE"] = str(nodes[int(os.environ["RANK"])])
     world = ngd.init()
     pair = world.split(world.rank // 2)
@@ -60,9 +63,9 @@ def steps_on_nodes(nodes: list[int]) -> list[str]:
         terms = [contribution(example, r) for r in range(world.size)]
         first = world.rank // 2 * 2
         wants = [
-            expected(example, terms),
+            canonical_result(example, terms),
             np.maximum.reduce(terms),
-            expected(example, terms[first : first + 2]),
+            canonical_result(example, terms[first : first + 2]),
         ]
         for _ in range(5):
             for got, want in zip(step(terms[world.rank]), wants, strict=True):
@@ -71,7 +74,7 @@ def steps_on_nodes(nodes: list[int]) -> list[str]:
     return names
 
 
-# 2 nodes of 2; 3 of 2; 2 of 3, which is no power of two; blocks that are not consecutive.
+# 2 nodes of 2 ranks, 3 of 2, 2 of 3 (not a power of two), and ranks that are not consecutive.
 PLACEMENTS = {
     "2x2": [0, 0, 1, 1],
     "3x2": [4, 4, 0, 0, 2, 2],
@@ -85,12 +88,12 @@ PLACEMENTS = {
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_arrays_have_the_bits_of_one_node(placement: str) -> None:
     nodes = PLACEMENTS[placement]
-    outcomes = run(arrays_on_nodes, len(nodes), arguments={"nodes": nodes})
+    outcomes = run(reduce_arrays_on_nodes, len(nodes), arguments={"nodes": nodes})
     assert all(outcome.value > 80 for outcome in outcomes)
 
 
 @harness.needs_ranks
 def test_steps_have_the_bits_of_one_node() -> None:
     nodes = PLACEMENTS["2x2"]
-    outcomes = run(steps_on_nodes, len(nodes), arguments={"nodes": nodes})
+    outcomes = run(run_steps_on_nodes, len(nodes), arguments={"nodes": nodes})
     assert all(len(outcome.value) == 4 for outcome in outcomes)

@@ -108,7 +108,7 @@ HOROVOD: dict[str, Callable[[Any], Any]] = {
     "numbers of rows to send": lambda x: hvd.alltoall(x, [1, 2]),
     "sum of rows to send": lambda x: hvd.alltoall(x, [3]),
 }
-"""Calls of ngd.horovod with the same mistakes. Only its average of integers is not an error."""
+"""Calls of ngd.horovod with the same mistakes, except a mean of integers, which is valid there."""
 
 
 @pytest.mark.parametrize("case", HOROVOD)

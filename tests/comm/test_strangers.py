@@ -29,15 +29,15 @@ pytestmark = harness.needs_ranks
 
 def check_sums(job: Job, ranks: int = 2) -> None:
     total = sum(10**rank for rank in range(ranks))
-    for outcome in job.wait(90):  # the attackers want all cores
+    for outcome in job.wait(90):  # the attackers use all cores
         assert outcome.value == {"sums": [total] * 2}, outcome
 
 
-# What everybody can see.
+# Public names.
 
 
-def tell_key() -> str:
-    """A job that stays for a while."""
+def run_and_return_key() -> str:
+    """Run a job for a while, and return its key."""
     ngd.init()
     ngd.barrier()
     say("up")
@@ -47,17 +47,17 @@ def tell_key() -> str:
 
 
 def test_names_reveal_nothing_of_the_key() -> None:
-    seen: set[str] = set()
-    with Job(tell_key, 2, launcher="ngd run") as job:
-        while not job.any_has_ended() and not (seen and "up" in job.read(0, "out")):
-            seen |= {line for line in sockets() if "ngd" in line}
+    names: set[str] = set()
+    with Job(run_and_return_key, 2, launcher="ngd run") as job:
+        while not job.any_has_ended() and not (names and "up" in job.read(0, "out")):
+            names |= {line for line in sockets() if "ngd" in line}
             time.sleep(0.001)
         assert job.launcher is not None
         arguments = Path(f"/proc/{job.launcher.pid}/cmdline").read_text()
         (key, _) = [outcome.value for outcome in job.wait(20)]
     assert len(key) == 32
-    assert seen, "the rendezvous was never seen"
-    assert not [name for name in seen if key in name]
+    assert names, "the rendezvous was never seen"
+    assert not [name for name in names if key in name]
     assert key not in arguments
 
 
@@ -71,8 +71,8 @@ def sockets() -> list[str]:
 @pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("kind", SQUATTERS)
-def test_a_squatter_is_passed_by(kind: str) -> None:
-    """It holds the names that rank 0 would take first, and hears nothing of any rank."""
+def test_ranks_avoid_a_squatter(kind: str) -> None:
+    """A squatter holds the first names that rank 0 would take. No rank sends it anything."""
     key = f"test-{os.getpid()}-{kind}"
     with attackers([kind], names_of(f"ngd:{key}")[:3]) as (squatter,):
         with Job(meet_twice, 3, env={"NGD_JOB": key}) as job:
@@ -81,7 +81,7 @@ def test_a_squatter_is_passed_by(kind: str) -> None:
 
 
 @needs_root
-def test_a_squatter_that_guesses_where_torchruns_ranks_meet() -> None:
+def test_ranks_of_torchrun_avoid_a_squatter() -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000)}
     names = names_of(f"torch:{':'.join(env.values())}::")
     with attackers(["silent"], names[:1]), Job(meet_twice, 2, env=env) as job:
@@ -90,7 +90,7 @@ def test_a_squatter_that_guesses_where_torchruns_ranks_meet() -> None:
 
 @needs_root
 @pytest.mark.parametrize("kind", ["silent", "bound"])
-def test_who_takes_all_names_is_named(kind: str) -> None:
+def test_a_user_that_takes_all_names_is_named(kind: str) -> None:
     key = f"test-{os.getpid()}-all-{kind}"
     env = {"NGD_JOB": key, "NGD_TIMEOUT": "20"}
     with attackers([kind], names_of(f"ngd:{key}")), Job(meet_twice, 2, env=env) as job:
@@ -104,7 +104,7 @@ def test_who_takes_all_names_is_named(kind: str) -> None:
 
 @pytest.mark.long
 @needs_root
-def test_a_squatter_is_named_where_rank_0_never_comes() -> None:
+def test_a_squatter_is_named_if_rank_0_never_starts() -> None:
     key = f"test-{os.getpid()}-alone"
     env = {"NGD_JOB": key, "NGD_TIMEOUT": "3"}
     with (
@@ -123,13 +123,13 @@ def test_a_squatter_is_named_where_rank_0_never_comes() -> None:
 @needs_root
 @pytest.mark.parametrize("launcher", ["plain", "ngd run"])
 def test_a_flood_of_strangers_does_not_keep_ranks_out(launcher: str) -> None:
-    """They connect without end, and say what a rank would say, with descriptors."""
+    """Attackers connect continuously, and send a rank's messages, with descriptors."""
     with attackers(KNOCKERS), Job(meet_twice, 3, launcher=launcher) as job:
         check_sums(job, 3)
 
 
 @needs_root
-def test_nobody_else_tells_ngd_run_who_leaves() -> None:
+def test_other_users_cannot_report_exits_to_ngd_run() -> None:
     with attackers(["forge"]), Job(leave_with_3, 2, launcher="ngd run") as job:
         job.wait(30)
         assert job.launcher is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole small job in odd surroundings: the right result, or an error that says what is wrong."""
+"""Tests of small jobs in odd environments: a right result, or an error with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECONDS = 40.0
 MIB = 1 << 20
 NOBODY = 65534
 
-# What a rank runs; its arguments are a statement to begin with, and where its result goes.
+# The program of a rank. Its arguments are the first statement, and the path of the result.
 SCRIPT = """
 import contextlib, ctypes, json, locale, os, sys, traceback
 with contextlib.suppress(locale.Error):
@@ -64,31 +64,31 @@ RIGHT = {"sum": 3, "large": 1.0, "half": 7, "step": 150.0}
 
 @dataclass
 class Surroundings:
-    """What is odd about a job, and what comes of it."""
+    """The environment of a job, and its expected end."""
 
     name: str
     env: dict[str, str | None] = field(default_factory=dict)
     before: str = ""
-    """A statement, after the imports."""
+    """A statement that runs after the imports."""
     shell: str = ""
-    """What a shell does before it becomes the rank."""
+    """Shell code that runs before the shell becomes the rank."""
     limit: tuple[int, int] | None = None
-    """From the begin of the process."""
+    """A resource limit from the start of the process."""
     folder: bytes | None = None
     """The working directory, which holds the script."""
     error: tuple[str, str] | None = None
-    """What must be raised, on one rank at least, and words of the message."""
+    """The class of the error that at least one rank raises, and words of its message."""
 
 
-def closed(*streams: int) -> str:
+def close_streams(*streams: int) -> str:
     return "".join(f"exec {each}{'<' if each == 0 else '>'}&-; " for each in streams)
 
 
-def limited(which: str, most: int) -> dict[str, Any]:
+def resource_limit(which: str, most: int) -> dict[str, Any]:
     return {"limit": (getattr(resource, which), most)}
 
 
-# Of a user who has few other processes, after the imports, for which its rights may not suffice.
+# Become a user with few processes. After the imports, because the user may not read their files.
 AS_NOBODY = f"""
 import resource
 os.setgroups([]); os.setresgid(*3 * [{NOBODY}]); os.setresuid(*3 * [{NOBODY}])
@@ -111,24 +111,26 @@ CASES = [
     Surroundings("a path that is not ASCII", folder="größe 日本".encode()),
     Surroundings("a path that is not UTF-8", folder=b"\xff\xfe"),
     *[
-        Surroundings(f"closed: {' '.join(map(str, streams))}", shell=closed(*streams))
+        Surroundings(f"closed: {' '.join(map(str, streams))}", shell=close_streams(*streams))
         for streams in ((0,), (1,), (2,), (0, 1, 2))
     ],
-    Surroundings("few descriptors", **limited("RLIMIT_NOFILE", 40)),
+    Surroundings("few descriptors", **resource_limit("RLIMIT_NOFILE", 40)),
     Surroundings(
         "too few descriptors",
         before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (9, 9))",
         error=("InitError", "RLIMIT_NOFILE"),
     ),
-    Surroundings("little address space", **limited("RLIMIT_AS", 3072 * MIB)),
+    Surroundings("little address space", **resource_limit("RLIMIT_AS", 3072 * MIB)),
     Surroundings(
         "too little address space",
         before="import resource; used = 4096 * int(open('/proc/self/statm').read().split()[0]); "
         "resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), used + (300 << 20)))",
         error=("MemoryError", "RLIMIT_AS"),
     ),
-    Surroundings("small files", **limited("RLIMIT_FSIZE", MIB), error=("MemoryError", "FSIZE")),
-    Surroundings("no core files", **limited("RLIMIT_CORE", 0)),
+    Surroundings(
+        "small files", **resource_limit("RLIMIT_FSIZE", MIB), error=("MemoryError", "FSIZE")
+    ),
+    Surroundings("no core files", **resource_limit("RLIMIT_CORE", 0)),
     Surroundings("no other process or thread", before=OPEN_RESULT + AS_NOBODY),
     Surroundings(
         "no other thread, and two are wanted",
@@ -144,7 +146,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def locales(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The locales that this machine may lack."""
+    """Make the locales that this machine may lack, and return their folder."""
     folder = tmp_path_factory.mktemp("locales")
     localedef = shutil.which("localedef")
     if localedef is not None:
@@ -154,17 +156,17 @@ def locales(tmp_path_factory: pytest.TempPathFactory) -> Path:
             use = f"import locale; locale.setlocale(locale.LC_ALL, '{name}.UTF-8')"
             env = {**os.environ, "LOCPATH": str(folder)}
             if subprocess.run([sys.executable, "-c", use], env=env, capture_output=True).returncode:
-                shutil.rmtree(folder / f"{name}.UTF-8", ignore_errors=True)  # not whole
+                shutil.rmtree(folder / f"{name}.UTF-8", ignore_errors=True)  # incomplete
     return folder
 
 
-def start(case: Surroundings, rank: int, job: str, script: str, result: str) -> Any:
+def start_rank(case: Surroundings, rank: int, job: str, script: str, result: str) -> Any:
     env: dict[str, str | None] = {
         k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)
     }
     env |= {**harness.plain_environment(rank, 2), "NGD_JOB": job, "NGD_TIMEOUT": "20", **case.env}
 
-    def before() -> None:
+    def set_limit() -> None:
         if case.limit is not None:
             resource.setrlimit(case.limit[0], (case.limit[1], case.limit[1]))
 
@@ -176,17 +178,17 @@ def start(case: Surroundings, rank: int, job: str, script: str, result: str) -> 
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=before,
+        preexec_fn=set_limit,
     )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_job_in(case: Surroundings, tmp_path: Path, locales: Path) -> None:
-    wanted = case.env.get("LC_ALL") or "C"
-    if "." in wanted:
-        if not (locales / wanted).exists():
-            pytest.skip(f"needs localedef and the sources of {wanted}")
+def test_a_job_in_odd_surroundings(case: Surroundings, tmp_path: Path, locales: Path) -> None:
+    locale_name = case.env.get("LC_ALL") or "C"
+    if "." in locale_name:
+        if not (locales / locale_name).exists():
+            pytest.skip(f"needs localedef and the sources of {locale_name}")
         case.env["LOCPATH"] = str(locales)
     if AS_NOBODY in case.before and os.geteuid() != 0:
         pytest.skip("needs root, to become a user who may start nothing")
@@ -197,33 +199,33 @@ def test_a_job_in(case: Surroundings, tmp_path: Path, locales: Path) -> None:
     results = [str(tmp_path / f"{rank}.json") for rank in range(2)]
     job = secrets.token_hex(16)
     since = time.monotonic()
-    ranks = [start(case, rank, job, script, results[rank]) for rank in range(2)]
-    said = []
+    ranks = [start_rank(case, rank, job, script, results[rank]) for rank in range(2)]
+    outputs = []
     try:
         for each in ranks:
-            left = max(0.1, since + SECONDS - time.monotonic())
-            said.append(each.communicate(timeout=left)[0].decode(errors="replace"))
+            remaining = max(0.1, since + SECONDS - time.monotonic())
+            outputs.append(each.communicate(timeout=remaining)[0].decode(errors="replace"))
     finally:
         for each in ranks:
             with contextlib.suppress(OSError):
                 each.kill()
             each.communicate()
     os.chmod(tmp_path, 0o700)
-    found = [json.loads(read(result) or "{}") for result in results]
+    values = [json.loads(read_result(result) or "{}") for result in results]
     if case.error is None:
-        for rank, each in enumerate(found):
+        for rank, each in enumerate(values):
             point = each.pop("decimal point", None)
-            assert each == RIGHT, (each, said[rank])
-            assert point == ("," if "." in wanted else "."), point
+            assert each == RIGHT, (each, outputs[rank])
+            assert point == ("," if "." in locale_name else "."), point
     else:
         kind, words = case.error
-        errors = [each for each in found if each.get("error") == kind]
-        assert errors, (found, said)
+        errors = [each for each in values if each.get("error") == kind]
+        assert errors, (values, outputs)
         assert all(words in each["message"] for each in errors), errors
-        assert all("error" in each for each in found), found
+        assert all("error" in each for each in values), values
 
 
-def read(file: str) -> str:
+def read_result(file: str) -> str:
     with contextlib.suppress(FileNotFoundError):
         os.chmod(file, 0o600)
         return Path(file).read_text(encoding="utf-8")

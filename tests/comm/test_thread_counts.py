@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads kernels use, whatever the environment and the limits say."""
+"""Tests of the number of threads that kernels use, under several environments and limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def multiply(
         ("NGD_THREADS", "nan"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused_with_the_range(name: str, value: str) -> None:
+def test_a_bad_number_of_threads_raises_with_the_range(name: str, value: str) -> None:
     code, text = multiply({name: value})
     assert code == 1, text
     assert f"InitError: {name}: expected a whole number from 0 to 1024; got '{value}'" in text
@@ -77,20 +77,20 @@ def test_a_number_that_makes_no_sense_is_refused_with_the_range(name: str, value
         {"OMP_MAX_ACTIVE_LEVELS": "0"},
     ],
 )
-def test_openmps_switches_change_no_result(environ: dict[str, str]) -> None:
+def test_openmp_variables_do_not_change_results(environ: dict[str, str]) -> None:
     code, text = multiply(environ)
     assert code == 0, text
     assert text.startswith("right\n"), text
 
 
-def test_more_threads_than_openmp_may_start_are_refused() -> None:
+def test_more_threads_than_openmp_may_start_raise() -> None:
     code, text = multiply({"NGD_THREADS": "3", "OMP_THREAD_LIMIT": "2"})
     assert code == 1
     assert "NGD_THREADS: expected at most 2 here (OMP_THREAD_LIMIT" in text
 
 
-def test_more_threads_than_openmp_may_bind_are_refused() -> None:
-    """Where threads are bound, a rank's share asks for them all: an error, not the end."""
+def test_more_threads_than_openmp_may_bind_raise() -> None:
+    """If OpenMP binds threads, a rank's share starts all threads. This must raise, not exit."""
     code = "from ngd import _core; _core.set_thread_share(1)"
     environ = {"NGD_THREADS": "3", "OMP_THREAD_LIMIT": "2", "OMP_PROC_BIND": "true"}
     done = subprocess.run(
@@ -104,8 +104,8 @@ def test_more_threads_than_openmp_may_bind_are_refused() -> None:
     assert "InitError: NGD_THREADS: expected at most 2 here" in done.stderr
 
 
-def test_more_threads_than_the_system_starts_are_refused() -> None:
-    """OpenMP would end the process without an exception."""
+def test_more_threads_than_the_system_starts_raise() -> None:
+    """OpenMP itself would end the process without an exception."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
@@ -116,8 +116,8 @@ def test_more_threads_than_the_system_starts_are_refused() -> None:
     assert "RLIMIT_AS" in text
 
 
-# Models whose kernels have different numbers of pieces: small and large products, convolutions,
-# pooling, attention, reductions.
+# Models whose kernels have different numbers of parallel tasks: small and large matmuls,
+# convolutions, pooling, attention and reductions.
 STEPS = """
 import os, sys
 import numpy as np, ngd
@@ -225,19 +225,19 @@ def test_the_quota_of_an_enclosing_cgroup_is_respected() -> None:
     assert done.stdout.split() == ["1", "1"]
 
 
-def test_python_goes_on_while_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Making an executable compiles oneDNN's kernels, and is one call."""
+def test_python_runs_while_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constructor of Executable, one call of Python, compiles the kernels of oneDNN."""
     spans: list[tuple[float, float]] = []
-    looks: list[float] = []
+    times: list[float] = []
 
-    def timed(*arguments: object) -> _core.Executable:
+    def timed_executable(*arguments: object) -> _core.Executable:
         begin = time.monotonic()
-        made = _core.Executable(*arguments)
+        executable = _core.Executable(*arguments)
         spans.append((begin, time.monotonic()))
-        return made
+        return executable
 
     class Timed:
-        Executable = staticmethod(timed)
+        Executable = staticmethod(timed_executable)
 
         def __getattr__(self, name: str) -> object:
             return getattr(_core, name)
@@ -246,20 +246,20 @@ def test_python_goes_on_while_kernels_are_made(monkeypatch: pytest.MonkeyPatch) 
     x = ngd.placeholder("x", (2, 8, 20, 20), np.float32)
     weights = [np.ones((4 + n, 8, 1 + n % 5, 1 + n // 5), np.float32) for n in range(25)]
     outputs = [ops.conv(x, ngd.constant(w)) for w in weights]
-    ended = threading.Event()
+    is_compiled = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(0.0005):
-            looks.append(time.monotonic())
+    def record_times() -> None:
+        while not is_compiled.wait(0.0005):
+            times.append(time.monotonic())
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=record_times)
     thread.start()
     try:
         ngd.compile([x], outputs)
     finally:
-        ended.set()
+        is_compiled.set()
         thread.join()
     begin, end = max(spans, key=lambda span: span[1] - span[0])
     margin = 0.05 * (end - begin)
-    inside = [each for each in looks if begin + margin < each < end - margin]
+    inside = [each for each in times if begin + margin < each < end - margin]
     assert len(inside) >= 2, f"{len(inside)} looks in {end - begin:.3f} s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several threads of one rank: while one waits in a collective, the others do what they like."""
+"""Tests of several threads of one rank, while one of them waits in a collective."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ngd import _core, ops
 from tests.support import harness
 from tests.support.harness import Job, caught, run, say
 
-over = pytest.mark.parametrize("communicator", harness.communicators())
+each_communicator = pytest.mark.parametrize("communicator", harness.communicators())
 
 PROMPT = 10.0
-"""Seconds; NGD_TIMEOUT, for which a collective would wait, is 60."""
+"""Seconds. NGD_TIMEOUT, the limit of a wait in a collective, is 60."""
 
 
-def waits(world: ngd.Group) -> dict[str, Callable[[], Any]]:
-    """Calls of rank 0 that wait for another rank for ever."""
+def waiting_calls(world: ngd.Group) -> dict[str, Callable[[], Any]]:
+    """Return calls of rank 0 that wait for another rank forever."""
     one, many = np.ones(1, np.float32), np.ones(70_000, np.float32)
     x = ngd.placeholder("x", (3,))
     total = ops.all_reduce(x, op="sum")
@@ -56,34 +56,34 @@ WAITS = (
 )
 
 
-def left_alone(call: Callable[[], Any]) -> list[Any]:
-    """How the same call ends on rank 1, when rank 0 has gone in the middle of it; and how soon."""
+def end_without_rank_0(call: Callable[[], Any]) -> list[Any]:
+    """Return the error of the call on rank 1 after rank 0 has left, and the seconds until then."""
     begin = time.monotonic()
-    for _ in range(2):  # rank 0 may have done its share of the first
+    for _ in range(2):  # rank 0 may have done its share of the first call
         with contextlib.suppress(AssertionError):
             return [caught(call), time.monotonic() - begin]
     return [{}, time.monotonic() - begin]
 
 
 def shut_down_by(closer: str, kind: str) -> list[Any]:
-    """Rank 0 waits; another thread, or a handler of a signal on this one, ends the world."""
+    """Let rank 0 wait, and end the world in a thread, the main thread or a signal handler."""
     world = ngd.init()
-    call = waits(world)[kind]
+    call = waiting_calls(world)[kind]
     ngd.barrier()
     begin = time.monotonic()
     if world.rank == 1:
         time.sleep(1.5)
-        return left_alone(ngd.barrier if kind == "recv" else call)
+        return end_without_rank_0(ngd.barrier if kind == "recv" else call)
     if closer == "handler":
         signal.signal(signal.SIGALRM, lambda *_: ngd.shutdown())
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         return [caught(call), time.monotonic() - begin]
-    ended: list[Any] = []
+    errors: list[Any] = []
 
     def wait() -> None:
-        ended.append(caught(call))
+        errors.append(caught(call))
 
-    if closer == "thread":  # ends it, and the main thread waits
+    if closer == "thread":  # the thread ends the world while the main thread waits
         timer = threading.Timer(0.3, ngd.shutdown)
         timer.start()
         wait()
@@ -94,11 +94,11 @@ def shut_down_by(closer: str, kind: str) -> list[Any]:
         time.sleep(0.3)
         ngd.shutdown()
         waiter.join(PROMPT)
-    return [*ended, time.monotonic() - begin]
+    return [*errors, time.monotonic() - begin]
 
 
 @pytest.mark.long
-@over
+@each_communicator
 @pytest.mark.parametrize("closer", ["thread", "main", "handler"])
 @pytest.mark.parametrize("kind", ["small", "step"])
 def test_shutdown_ends_a_wait(closer: str, kind: str, communicator: str) -> None:
@@ -114,8 +114,8 @@ def test_shutdown_ends_a_wait(closer: str, kind: str, communicator: str) -> None
     assert seconds < PROMPT
 
 
-def all_waits(closer: str) -> list[str]:
-    """Every kind of wait is ended in a world of its own."""
+def end_all_waits(closer: str) -> list[str]:
+    """End every kind of wait, each in a new world, and return those that ended wrongly."""
     wrong = []
     for kind in WAITS:
         first, seconds = shut_down_by(closer, kind)
@@ -134,12 +134,12 @@ def all_waits(closer: str) -> list[str]:
 @harness.needs_ranks
 @pytest.mark.parametrize("closer", ["thread", "handler"])
 def test_shutdown_ends_every_kind_of_wait(closer: str) -> None:
-    for outcome in run(all_waits, 2, arguments={"closer": closer}):
+    for outcome in run(end_all_waits, 2, arguments={"closer": closer}):
         assert outcome.value == []
 
 
-def shut_down_amid_split(told: str) -> dict[str, str]:
-    """Rank 0 has made its group, and a thread or a handler ends the world before split returns."""
+def shut_down_in_split(told: str) -> dict[str, str]:
+    """End the world on rank 0 before its split returns."""
     world, flag = ngd.init(), Path(told)
     if world.rank == 1:
         half = world.split(0)
@@ -153,60 +153,58 @@ def shut_down_amid_split(told: str) -> dict[str, str]:
         ngd.shutdown()
 
     ngd.Group.__init__ = make_late  # type: ignore[method-assign]
-    kept = []  # else the end of the group tells rank 1
-    error = caught(lambda: kept.append(world.split(0)))
+    groups = []  # keeps the group, whose end would notify rank 1
+    error = caught(lambda: groups.append(world.split(0)))
     end = time.monotonic() + PROMPT
     while not flag.exists() and time.monotonic() < end:
         time.sleep(0.01)
     return error if flag.exists() else {"error": "rank 1 was not told"}
 
 
-@over
-def test_the_end_of_a_world_amid_split_ends_the_new_group(
+@each_communicator
+def test_the_end_of_a_world_during_split_ends_the_new_group(
     communicator: str, tmp_path: Path
 ) -> None:
     arguments = {"told": str(tmp_path / "told")}
-    first, second = run(
-        shut_down_amid_split, 2, arguments=arguments, **harness.over(communicator, 2)
-    )
+    first, second = run(shut_down_in_split, 2, arguments=arguments, **harness.over(communicator, 2))
     assert first.value["error"] == "GroupClosedError", first.value
     assert second.value["error"] == "RankLostError", second.value
     assert "rank 0" in second.value["message"]
 
 
-def handler_calls() -> list[Any]:
-    """A signal handler calls whatever there is, while its thread waits in a collective."""
+def call_in_a_handler() -> list[Any]:
+    """Call a barrier, statistics and garbage collection in a signal handler during a wait."""
     world = ngd.init()
     ngd.barrier()
     if world.rank == 1:
         time.sleep(1.0)
         return [None, float(ngd.all_reduce(2.0, op="sum"))]
-    seen: list[Any] = []
+    results: list[Any] = []
     spare = [ngd.compile([], [ngd.constant(i)]) for i in range(3)]
 
     def handle(*_: Any) -> None:
-        seen.append(caught(lambda: ngd.barrier()))
-        seen.append(len(ngd.comm_stats()) > 0)
+        results.append(caught(lambda: ngd.barrier()))
+        results.append(len(ngd.comm_stats()) > 0)
         spare.clear()
         gc.collect()
 
     signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     total = float(ngd.all_reduce(1.0, op="sum"))
-    return [seen, total]
+    return [results, total]
 
 
-@over
-def test_a_handler_may_call_while_its_thread_waits(communicator: str) -> None:
-    first, second = run(handler_calls, 2, **harness.over(communicator, 2))
-    (error, counted), total = first.value
+@each_communicator
+def test_a_signal_handler_can_call_ngd_during_a_wait(communicator: str) -> None:
+    first, second = run(call_in_a_handler, 2, **harness.over(communicator, 2))
+    (error, has_counts), total = first.value
     assert error["error"] == "BusyError"
-    assert counted
+    assert has_counts
     assert total == second.value[1] == 3.0
 
 
 def drop_beside_a_wait() -> float:
-    """While the main thread makes collectives, others drop groups and executables, and count."""
+    """Drop groups and executables in threads while the main thread runs collectives."""
     world = ngd.init()
     x = ngd.placeholder("x", (1000,))
     groups = [world.split(0) for _ in range(20)]
@@ -243,14 +241,14 @@ def drop_beside_a_wait() -> float:
     return total
 
 
-@over
-def test_groups_and_steps_end_beside_a_wait(communicator: str) -> None:
+@each_communicator
+def test_groups_and_steps_can_be_dropped_during_a_wait(communicator: str) -> None:
     for outcome in run(drop_beside_a_wait, 2, **harness.over(communicator, 2)):
         assert outcome.value == 400.0
 
 
-def collected() -> int:
-    """An executable and its groups end together, in a cycle that the garbage collector finds."""
+def drop_a_cycle() -> int:
+    """Drop an executable and its group in a cycle, which the garbage collector frees."""
     world = ngd.init()
     for _ in range(30):
         group = world.split(0)
@@ -264,19 +262,19 @@ def collected() -> int:
     return int(ngd.all_reduce(1, op="sum"))
 
 
-@over
+@each_communicator
 def test_the_garbage_collector_ends_an_executable(communicator: str) -> None:
-    for outcome in run(collected, 2, **harness.over(communicator, 2)):
+    for outcome in run(drop_a_cycle, 2, **harness.over(communicator, 2)):
         assert outcome.value == 2
 
 
 def daemon_at_exit(kind: str, code: int) -> None:
-    """Rank 0's daemon thread waits, or calls on and on, while the program ends."""
+    """End the program of rank 0 while its daemon thread waits or repeats calls."""
     world = ngd.init()
     if world.size == 1:
         calls: dict[str, Callable[[], Any]] = {}
     else:
-        calls = waits(world)
+        calls = waiting_calls(world)
     call = calls.get(kind, ngd.barrier)
     ngd.barrier()
 
@@ -291,7 +289,7 @@ def daemon_at_exit(kind: str, code: int) -> None:
             raise SystemExit(code)
         return
     time.sleep(2.0)
-    error, seconds = left_alone(call)
+    error, seconds = end_without_rank_0(call)
     say(f"{error['error']} {error['message']}")
     assert seconds < PROMPT
 
@@ -329,8 +327,8 @@ def test_a_daemon_thread_over_mpi_does_not_change_how_a_program_ends() -> None:
     assert "RankLostError" in second.out, second
 
 
-def many_then_send() -> float:
-    """Rank 0: 200 all_reduces under way, then a send; rank 1: the receive first."""
+def send_after_many_collectives() -> float:
+    """Rank 0 sends after 200 pending all_reduces. Rank 1 receives before it starts them."""
     rank = ngd.init().rank
     begin = time.monotonic()
 
@@ -349,14 +347,14 @@ def many_then_send() -> float:
     return time.monotonic() - begin
 
 
-@over
+@each_communicator
 def test_a_send_overtakes_any_number_of_collectives(communicator: str) -> None:
-    for outcome in run(many_then_send, 2, **harness.over(communicator, 2)):
+    for outcome in run(send_after_many_collectives, 2, **harness.over(communicator, 2)):
         assert outcome.value < 30
 
 
-def busy_step(device: str) -> list[Any]:
-    """A step is called while another thread is in its group; then it is called again."""
+def call_a_busy_step(device: str) -> list[Any]:
+    """Call a step while another thread uses its group, and then again."""
     world = ngd.init()
     x = ngd.placeholder("x", (4,))
     w = ngd.variable("w", np.zeros(4, np.float32))
@@ -365,57 +363,62 @@ def busy_step(device: str) -> list[Any]:
     step = ngd.compile([x], [second], {w: w + second}, device=device)
     one = np.ones(4, np.float32)
     ngd.barrier()
-    refused: list[Any] = []
+    busy_result: list[Any] = []
     if world.rank == 0:
         waiter = threading.Thread(target=ngd.barrier)
         waiter.start()
         time.sleep(0.3)
-        refused = [caught(lambda: step(one))["error"], w.numpy().tolist()]
+        busy_result = [caught(lambda: step(one))["error"], w.numpy().tolist()]
         waiter.join(30)
     else:
         time.sleep(1.0)
         ngd.barrier()
-    return [refused, step(one)[0].tolist(), w.numpy().tolist(), float(ngd.all_reduce(1, op="sum"))]
+    return [
+        busy_result,
+        step(one)[0].tolist(),
+        w.numpy().tolist(),
+        float(ngd.all_reduce(1, op="sum")),
+    ]
 
 
-@over
+@each_communicator
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
-def test_a_step_that_is_refused_has_done_nothing(device: str, communicator: str) -> None:
+def test_a_step_that_raises_busy_error_has_no_effect(device: str, communicator: str) -> None:
     how = harness.over(communicator, 2)
-    first, second = run(busy_step, 2, arguments={"device": device}, **how)
+    first, second = run(call_a_busy_step, 2, arguments={"device": device}, **how)
     assert first.value == [["BusyError", [0.0] * 4], [4.0] * 4, [4.0] * 4, 2.0]
     assert second.value == [[], [4.0] * 4, [4.0] * 4, 2.0]
 
 
-def turn_never_comes() -> list[Any]:
-    """Rank 0's main thread has a collective under way, and another thread stays in the group."""
+def finish_while_busy() -> list[Any]:
+    """Finish a collective on the main thread of rank 0 while another thread keeps the group."""
     world = harness.hurried(4.0)
     ngd.barrier()
     if world.rank == 1:
-        time.sleep(1.2)  # a second after its failure rank 0 ends, and over MPI all with it
-        return left_alone(ngd.barrier)
-    ended: list[Any] = []
+        time.sleep(1.2)  # a second after its failure rank 0 ends, and over MPI it ends all ranks
+        return end_without_rank_0(ngd.barrier)
+    errors: list[Any] = []
     nothing = np.empty(0, np.uint8)
     mine = _core.Call.on_array(world.communicator, "barrier", "none", nothing, nothing, 0)
     mine.start()
-    waiter = threading.Thread(target=lambda: ended.append(caught(lambda: mine.wait(4.0))))
+    waiter = threading.Thread(target=lambda: errors.append(caught(lambda: mine.wait(4.0))))
     waiter.start()
     time.sleep(0.3)
     begin = time.monotonic()
     first = caught(lambda: mine.finish(0.5))
     seconds = time.monotonic() - begin
     waiter.join(30)
-    return [first, *ended, seconds]
+    return [first, *errors, seconds]
 
 
-@over
-def test_a_turn_that_never_comes_has_a_deadline(communicator: str) -> None:
-    first, second = run(turn_never_comes, 2, **harness.over(communicator, 2))
+@each_communicator
+def test_a_wait_for_another_thread_has_a_deadline(communicator: str) -> None:
+    first, second = run(finish_while_busy, 2, **harness.over(communicator, 2))
     mine, others, seconds = first.value
     assert mine["error"] == "CollectiveTimeoutError"
     assert "another thread of this process has used the group for 0.5 s" in mine["message"]
     assert others["error"] == "GroupClosedError"
     assert seconds < 2
-    told, _ = second.value
-    assert told["error"] == "RemoteRankError"
-    assert "another thread" in told["message"]
+    error, _ = second.value
+    assert error["error"] == "RemoteRankError"
+    assert "another thread" in error["message"]

@@ -14,19 +14,19 @@ from tests.support import harness
 from tests.support.standing import run_in_world
 
 
-def facts() -> list[Any]:
-    """Return the facts before the world is joined, in it, and after it is left."""
+def world_facts() -> list[Any]:
+    """Return rank, size and state before the world is joined, in it, and after it is left."""
     ngd.shutdown()
-    found = [[ngd.rank(), ngd.world_size(), ngd.is_initialized()]]
+    facts = [[ngd.rank(), ngd.world_size(), ngd.is_initialized()]]
     world = ngd.init()
-    found.append([ngd.rank(), ngd.world_size(), ngd.is_initialized()])
-    assert (world.rank, world.size) == tuple(found[-1][:2])
-    return found
+    facts.append([ngd.rank(), ngd.world_size(), ngd.is_initialized()])
+    assert (world.rank, world.size) == tuple(facts[-1][:2])
+    return facts
 
 
 @harness.needs_ranks
-def test_the_launchers_numbers_are_those_of_the_world() -> None:
-    ranks = harness.run(facts, 3)
+def test_rank_and_size_equal_those_of_the_launcher() -> None:
+    ranks = harness.run(world_facts, 3)
     for number, rank in enumerate(ranks):
         assert rank.value == [[number, 3, False], [number, 3, True]]
 
@@ -37,36 +37,36 @@ def test_one_process_is_a_world_of_one() -> None:
 
 def try_block(failing: list[int]) -> list[Any]:
     """Raise on some ranks in a block, and use the group afterwards."""
-    said: list[Any] = []
+    caught_errors: list[Any] = []
     try:
         with ngd.raise_together():
             if ngd.rank() in failing:
                 raise FileNotFoundError(f"no file on rank {ngd.rank()}")
-        said.append("went on")
+        caught_errors.append("went on")
     except FileNotFoundError as error:
-        said.append(f"own: {error}")
+        caught_errors.append(f"own: {error}")
     except ngd.errors.RemoteRankError as error:
-        said += [str(error), list(error.ranks)]
-    return [*said, float(ngd.all_reduce(np.ones(()), op="sum"))]
+        caught_errors += [str(error), list(error.ranks)]
+    return [*caught_errors, float(ngd.all_reduce(np.ones(()), op="sum"))]
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("failing", [[], [1], [1, 2], [0, 1, 2]])
 def test_a_block_raises_on_all_ranks_or_on_none(failing: list[int]) -> None:
     for number, rank in enumerate(run_in_world(try_block, "shm", 3, failing=failing)):
-        *said, total = rank.value
+        *errors, total = rank.value
         assert total == 3.0
         if not failing:
-            assert said == ["went on"]
+            assert errors == ["went on"]
         elif number in failing:
-            assert said == [f"own: no file on rank {number}"]
+            assert errors == [f"own: no file on rank {number}"]
         else:
             first = failing[0]
-            assert f"rank {first} raised FileNotFoundError: no file on rank {first}" in said[0]
-            assert said[1] == failing
+            assert f"rank {first} raised FileNotFoundError: no file on rank {first}" in errors[0]
+            assert errors[1] == failing
 
 
-def fails_after_the_group() -> str:
+def leave_a_block_by_a_group_error() -> str:
     """Let an error of the group itself leave the block."""
     try:
         with ngd.raise_together():
@@ -77,8 +77,8 @@ def fails_after_the_group() -> str:
 
 
 @harness.needs_ranks
-def test_an_error_of_the_group_leaves_the_block() -> None:
-    ranks = harness.run(fails_after_the_group, 2)
+def test_a_group_error_leaves_the_block() -> None:
+    ranks = harness.run(leave_a_block_by_a_group_error, 2)
     assert [rank.value for rank in ranks] == ["CollectiveMismatchError"] * 2
 
 
@@ -93,10 +93,10 @@ def build_before_the_world() -> list[Any]:
     local = ngd.compile(x, x + 1)
     mine = np.full(2, 1.0 + ngd.rank())
     local(mine)
-    found: list[Any] = [ngd.is_initialized()]
+    results: list[Any] = [ngd.is_initialized()]
     step = ngd.compile(x, [gathered, gradient, sums])
-    found.append(ngd.is_initialized())
-    return found + [value.tolist() for value in step(mine)]
+    results.append(ngd.is_initialized())
+    return results + [value.tolist() for value in step(mine)]
 
 
 @harness.needs_ranks
@@ -105,7 +105,9 @@ def test_a_graph_is_built_without_the_other_ranks() -> None:
     before, after, gathered, gradient, sums = rank_0.value
     assert (before, after) == (False, True)
     assert gathered == rank_1.value[2] == [1, 1, 2, 2]
-    np.testing.assert_allclose(gradient, [2 * 2 * 1, 2 * 2 * 2])  # both ranks' losses: 2 * 2 x c
+    np.testing.assert_allclose(
+        gradient, [2 * 2 * 1, 2 * 2 * 2]
+    )  # the losses of both ranks: 2 * 2 x c
     np.testing.assert_allclose(rank_1.value[3], [2 * 2 * 2 * 3, 2 * 2 * 2 * 4])
     assert sums == [[1, 1, 2, 2], [2, 2, 3, 3]]
 

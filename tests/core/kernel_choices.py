@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print which kernel the CPU chooses for 300 queries: one line per query.
+"""Print which kernel the CPU chooses for 300 queries, one line per query.
 
     NGD_SIMD=avx2 NGD_THREADS=2 ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.core.kernel_choices
 
 A line has the query, the folder of the kernel, and, except for kernels of oneDNN, the scratch bytes
-and the results that may be computed in place. The environment variables pose as another machine.
+and the results that can be computed in place. The environment variables simulate another machine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def matmuls() -> Iterator[Query]:
     yield matmul(4, 4, 0)
 
 
-def grouped() -> Iterator[Query]:
+def grouped_matmuls() -> Iterator[Query]:
     for dtype, groups, k, n in product(("float32", "float64"), (1, 8), (16, 256), (32, 512)):
         rows, weight = (dtype, (96, k)), (dtype, (groups, k, n))
         offsets = ("int64", (groups,))
@@ -107,17 +107,17 @@ def convolutions() -> Iterator[Query]:
             yield Query("conv_weight_grad", [data, result], [weights], attrs)
 
 
-def others() -> Iterator[Query]:
+def other_queries() -> Iterator[Query]:
     for dtype, axis in product(("float32", "float64", "bfloat16"), (0, 1, -1)):
         shape = (24, 40, 56)
-        kept = list(shape)
-        del kept[axis]
+        reduced_shape = list(shape)
+        del reduced_shape[axis]
         axes = [axis % 3]
         x = (dtype, shape)
         for op in ("sum", "max"):
-            yield Query("reduce", [x], [(dtype, tuple(kept))], {"op": op, "axes": axes})
+            yield Query("reduce", [x], [(dtype, tuple(reduced_shape))], {"op": op, "axes": axes})
         yield Query("softmax", [x], [x], {"axis": axis % 3})
-        yield Query("argmax", [x], [("int64", tuple(kept))], {"axis": axis % 3})
+        yield Query("argmax", [x], [("int64", tuple(reduced_shape))], {"axis": axis % 3})
         yield Query("cumsum", [x], [x], {"axis": axis % 3, "reverse": 0})
     for dtype, keys in product(("float32", "float64", "float16"), (64, 1024)):
         q, k = (dtype, (2, 8, 64, 32)), (dtype, (2, 8, keys, 32))
@@ -153,7 +153,7 @@ def dtype_code(dtype: str) -> str:
 
 
 def queries() -> list[Query]:
-    return [*matmuls(), *grouped(), *convolutions(), *others()]
+    return [*matmuls(), *grouped_matmuls(), *convolutions(), *other_queries()]
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes reach the compiled part as they are, or not at all."""
+"""Tests that attributes reach the C++ core without loss, or raise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ngd.devices.native import native_attrs
 from ngd.dtypes import float16
 
 
-def crossed(**attrs: Any) -> str:
-    """Attributes as a program prints them, after the crossing."""
+def printed_attributes(**attrs: Any) -> str:
+    """Return attributes as a C++ program prints them."""
     builder = _core.ProgramBuilder()
     builder.add_instruction("run", "x", [], [], native_attrs(attrs), -1, 0, "here", [])
     line = str(builder).splitlines()[-1]
@@ -46,8 +46,8 @@ def crossed(**attrs: Any) -> str:
     ],
     ids=repr,
 )
-def test_what_crosses(value: Any, text: str) -> None:
-    assert crossed(value=value) == f"value={text}"
+def test_attributes_reach_the_core(value: Any, text: str) -> None:
+    assert printed_attributes(value=value) == f"value={text}"
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_what_crosses(value: Any, text: str) -> None:
     ],
     ids=repr,
 )
-def test_what_would_lose_something_is_refused(value: Any, error: type[Exception]) -> None:
+def test_attributes_that_would_lose_information_raise(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        crossed(value=value)
+        printed_attributes(value=value)
 
 
-def test_none_is_left_out() -> None:
-    assert crossed(a=None, b=1) == "b=1"
+def test_none_is_omitted() -> None:
+    assert printed_attributes(a=None, b=1) == "b=1"
 
 
 @pytest.mark.parametrize(("name", "known"), [("relu", True), ("selu", False)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the kernels that the CPU chooses, against a file that is kept under version control."""
+"""Tests of the kernels that the CPU chooses, against a stored file."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_cpu_chooses_the_same_kernels_as_before(machine: str) -> None:
         pytest.skip("built without oneDNN: other kernels are chosen")
     environment = os.environ | dict(zip(VARIABLES, MACHINES[machine], strict=True))
     simd = [sys.executable, "-c", "from ngd import _core; print(_core.build_info()['simd'])"]
-    found = subprocess.run(simd, env=environment, capture_output=True, text=True, check=True)
-    if found.stdout.strip() != environment["NGD_SIMD"]:
+    done = subprocess.run(simd, env=environment, capture_output=True, text=True, check=True)
+    if done.stdout.strip() != environment["NGD_SIMD"]:
         pytest.skip("this CPU has no such SIMD level")
     program = [sys.executable, "-m", "tests.core.kernel_choices"]
     run = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)

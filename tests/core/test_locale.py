@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a locale with a decimal comma numbers read and print as everywhere."""
+"""Tests that numbers are read and printed correctly in a locale with a decimal comma."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ assert ngd._core.timeout_seconds() == 2.5
 
 @pytest.fixture(scope="module")
 def german(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the locale is found; made here, since few machines have it."""
+    """An environment with a German locale, which is made here because few machines have it."""
     folder = tmp_path_factory.mktemp("locales")
     command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(Path(folder, "de_DE.UTF-8"))]
     try:
-        made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
         pytest.skip("no localedef on this machine")
-    if made.returncode not in (0, 1):  # 1 = with warnings
-        pytest.skip(f"localedef made no de_DE: {made.stderr.strip()}")
+    if result.returncode not in (0, 1):  # 1 means success with warnings
+        pytest.skip(f"localedef made no de_DE: {result.stderr.strip()}")
     env = {**os.environ, "LOCPATH": str(folder)}
     use = "import locale; locale.setlocale(locale.LC_ALL, 'de_DE.UTF-8')"
     if subprocess.run([sys.executable, "-c", use], env=env, capture_output=True).returncode:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: whole after a kill at any moment, read by others, and resumed from bit for bit."""
+"""Tests of checkpoints: complete after a kill, readable by others, and exact when resumed."""
 
 from __future__ import annotations
 
@@ -23,59 +23,63 @@ import ngd
 from ngd import checkpoint, ops, optim
 
 KILLS = int(os.environ.get("NGD_KILLS", "20"))
-"""How often a training is killed: more by hand."""
+"""The number of kills. Set it higher for a longer test."""
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int8", "uint16", "bool"]
 
 
 def some_variables() -> list[Any]:
-    """One of every dtype; a scalar, and one without elements, among them."""
+    """Return one variable of every dtype, one of them a scalar and one of them empty."""
     values = np.random.default_rng(2).normal(size=(3, 2)) * 5
-    made = [ngd.variable(d, values.astype(np.dtype(d))) for d in DTYPES]
-    return [*made, ngd.variable("scalar", np.float64(0.1)), ngd.variable("no", np.zeros((0, 3)))]
+    variables = [ngd.variable(d, values.astype(np.dtype(d))) for d in DTYPES]
+    return [
+        *variables,
+        ngd.variable("scalar", np.float64(0.1)),
+        ngd.variable("no", np.zeros((0, 3))),
+    ]
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_values_are_loaded(tmp_path: Path) -> None:
     before = some_variables()
     order, other = np.random.default_rng(1), np.random.Generator(np.random.MT19937(1))
     generators = {"order": order, "other": other}
     position = {"epoch": 3, "batches": [1, 2]}
     assert not checkpoint.exists(tmp_path / "c")
-    for _ in range(2):  # the second replaces the first
+    for _ in range(2):  # the second save replaces the first
         checkpoint.save(tmp_path / "c", {"all": before}, position=position, generators=generators)
     assert checkpoint.exists(tmp_path / "c")
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
         "checkpoint-2.safetensors",
         "checkpoint.json",
     ]
-    wanted = order.normal(size=3), other.normal(size=3)
+    expected = order.normal(size=3), other.normal(size=3)
     after = [ngd.variable(v.name, np.zeros(v.shape, v.dtype)) for v in before]
     assert checkpoint.load(tmp_path / "c", after, generators=generators) == position
     for old, new in zip(before, after, strict=True):
         assert old.numpy().tobytes() == new.numpy().tobytes()
-    np.testing.assert_array_equal(order.normal(size=3), wanted[0])
-    np.testing.assert_array_equal(other.normal(size=3), wanted[1])
+    np.testing.assert_array_equal(order.normal(size=3), expected[0])
+    np.testing.assert_array_equal(other.normal(size=3), expected[1])
 
 
-def test_others_read_the_file(tmp_path: Path) -> None:
+def test_safetensors_reads_the_file(tmp_path: Path) -> None:
     variables = [v for v in some_variables() if v.name != "bfloat16"]
     checkpoint.save(tmp_path, variables)
-    found = safetensors.numpy.load_file(tmp_path / "checkpoint-1.safetensors")
-    assert found.keys() == {v.name for v in variables}
+    arrays = safetensors.numpy.load_file(tmp_path / "checkpoint-1.safetensors")
+    assert arrays.keys() == {v.name for v in variables}
     for v in variables:
-        assert found[v.name].dtype == v.dtype
-        np.testing.assert_array_equal(found[v.name], v.numpy())
+        assert arrays[v.name].dtype == v.dtype
+        np.testing.assert_array_equal(arrays[v.name], v.numpy())
 
 
-def test_files_of_others_are_read(tmp_path: Path) -> None:
+def test_files_of_safetensors_are_read(tmp_path: Path) -> None:
     w = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
     safetensors.numpy.save_file({"w": w}, tmp_path / "t", metadata={"by": "others"})
-    found = checkpoint.read_safetensors(tmp_path / "t")
-    assert found.keys() == {"w"}
-    np.testing.assert_array_equal(found["w"], w)
+    arrays = checkpoint.read_safetensors(tmp_path / "t")
+    assert arrays.keys() == {"w"}
+    np.testing.assert_array_equal(arrays["w"], w)
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     a, b = ngd.variable("a", [1.0]), ngd.variable("b", [2.0])
     checkpoint.save(tmp_path, [a, b])
     a.assign([5.0])
@@ -123,7 +127,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 
 
 def training(seed: int) -> tuple[Any, Any, Any, np.random.Generator]:
-    """A step, its parameters, its optimizer, and what draws its data."""
+    """Return a step, its parameters, its optimizer, and the generator of its data."""
     w = ngd.variable("w", np.random.default_rng(seed).normal(size=(3, 2)).astype(np.float32))
     x = ngd.placeholder("x", (4, 3))
     optimizer = optim.AdamW(optim.warm_up(0.1, 4), weight_decay=0.1)
@@ -132,7 +136,7 @@ def training(seed: int) -> tuple[Any, Any, Any, np.random.Generator]:
     return step, w, optimizer, np.random.default_rng(seed)
 
 
-def test_a_resumed_training_ends_alike(tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
     def run(step: Any, random: np.random.Generator, steps: int) -> None:
         for _ in range(steps):
             step(random.normal(size=(4, 3)).astype(np.float32))
@@ -149,17 +153,20 @@ def test_a_resumed_training_ends_alike(tmp_path: Path) -> None:
 
 
 def bits_of(w: Any, optimizer: Any) -> dict[str, bytes]:
-    """The weights and the optimizer's state."""
+    """Return the weights and the optimizer state as bytes."""
     return {v.name: v.numpy().tobytes() for v in (w, *optimizer.state.values())}
 
 
 def say(*words: Any) -> None:
-    """At once: print, unbuffered, writes a line in two pieces."""
+    """Print a line in one write, because an unbuffered print writes it in two parts."""
     os.write(1, " ".join(map(str, words)).encode() + b"\n")
 
 
-def learn(folder: str) -> None:
-    """Train for ever, from the checkpoint where there is one; save each step, then say it."""
+def train_and_save(folder: str) -> None:
+    """Train until the process is killed, from the checkpoint if there is one.
+
+    Save each step, and print its number.
+    """
     say(os.getpid())
     step, w, optimizer, random = training(1)
     state, generators, done = [w, optimizer.state], {"data": random}, 0
@@ -172,34 +179,34 @@ def learn(folder: str) -> None:
         say(done)
 
 
-def learn_again_and_again(folder: str) -> None:
-    """For each line that comes, train in a child, and say how that ended."""
+def train_in_children(folder: str) -> None:
+    """For each input line, train in a child, and print how the child ended."""
     for _ in sys.stdin:
-        victim = os.fork()  # to import once is enough
+        victim = os.fork()  # so that the modules are imported only once
         if victim == 0:
             try:
-                learn(folder)
+                train_and_save(folder)
             finally:
                 os._exit(1)
         say("ended with", os.waitpid(victim, 0)[1])
 
 
 @pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """A folder on no disk: a killed process does not end before the disk has its file."""
+def folder_in_memory() -> Iterator[Path]:
+    """A folder in memory, because a killed process ends only after the disk has its file."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(in_memory: Path) -> None:
-    """And what goes on from it has the bits of a training that nobody has disturbed."""
+def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(folder_in_memory: Path) -> None:
+    """A training that resumes from it has the bits of a training without kills."""
     seed = int(time.time())
     print(f"seed {seed}")
     moment = random.Random(seed)
     step, w, optimizer, order = training(1)
     _, saved_w, saved, saved_order = training(2)
-    said = done = 0
-    command = [sys.executable, __file__, str(in_memory)]
+    last_printed = done = 0
+    command = [sys.executable, __file__, str(folder_in_memory)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as victims:
         assert victims.stdin is not None
         assert victims.stdout is not None
@@ -212,20 +219,22 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(in_memory: Path) -> None
             while not lines[-1].startswith("ended"):
                 lines.append(victims.stdout.readline())
             assert lines[-1] == f"ended with {int(signal.SIGKILL)}\n"
-            said = max([said, *map(int, lines[:-1])])
+            last_printed = max([last_printed, *map(int, lines[:-1])])
             generators = {"data": saved_order}
-            position = checkpoint.load(in_memory, [saved_w, saved.state], generators=generators)
-            assert position in (said, said + 1)
+            position = checkpoint.load(
+                folder_in_memory, [saved_w, saved.state], generators=generators
+            )
+            assert position in (last_printed, last_printed + 1)
             while done < position:
                 done += 1
                 step(order.normal(size=(4, 3)).astype(np.float32))
             assert saved_order.bit_generator.state == order.bit_generator.state
             assert bits_of(w, optimizer) == bits_of(saved_w, saved)
-            index = json.loads((in_memory / "checkpoint.json").read_text())
-            assert (in_memory / index["tensors"]).exists()
-            said = position
-    assert said >= KILLS
+            index = json.loads((folder_in_memory / "checkpoint.json").read_text())
+            assert (folder_in_memory / index["tensors"]).exists()
+            last_printed = position
+    assert last_printed >= KILLS
 
 
 if __name__ == "__main__":
-    learn_again_and_again(sys.argv[1])
+    train_in_children(sys.argv[1])

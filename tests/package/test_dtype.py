@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element types: names, lookup and promotion."""
+"""Tests of dtypes: names, lookup and promotion."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def test_all_dtypes_have_names() -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_lookup(dtype: np.dtype[Any]) -> None:
+def test_a_dtype_is_found_by_its_names(dtype: np.dtype[Any]) -> None:
     assert as_dtype(dtype, "call") is dtype
     assert as_dtype(dtype.name, "call") == dtype
     assert as_dtype(dtype.type, "call") == dtype
     assert is_float(dtype) == (dtype in FLOATS)
 
 
-def test_lookup_of_python_types() -> None:
+def test_python_types_are_dtypes() -> None:
     assert as_dtype(float, "call") == float64
     assert as_dtype(bool, "call") == bool_
     assert as_dtype(ml_dtypes.bfloat16, "call") == bfloat16
 
 
 @pytest.mark.parametrize("bad", ["complex64", "nonsense", "S3", object, complex, "float128"])
-def test_lookup_refuses(bad: Any) -> None:
+def test_an_unknown_dtype_raises(bad: Any) -> None:
     with pytest.raises(
         DTypeError, match=r"^call: expected a dtype among bool, int8 to int64, .*; got "
     ):
@@ -65,7 +65,7 @@ def test_lookup_refuses(bad: Any) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.product(NUMPYS, NUMPYS)), ids=str)
-def test_promotion_is_numpys(a: np.dtype[Any], b: np.dtype[Any]) -> None:
+def test_promotion_equals_numpy(a: np.dtype[Any], b: np.dtype[Any]) -> None:
     assert promote(a, b) == promote(b, a) == np.result_type(a, b)
 
 
@@ -76,19 +76,19 @@ def test_python_scalars_are_weak(dtype: np.dtype[Any], scalar: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_bfloat16_with_others(dtype: np.dtype[Any]) -> None:
-    exact = (bool_, int8, uint8, bfloat16)  # values that bfloat16 holds
-    wide = float64 if dtype == float64 else float32
+def test_promotion_of_bfloat16(dtype: np.dtype[Any]) -> None:
+    exact = (bool_, int8, uint8, bfloat16)  # dtypes whose values bfloat16 represents exactly
+    larger = float64 if dtype == float64 else float32
     assert promote(bfloat16, dtype) == promote(dtype, bfloat16)
-    assert promote(bfloat16, dtype) == (bfloat16 if dtype in exact else wide)
+    assert promote(bfloat16, dtype) == (bfloat16 if dtype in exact else larger)
 
 
-def test_bfloat16_takes_in_scalars() -> None:
+def test_bfloat16_and_a_scalar_are_bfloat16() -> None:
     assert promote(bfloat16, 1, 2.5, True) == bfloat16
     assert promote(2.5, bfloat16, float32) == float32
 
 
-def test_scalars_alone_are_numpys_defaults() -> None:
+def test_scalars_have_the_default_dtypes_of_numpy() -> None:
     assert promote(1, 2) == int64
     assert promote(1, 2.0) == float64
     assert promote(True, False) == bool_
@@ -99,7 +99,7 @@ def test_no_common_type_is_float32() -> None:
     assert promote(int32, bfloat16) == float32
 
 
-def test_complex_is_refused() -> None:
+def test_complex_dtypes_raise() -> None:
     with pytest.raises(DTypeError, match="promote: expected dtypes that ngd has"):
         promote(float32, np.dtype(np.complex64))
 

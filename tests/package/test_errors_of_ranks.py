@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An error says as numbers which ranks it speaks of (docs/failure-model.md)."""
+"""Tests that an error has the numbers of the ranks that it names (docs/failure-model.md)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ PLACES = [
 RANKS = 4
 
 
-def how(communicator: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """For Job; the ranks of a hierarchical world are on two hosts, by name."""
+def job_arguments(communicator: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments for Job. The ranks of a hierarchical world are on two hosts by NGD_HOST."""
     if communicator != "hierarchical":
         return harness.over(communicator, RANKS, arguments=arguments)
     return {"launcher": "mpirun", "arguments": arguments}
 
 
-def numbers(call: Any) -> dict[str, Any]:
-    """What a call's error is, and which ranks it speaks of."""
+def error_of(call: Any) -> dict[str, Any]:
+    """Return the class, the message and the ranks of a call's error, which is pickled once."""
     try:
         call()
     except ngd.errors.Error as raised:
@@ -51,8 +51,8 @@ def numbers(call: Any) -> dict[str, Any]:
     raise AssertionError("no error")
 
 
-def one_is_odd(fault: str, odd: int, hosts: bool, split: bool, device: str | None) -> Any:
-    """One rank leaves, fails, is late, or calls something else than the others."""
+def fail_on_one_rank(fault: str, odd: int, hosts: bool, split: bool, device: str | None) -> Any:
+    """Let one rank leave, fail, be late, or call another collective than the others."""
     if hosts:
         os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     world = harness.hurried(2) if fault == "late" else ngd.init()
@@ -69,7 +69,7 @@ def one_is_odd(fault: str, odd: int, hosts: bool, split: bool, device: str | Non
         ngd.barrier(group=group)
 
     ngd.barrier()
-    if split and world.rank < 2:  # the other group, which has nothing to say
+    if split and world.rank < 2:  # the other group, which gets no error
         time.sleep(5 if fault == "late" else 2)
         return None
     if world.rank == odd and fault == "leaves":
@@ -79,10 +79,10 @@ def one_is_odd(fault: str, odd: int, hosts: bool, split: bool, device: str | Non
     if world.rank == odd and fault == "fails":
         group.abort("broken shard")
     if world.rank == odd and fault == "disagrees":
-        first = numbers(lambda: ngd.all_gather(np.ones(4), group=group))
+        first = error_of(lambda: ngd.all_gather(np.ones(4), group=group))
     else:
-        first = numbers(call)
-    return first, numbers(call)
+        first = error_of(call)
+    return first, error_of(call)
 
 
 KINDS = {
@@ -96,7 +96,7 @@ KINDS = {
 @pytest.mark.long
 @pytest.mark.parametrize(("communicator", "split"), PLACES)
 @pytest.mark.parametrize("fault", KINDS)
-def test_an_error_says_its_ranks_as_numbers(fault: str, communicator: str, split: bool) -> None:
+def test_an_error_has_the_numbers_of_its_ranks(fault: str, communicator: str, split: bool) -> None:
     odd = 3 if split else 2
     arguments = {
         "fault": fault,
@@ -105,7 +105,7 @@ def test_an_error_says_its_ranks_as_numbers(fault: str, communicator: str, split
         "split": split,
         "device": None,
     }
-    with Job(one_is_odd, RANKS, **how(communicator, arguments)) as job:
+    with Job(fail_on_one_rank, RANKS, **job_arguments(communicator, arguments)) as job:
         outcomes = job.wait(40)
     for rank in (2,) if split else (0, 1, 3):
         first, again = outcomes[rank].value
@@ -134,27 +134,27 @@ def check(error: dict[str, Any], fault: str, odd: int) -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 @pytest.mark.parametrize("fault", ["leaves", "fails"])
-def test_the_error_of_a_step_says_its_ranks(fault: str, device: str) -> None:
+def test_an_error_of_a_step_has_the_numbers_of_its_ranks(fault: str, device: str) -> None:
     arguments = {"fault": fault, "odd": 1, "hosts": False, "split": False, "device": device}
-    with Job(one_is_odd, 2, arguments=arguments) as job:
+    with Job(fail_on_one_rank, 2, arguments=arguments) as job:
         outcome = job.wait(40)[0]
     first, _ = outcome.value
     assert (first["error"], first["ranks"]) == (KINDS[fault], [1]), outcome
 
 
-def comes_in_vain() -> Any:
+def init_without_the_other() -> Any:
     os.environ["NGD_TIMEOUT"] = "2"
-    return numbers(ngd.init)
+    return error_of(ngd.init)
 
 
-def test_who_does_not_come_to_init_is_a_number() -> None:
-    with Job(comes_in_vain, 4, start=[0, 2]) as job:
+def test_a_timeout_of_init_has_the_number_of_the_rank() -> None:
+    with Job(init_without_the_other, 4, start=[0, 2]) as job:
         outcomes = job.wait(30, [0, 2])
     for outcome in outcomes:
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
         assert outcome.value["ranks"] == [1, 3], outcome
 
 
-def test_errors_of_one_rank_speak_of_none() -> None:
+def test_errors_of_one_rank_have_no_ranks() -> None:
     error = ngd.errors.ShapeError("add: ...")
     assert (error.ranks, error.rank) == ((), None)

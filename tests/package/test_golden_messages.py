@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of errors, as users see them: golden_messages.txt has a trigger and its message each.
+"""Tests of error messages. golden_messages.txt has triggers, each with its message.
 
     python tests/package/test_golden_messages.py      write the messages of all triggers
 

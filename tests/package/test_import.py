@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`import ngd` takes nothing optional along. (How long it takes: benchmarks/import_time.py.)"""
+"""Tests that `import ngd` imports no optional package. (benchmarks/import_time.py measures it.)"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
-def test_import_takes_only_what_is_needed() -> None:
+def test_import_loads_no_optional_package() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
     )

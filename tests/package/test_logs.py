@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NGD_LOG=json: every line an object that says which rank of which job it is from."""
+"""Tests of NGD_LOG=json: each line is an object with the rank and the job."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if world.rank == 1:
 """
 
 
-def launched(folder: Path, *options: str, **env: str) -> tuple[list[str], list[str]]:
-    """What a job of two ranks, of which one fails, has put on its two streams."""
+def streams_of_job(folder: Path, *options: str, **env: str) -> tuple[list[str], list[str]]:
+    """Return the two output streams of a job of two ranks, in which one rank fails."""
     (folder / "program.py").write_text(PROGRAM)
     done = subprocess.run(
         [sys.executable, "-m", "ngd.launch", "-n", "2", *options, str(folder / "program.py")],
@@ -62,53 +62,53 @@ def test_an_exception_is_a_field() -> None:
         raise KeyError("missing")
     except KeyError:
         record = logging.LogRecord("a", logging.ERROR, "", 1, "failed", None, sys.exc_info())
-    found = json.loads(JsonFormatter(PLACE).format(record))
-    assert found["message"] == "failed"
-    assert found["exception"].startswith("Traceback (most recent call last):\n")
-    assert found["exception"].endswith("KeyError: 'missing'")
+    fields = json.loads(JsonFormatter(PLACE).format(record))
+    assert fields["message"] == "failed"
+    assert fields["exception"].startswith("Traceback (most recent call last):\n")
+    assert fields["exception"].endswith("KeyError: 'missing'")
 
 
-def test_the_place_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_job_are_those_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NGD_JOB": "k", "RANK": "2", "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NGD_SURROUNDINGS", raising=False)
     record = logging.LogRecord("a", logging.INFO, "", 1, "m", None, None)
-    found = json.loads(JsonFormatter().format(record))
-    assert (found["rank"], found["size"]) == (2, 5)
-    assert found["job"] not in ("k", None)
+    fields = json.loads(JsonFormatter().format(record))
+    assert (fields["rank"], fields["size"]) == (2, 5)
+    assert fields["job"] not in ("k", None)
     monkeypatch.setenv("WORLD_SIZE", "two")
-    found = json.loads(JsonFormatter().format(record))
-    assert (found["rank"], found["size"], found["job"]) == (None, None, None)
+    fields = json.loads(JsonFormatter().format(record))
+    assert (fields["rank"], fields["size"], fields["job"]) == (None, None, None)
 
 
 @pytest.mark.parametrize("text", [b'{"a": 1}', b'{"a": {"b": "c"}}'])
-def test_an_object_passes(text: bytes) -> None:
+def test_a_json_object_is_unchanged(text: bytes) -> None:
     assert as_json(text + b"\r\n", "stdout", PLACE) == text + b"\n"
 
 
 @pytest.mark.parametrize("text", [b"12", b"[1]", b"{a}", b"{", b"\xff text"])
-def test_what_is_no_object_becomes_a_message(text: bytes) -> None:
-    found = json.loads(as_json(text + b"\n", "stderr", PLACE))
-    assert found["message"] == text.decode(errors="backslashreplace")
-    assert found["logger"] == "stderr"
-    assert {name: found[name] for name in PLACE} == PLACE
+def test_other_text_becomes_a_message(text: bytes) -> None:
+    fields = json.loads(as_json(text + b"\n", "stderr", PLACE))
+    assert fields["message"] == text.decode(errors="backslashreplace")
+    assert fields["logger"] == "stderr"
+    assert {name: fields[name] for name in PLACE} == PLACE
 
 
 @harness.needs_ranks
-def test_all_that_a_job_says_is_json(tmp_path: Path) -> None:
-    out, err = launched(tmp_path, NGD_LOG="json")
-    said: list[dict[str, Any]] = [json.loads(line) for line in out]
-    assert [each for each in said if "message" not in each] == [{"of": "the user"}] * 2
-    printed = sorted((m["rank"], m["message"]) for m in said if "message" in m)
+def test_all_output_of_a_job_is_json(tmp_path: Path) -> None:
+    out, err = streams_of_job(tmp_path, NGD_LOG="json")
+    out_records: list[dict[str, Any]] = [json.loads(line) for line in out]
+    assert [each for each in out_records if "message" not in each] == [{"of": "the user"}] * 2
+    printed = sorted((m["rank"], m["message"]) for m in out_records if "message" in m)
     assert printed == [(0, "plain"), (0, '{"cut":'), (1, "plain"), (1, '{"cut":')]
-    told: list[dict[str, Any]] = [json.loads(line) for line in err]
-    assert {each["size"] for each in told} == {2}
-    assert len({each["job"] for each in told}) == 1
+    err_records: list[dict[str, Any]] = [json.loads(line) for line in err]
+    assert {each["size"] for each in err_records} == {2}
+    assert len({each["job"] for each in err_records}) == 1
     by_logger = {
-        name: [each for each in told if each["logger"] == name] for name in ("ngd", "stderr")
+        name: [each for each in err_records if each["logger"] == name] for name in ("ngd", "stderr")
     }
-    here = [each for each in by_logger["ngd"] if each["level"] == "WARNING"]
-    assert sorted((m["rank"], m["message"]) for m in here) == [
+    warnings_of_ngd = [each for each in by_logger["ngd"] if each["level"] == "WARNING"]
+    assert sorted((m["rank"], m["message"]) for m in warnings_of_ngd) == [
         (0, "rank 0\nis here"),
         (1, "rank 1\nis here"),
     ]
@@ -116,20 +116,20 @@ def test_all_that_a_job_says_is_json(tmp_path: Path) -> None:
     (failed,) = [each for each in by_logger["ngd"] if each["level"] == "CRITICAL"]
     assert (failed["rank"], failed["message"]) == (1, "uncaught ValueError: no good")
     assert failed["exception"].endswith("ValueError: no good")
-    (launcher,) = [each for each in told if each["logger"] == "ngd.run"]
+    (launcher,) = [each for each in err_records if each["logger"] == "ngd.run"]
     assert launcher["rank"] is None
     assert launcher["message"].startswith("rank 1 returned 1")
 
 
 @harness.needs_ranks
-def test_without_prefixes_lines_stay_what_they_are(tmp_path: Path) -> None:
-    out, _ = launched(tmp_path, "--no-prefix", NGD_LOG="json")
+def test_lines_without_prefixes_are_unchanged(tmp_path: Path) -> None:
+    out, _ = streams_of_job(tmp_path, "--no-prefix", NGD_LOG="json")
     assert sorted(out) == sorted(["", "plain", '{"cut": ', '{"of": "the user"}'] * 2)
 
 
 @harness.needs_ranks
-def test_text_is_the_default(tmp_path: Path) -> None:
-    out, err = launched(tmp_path)
+def test_the_default_format_is_text(tmp_path: Path) -> None:
+    out, err = streams_of_job(tmp_path)
     assert "[0] plain" in out
     assert "[1] ValueError: no good" in err
 
@@ -141,7 +141,7 @@ def test_text_is_the_default(tmp_path: Path) -> None:
         (["-m", "ngd.launch", "-n", "1", "true"], 2, "ngd run"),
     ],
 )
-def test_another_format_is_refused(command: list[str], code: int, begin: str) -> None:
+def test_an_unknown_format_is_an_error(command: list[str], code: int, begin: str) -> None:
     done = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
@@ -153,12 +153,12 @@ def test_another_format_is_refused(command: list[str], code: int, begin: str) ->
     assert f"{begin}: NGD_LOG: expected one of text, json; got 'xml'" in done.stderr
 
 
-def test_braces_that_no_parser_takes_are_text() -> None:
+def test_invalid_json_is_text() -> None:
     line = b'{"a":' + b"[" * 20000 + b"]" * 20000 + b"}"
     assert json.loads(as_json(line, "stdout", PLACE))["message"] == line.decode()
 
 
-def test_the_commands_own_complaints_are_json() -> None:
+def test_errors_of_the_command_are_json() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ngd.launch", "-n", "0", "nothing.py"],
         capture_output=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes that are made often: what is accepted, and what the refusal advises."""
+"""Tests of common mistakes: which are accepted, and what the error messages advise."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_lists_of_numbers_are_arrays(device: str) -> None:
         ([["a", "b"], [3, 4]], [1, 2], r"expected an array float32.*got text"),
     ],
 )
-def test_what_would_be_lost_is_refused(x: Any, n: Any, says: str) -> None:
-    given, small = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
-    step = ngd.compile([given, small], [given * 2, small])
+def test_conversions_that_lose_information_raise(x: Any, n: Any, says: str) -> None:
+    floats, small = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
+    step = ngd.compile([floats, small], [floats * 2, small])
     with pytest.raises((TypeError, ShapeError), match=says):
         step(x, n)
 
 
-def test_inputs_by_name(device: str) -> None:
+def test_inputs_can_be_passed_by_name(device: str) -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     step = ngd.compile([x, y], [x - y], device=device)
     a, b = np.array([5, 6], np.float32), np.array([1, 2], np.float32)
@@ -118,10 +118,10 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -> None:
     array = np.random.default_rng(1).normal(size=(2, 3)) * 3
     x = ngd.placeholder("x", (2, 3), "float64")
-    (found,) = ngd.compile([x], [function(x)], device=device)(array)
-    wanted = function(array)
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    (result,) = ngd.compile([x], [function(x)], device=device)(array)
+    expected = function(array)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,6 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
         ),
     ],
 )
-def test_refusals_advise(function: Callable[[Node], Any], says: str) -> None:
+def test_error_messages_advise(function: Callable[[Node], Any], says: str) -> None:
     with pytest.raises((TypeError, ShapeError), match=re.compile(says, re.DOTALL)):
         function(ngd.placeholder("x", (2, 3)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package is imported with every NumPy that it declares: 1.26 for MXNet, and all of NumPy 2."""
+"""Tests that the package works with NumPy 1.26 (for MXNet) and with all versions of NumPy 2."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import ngd
 
 PACKAGE = Path(ngd.__file__).parent
 
-# New functions in the notes of NumPy's releases 2.0, 2.1 and 2.2.
+# Functions that are new in NumPy 2.0, 2.1 and 2.2, by their release notes.
 SINCE_NUMPY_2 = {
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "astype", "bitwise_count"),
     *("bitwise_invert", "bitwise_left_shift", "bitwise_right_shift", "concat", "cross_product"),
@@ -20,11 +20,11 @@ SINCE_NUMPY_2 = {
 
 def names_of_numpy(source: str) -> set[str]:
     """Return the names that a program reads as `np.NAME` or `np.linalg.NAME`."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("np", "np.linalg"):
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def test_names_of_numpy_are_found() -> None:
@@ -32,9 +32,9 @@ def test_names_of_numpy_are_found() -> None:
 
 
 def test_no_module_reads_a_name_that_numpy_1_26_does_not_have() -> None:
-    found = {
+    new_names = {
         str(file.relative_to(PACKAGE)): names
         for file in PACKAGE.rglob("*.py")
         if (names := names_of_numpy(file.read_text()) & SINCE_NUMPY_2)
     }
-    assert found == {}
+    assert new_names == {}

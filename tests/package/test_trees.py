@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested structures of nodes and arrays, wherever a call takes or gives some."""
+"""Tests of nested structures of nodes and arrays, in all calls that take or return them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TREE = {"a": [1, (2, 3)], "b": Batch(Pair(4, 5), OrderedDict(z=6)), "c": {}, "d"
 PATHS = "['a'][0] ['a'][1][0] ['a'][1][1] ['b'].image.first ['b'].image.second ['b'].label['z']"
 
 
-def test_trees_are_taken_apart_and_rebuilt() -> None:
+def test_trees_are_flattened_and_rebuilt() -> None:
     leaves, structure = trees.flatten(TREE)
     assert leaves == [1, 2, 3, 4, 5, 6, None]
     assert structure.count == 7
@@ -60,12 +60,12 @@ def test_trees_are_taken_apart_and_rebuilt() -> None:
         ({"x": Pair(1, 2), "y": 2}, r"t\['x'\]: .* got a Pair of first, second"),
     ],
 )
-def test_another_structure_is_refused_with_its_path(tree: Any, says: str) -> None:
+def test_a_different_structure_raises_with_its_path(tree: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         trees.flatten({"x": [1], "y": 2})[1].match(tree, "t")
 
 
-def test_inputs_and_outputs_are_nested(device: str) -> None:
+def test_inputs_and_outputs_can_be_nested(device: str) -> None:
     x, y, z = (ngd.placeholder(name, (2,), "float64") for name in "xyz")
     step = ngd.compile(
         [{"left": x, "right": [y]}, z],
@@ -73,12 +73,12 @@ def test_inputs_and_outputs_are_nested(device: str) -> None:
         device=device,
     )
     a, b, c = np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])
-    for found in (step({"right": [b], "left": a}, c), step({"left": a, "right": (b,)}, z=c)):
-        np.testing.assert_array_equal(found["sum"], a + b)
-        assert isinstance(found["parts"], Batch)
-        assert isinstance(found["parts"].image, tuple)
-        np.testing.assert_array_equal(found["parts"].image[1], c)
-        np.testing.assert_array_equal(found["parts"].label[0], b * c)
+    for result in (step({"right": [b], "left": a}, c), step({"left": a, "right": (b,)}, z=c)):
+        np.testing.assert_array_equal(result["sum"], a + b)
+        assert isinstance(result["parts"], Batch)
+        assert isinstance(result["parts"].image, tuple)
+        np.testing.assert_array_equal(result["parts"].image[1], c)
+        np.testing.assert_array_equal(result["parts"].label[0], b * c)
     out = {"sum": np.empty(2), "parts": Batch([np.empty(2), np.empty(2)], [np.empty(2)])}
     assert step({"left": a, "right": [b]}, c, out=out)["sum"] is out["sum"]
     np.testing.assert_array_equal(out["parts"].label[0], b * c)
@@ -89,14 +89,14 @@ def test_a_dict_of_inputs_names_the_arguments(device: str) -> None:
     step = ngd.compile({"image": x, "label": {"y": y}}, [x - y], device=device)
     a, b = np.float32([5, 6]), np.float32([1, 2])
     batch = {"label": {"y": b}, "image": a}
-    for found in (step(**batch), step(a, {"y": b}), step(a, label={"y": b})):
-        assert isinstance(found, list)
-        np.testing.assert_array_equal(found[0], [4, 4])
+    for result in (step(**batch), step(a, {"y": b}), step(a, label={"y": b})):
+        assert isinstance(result, list)
+        np.testing.assert_array_equal(result[0], [4, 4])
     by_dataclass = ngd.compile(Batch(x, y), (x - y, x), device=device)
     assert isinstance(by_dataclass(image=a, label=b), tuple)
 
 
-def test_calls_that_do_not_fit_are_refused() -> None:
+def test_calls_that_do_not_fit_raise() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     step = ngd.compile([{"a": x}, y], {"s": x + y})
     zero = np.zeros(2, np.float32)
@@ -126,17 +126,17 @@ def test_the_same_nodes_are_compiled_once_for_all_structures() -> None:
     assert ngd.compile((x,), [y]) is flat
 
 
-def test_gradients_have_the_structure_of_what_they_are_of() -> None:
+def test_gradients_have_the_structure_of_their_variables() -> None:
     w, b = ngd.variable("w", [2.0, 3.0]), ngd.variable("b", [1.0])
     loss = ops.sum(ops.square(w) * b)
-    found = ngd.grad(loss, {"layer": {"w": w}, "rest": (b, [w])})
-    step = ngd.compile([], found)()
+    gradients = ngd.grad(loss, {"layer": {"w": w}, "rest": (b, [w])})
+    step = ngd.compile([], gradients)()
     np.testing.assert_array_equal(step["layer"]["w"], [4, 6])
     np.testing.assert_array_equal(step["rest"][0], [13])
     np.testing.assert_array_equal(step["rest"][1][0], [4, 6])
 
 
-def test_updates_are_dicts_and_pairs_of_structures(device: str) -> None:
+def test_updates_can_be_dicts_or_pairs_of_structures(device: str) -> None:
     a, b, c = (ngd.variable(name, np.zeros(1)) for name in "abc")
     pair = ({"a": a, "b": [b]}, {"b": [b + 2], "a": a + 1})
     ngd.compile([], [], updates=[{c: c + 3}, pair], device=device)()

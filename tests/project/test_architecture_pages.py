@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/architecture.md and docs/code-map.md: the tests and paths that they name exist."""
+"""Tests that the tests and paths that docs/architecture.md and docs/code-map.md name exist."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TITLES = {"Top level": ".", "C++": "src/cpp", "Python": "python/ngd", "Tests": "
 
 def known_tests() -> set[str]:
     """Return the names of all Python and C++ tests."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        found |= set(re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.MULTILINE))
+        names |= set(re.findall(r"^ *def (test_\w+)\(", path.read_text(), re.MULTILINE))
     for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp"):
         suites = re.findall(r"^TEST(?:_[PF])?\((\w+),\s*(\w+)\)", path.read_text(), re.MULTILINE)
-        found |= {f"{suite}.{name}" for suite, name in suites}
-    return found
+        names |= {f"{suite}.{name}" for suite, name in suites}
+    return names
 
 
 def listed_paths() -> list[Path]:
     """Return the paths that the code map lists."""
-    found: list[Path] = []
+    paths: list[Path] = []
     folder = ROOT
     for line in (DOCS / "code-map.md").read_text().splitlines():
         if line.startswith("#"):
@@ -42,8 +42,8 @@ def listed_paths() -> list[Path]:
             name = title.strip("`/")
             folder = ROOT / TITLES.get(title, f"python/ngd/{name}")
         elif row := re.match(r"\| `([^`]+)` \|", line):
-            found.append(folder / row[1])
-    return found
+            paths.append(folder / row[1])
+    return paths
 
 
 def test_every_invariant_names_tests_that_exist() -> None:

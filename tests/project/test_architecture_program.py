@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/architecture.md: its program runs, and the compiler prints the lines that it shows."""
+"""Tests of the program of docs/architecture.md: it runs, and prints the lines of the page."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ LINE = re.compile(r"^  (?:%|\d+: )")
 
 
 class Ranks:
-    """Two ranks, as far as compilation asks about them."""
+    """The two ranks that compilation needs to know."""
 
     rank, size = 0, 2
 
 
-def fenced(language: str) -> list[str]:
+def code_blocks(language: str) -> list[str]:
     """Return the fenced blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+def compile_and_print(
+    namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[str]:
     """Compile the page's step for two ranks; return the graph after each pass, and the program."""
     texts: list[str] = []
 
-    def recorded(change: Callable[..., Graph]) -> Callable[..., Graph]:
+    def record(change: Callable[..., Graph]) -> Callable[..., Graph]:
         def run(graph: Graph, *context: Any) -> Graph:
             graph = change(graph, *context)
             texts.append(str(graph))
@@ -47,25 +49,29 @@ def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: A
     with monkeypatch.context() as patch:
         for name in ("PER_OP", "FUSION"):
             entries = [
-                entry._replace(passes=tuple(map(recorded, entry.passes)))
+                entry._replace(passes=tuple(map(record, entry.passes)))
                 if isinstance(entry, pipeline.When)
-                else recorded(entry)
+                else record(entry)
                 for entry in getattr(pipeline, name)
             ]
             patch.setattr(pipeline, name, tuple(entries))
         patch.setattr(sharing, "partition_of", lambda ranks, apart: Partition(ranks))
         group: Any = Ranks()
-        arguments = [given["x"], given["y"]], [given["loss"]], given["updates"]
+        arguments = [namespace["x"], namespace["y"]], [namespace["loss"]], namespace["updates"]
         step = ngd.compile(*arguments, device="NULL", group=group, **options)
     return [str(step.graph), *texts, str(step)]
 
 
 def test_the_compiler_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = fenced("python")
-    given: dict[str, Any] = {}
-    exec(compile(program, "architecture.md", "exec"), given)
-    lines = {each for text in printed(given, monkeypatch) for each in text.splitlines()}
-    sharded = {e for t in printed(given, monkeypatch, shard="host") for e in t.splitlines()}
-    for block in fenced("text"):
-        shown = [line for line in block.splitlines() if LINE.match(line)]
-        assert set(shown) <= (sharded if "barrier" in block else lines), block
+    (program,) = code_blocks("python")
+    namespace: dict[str, Any] = {}
+    exec(compile(program, "architecture.md", "exec"), namespace)
+    lines = {
+        each for text in compile_and_print(namespace, monkeypatch) for each in text.splitlines()
+    }
+    sharded = {
+        e for t in compile_and_print(namespace, monkeypatch, shard="host") for e in t.splitlines()
+    }
+    for block in code_blocks("text"):
+        expected = [line for line in block.splitlines() if LINE.match(line)]
+        assert set(expected) <= (sharded if "barrier" in block else lines), block

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/comm/bench.py, and models/scaling.py over hosts, run and draw."""
+"""Tests that benchmarks/comm/bench.py, and models/scaling.py over hosts, run and draw charts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"
 
 
 def lines_of(program: Path, *options: str) -> list[dict[str, Any]]:
-    """What a benchmark prints."""
+    """Return the lines that a benchmark prints."""
     env = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
     command = [sys.executable, str(program), *options]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
@@ -34,7 +34,7 @@ def lines_of(program: Path, *options: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_every_kind_has_its_lines() -> None:
+def test_every_kind_of_collective_has_its_lines() -> None:
     options = ["--kind", *KINDS, "--ranks", "1", "3", "--bytes", "8", "12288", "--turns", "2"]
     lines = lines_of(COMM / "bench.py", *options)
     cases = [(line["kind"], line["ranks"], line["from"], line["bytes"]) for line in lines]
@@ -50,7 +50,7 @@ def test_every_kind_has_its_lines() -> None:
     assert all(line["ngd_us"] > 0 for line in lines if line["from"] == "array")
 
 
-def test_the_chart(tmp_path: Path) -> None:
+def test_the_chart_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     common = {"kind": "all_reduce", "ranks": 2, "cpu": "some", "cores": 2, "ngd_us": 2.5}
     lines = [
@@ -69,7 +69,7 @@ def test_the_chart(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("permitted")
-def test_scaling_over_hosts(tmp_path: Path) -> None:
+def test_scaling_runs_over_hosts(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = tmp_path / "scaling.svg"
     size = ["--network", "mlp", "--hidden", "8", "--batch", "4", "--turns", "1", "--steps", "2"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/changes.md: the old names are gone, and the new ones exist."""
+"""Tests of docs/changes.md: the old names are gone, and the new ones exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "changes.md").read_text()
 
 
 def table(head: str) -> list[list[str]]:
-    """The cells of the rows below a header row."""
+    """Return the cells of the rows below a header row."""
     (body,) = re.findall(rf"^{re.escape(head)}\n[| -]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in body.splitlines()]
 
@@ -26,29 +26,29 @@ NAMES = table("| Old name | New name |")
 PARAMETERS = table("| Call | Old parameter | New parameter |")
 
 
-def named(cell: str) -> str:
+def names_in(cell: str) -> str:
     (name,) = re.findall(r"^`(ngd[\w.]+)`", cell)
     return str(name)
 
 
 def resolve(name: str) -> Any:
-    """The object of a dotted name; AttributeError for an unknown name."""
-    found: Any = ngd
+    """Return the object of a dotted name, or raise AttributeError."""
+    value: Any = ngd
     for part in name.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 @pytest.mark.parametrize(("old", "new"), NAMES)
 def test_a_name_has_changed(old: str, new: str) -> None:
-    assert resolve(named(new)) is not None
+    assert resolve(names_in(new)) is not None
     with pytest.raises(AttributeError):
-        resolve(named(old))
+        resolve(names_in(old))
 
 
 @pytest.mark.parametrize(("call", "old", "new"), PARAMETERS)
 def test_a_parameter_has_changed(call: str, old: str, new: str) -> None:
-    parameters = inspect.signature(resolve(named(call))).parameters
+    parameters = inspect.signature(resolve(names_in(call))).parameters
     assert new.strip("`") in parameters
     assert old.strip("`") not in parameters
 

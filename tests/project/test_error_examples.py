@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example messages of docs/errors.md and docs/troubleshooting.md are real ones."""
+"""Tests that the example messages of docs/errors.md and docs/troubleshooting.md are real ones."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ ngd.init()
 
 
 def normalized(text: str) -> str:
-    """Join wrapped lines; replace folders, process numbers and sizes, which differ."""
+    """Join wrapped lines, and replace folders, process numbers and sizes, which differ."""
     text = re.sub(r'[^\s"(]*train\.py', "train.py", text)
     text = re.sub(r"(process|--pid) \d+", r"\1 N", text)
     return " ".join(re.sub(r"\d+ MiB", "N MiB", text).split())
@@ -330,16 +330,16 @@ def normalized(text: str) -> str:
 
 def examples(page: str) -> dict[str, list[str]]:
     """Return the example messages of a page by class."""
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for block in re.findall(r"^```text\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S):
         begin = re.search(r"^(?:ngd\.errors\.)?(\w+(?:Error|Warning)): ", block, re.M)
         if begin is not None:
-            found.setdefault(begin[1], []).append(normalized(block[begin.start() :]))
-    return found
+            messages.setdefault(begin[1], []).append(normalized(block[begin.start() :]))
+    return messages
 
 
 def output_of(name: str, folder: Path) -> str:
-    """Run a script and return what it prints to standard error."""
+    """Run a script, and return its standard error output."""
     script = {**SCRIPTS, **SCRIPTS_OF_TWO_RANKS}[name].lstrip("\n")
     (folder / "train.py").write_text(script)
     arguments = [*(LAUNCH if name in SCRIPTS_OF_TWO_RANKS else []), "train.py"]
@@ -363,8 +363,8 @@ def check(name: str, folder: Path) -> None:
 
 def test_each_example_has_a_script() -> None:
     scripts = Counter(name.partition(" ")[0] for name in (*SCRIPTS, *SCRIPTS_OF_TWO_RANKS))
-    found = {kind: len(blocks) for kind, blocks in examples("errors.md").items()}
-    assert {kind: found.get(kind) for kind in scripts} == scripts
+    numbers = {kind: len(blocks) for kind, blocks in examples("errors.md").items()}
+    assert {kind: numbers.get(kind) for kind in scripts} == scripts
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

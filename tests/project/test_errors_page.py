@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/failure-model.md: each row names tests that exist. docs/errors.md: a section per class."""
+"""Tests of docs/failure-model.md (each row names existing tests) and of docs/errors.md."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def named_in(text: str) -> list[str]:
 
 
 def known_tests() -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        found |= set(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
+        names |= set(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
     for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp"):
         suites = re.findall(r"^TEST(?:_[PF])?\((\w+),\s*(\w+)\)", path.read_text(), re.MULTILINE)
-        found |= {f"{suite}.{name}" for suite, name in suites}
-    return found
+        names |= {f"{suite}.{name}" for suite, name in suites}
+    return names
 
 
 def sections(text: str) -> dict[str, str]:
@@ -65,7 +65,7 @@ def test_what_the_text_names_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("name", [*CLASSES, *BUILTINS])
 def test_every_class_has_a_section(name: str) -> None:
-    """It says when the error is raised, shows a message or a program, and names what to read."""
+    """It has the condition of the error, a message or a program, and the pages to read."""
     body = sections(HELP.read_text())[name]
     if name not in ("Error", "CollectiveError"):
         assert "**When.**" in body

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/frameworks.md is what .ci/frameworks.py makes of runs."""
+"""Tests that .ci/frameworks.py writes the table of docs/frameworks.md from runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN = """<testsuites><testsuite>
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="a source distribution has no .ci")
 
 
-def test_rows_of_what_ran_are_new_and_the_others_stay(tmp_path: Path) -> None:
+def test_only_rows_of_frameworks_that_ran_change(tmp_path: Path) -> None:
     (tmp_path / "jax.xml").write_text(RUN)
     (tmp_path / "jax.txt").write_text("jax==9.9.1\nnumpy==2.0\n")
     page = tmp_path / "page.md"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module may import which, how long things may be: what a program can check of the rules."""
+"""Tests of the rules of the code that a program can check: imports, and lengths of files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ CORE = ROOT / "src" / "cpp"
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 MAX_LINES_IN_PACKAGE = {"file": 600, "function": 50}
-"""The limits in the package and in the core; tests may be longer."""
+"""The limits in the package and in the core. Tests may be longer."""
 LONG_FOR_A_REASON = "long because"
-"""A comment with these words, in a function or a file's first ten lines, argues its length."""
+"""Words of a comment that gives the reason for the length of a function or file.
+
+The comment is in the function, or in the first ten lines of the file.
+"""
 
 KERNEL_LAYERS = ["shapes", "tiles", "gemm", "reduce"]
-"""The lower folders of kernels/, each of which includes only those before it. All other folders of
-kernels/ include these, and not each other."""
+"""The lower folders of kernels/. Each may include only the folders before it.
+
+All other folders of kernels/ may include these, but not each other.
+"""
 
 ONE_PLACE = {
     "the full team of threads": (r"#pragma omp parallel", ["device/team.hpp"]),
@@ -53,7 +58,7 @@ ONE_PLACE = {
         ["base/error.hpp"],
     ),
 }
-"""Ideas of the core that have one place: a pattern of their source, and the files with it."""
+"""Concepts of the core that only some files implement: a pattern of the source, and the files."""
 
 INCLUDES = {
     "base": {"base"},
@@ -65,13 +70,16 @@ INCLUDES = {
 }
 
 WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
-"""Of the folders of comm: which of these each includes. All of them include what is above them."""
+"""For each folder of comm, the folders of comm that it may include.
+
+All of them may include the files directly in comm.
+"""
 
 KNOW_NO_OP = ("compiler/", "devices/", "ops/_reverse_mode.py", "passes/")
-"""They ask an op for its properties (ngd.graph.node.Op), and do not know its name."""
+"""Code that does not know ops by name, and asks for their traits (ngd.graph.node.Op) instead."""
 
 USERS_OF_THE_PUBLIC_API = ("checkpoint.py", "data/", "nn/", "optim/", "train/")
-"""They import public names of ngd, their own package, and HELPERS."""
+"""Code that may import only public names of ngd, its own package, and HELPERS."""
 
 HELPERS = ("ngd._util.", "ngd.graph.variable_names")
 """Modules that help to write error messages and warnings, and that name variables."""
@@ -95,34 +103,34 @@ def name_of(path: Path) -> str:
 
 
 def is_in(path: Path, parts: tuple[str, ...]) -> bool:
-    """Return whether a file of the package is one of these files, or in one of these folders."""
+    """Return if a file of the package is one of these files, or in one of these folders."""
     return str(path.relative_to(PACKAGE)).startswith(parts)
 
 
 def imports_of(path: Path, tree: ast.AST) -> list[tuple[str, ...]]:
-    """Return the dotted names that a file imports, in functions and for type checkers too."""
-    found: list[tuple[str, ...]] = []
+    """Return the dotted names that a file imports, also in functions and for type checkers."""
+    names: list[tuple[str, ...]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [tuple(alias.name.split(".")) for alias in node.names]
+            names += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            here = ("ngd", *path.relative_to(PACKAGE).parts)
-            above = here[: -node.level] if node.level else ()
+            own_name = ("ngd", *path.relative_to(PACKAGE).parts)
+            above = own_name[: -node.level] if node.level else ()
             base = (*above, *(node.module.split(".") if node.module else ()))
-            found += [(*base, alias.name) for alias in node.names]
-    return found
+            names += [(*base, alias.name) for alias in node.names]
+    return names
 
 
 def private_imports(path: Path, source: str) -> list[str]:
-    """Return what a file imports from the package that is not public, and not of its own part."""
+    """Return the private names that a file imports from other parts of the package."""
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    found = []
+    imports = []
     for name in imports_of(path, ast.parse(source)):
         dotted = ".".join(name)
         is_ours = len(name) > 1 and (name[1] == own or dotted.startswith(HELPERS))
         if name[0] == "ngd" and not is_ours and not {*name[1:]} & {*ngd.__all__, "typing"}:
-            found.append(dotted)
-    return found
+            imports.append(dotted)
+    return imports
 
 
 def assigned_elsewhere(source: str) -> list[str]:
@@ -135,7 +143,7 @@ def assigned_elsewhere(source: str) -> list[str]:
         for alias in node.names
         if "ngd" in (getattr(node, "module", alias.name) or "ngd") or getattr(node, "level", 0)
     }
-    found = []
+    statements = []
     for node in run_at_import(tree):
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
@@ -149,29 +157,29 @@ def assigned_elsewhere(source: str) -> list[str]:
             while isinstance(owner, (ast.Attribute, ast.Subscript)):
                 owner = owner.value
             if owner is not target and isinstance(owner, ast.Name) and owner.id in imported:
-                found.append(ast.unparse(target))
-    return found
+                statements.append(ast.unparse(target))
+    return statements
 
 
 def run_at_import(tree: ast.Module) -> list[ast.AST]:
     """Return the nodes of a file that run at its import: all except the bodies of functions."""
-    found: list[ast.AST] = []
-    left: list[ast.AST] = list(tree.body)
-    while left:
-        node = left.pop(0)
+    nodes: list[ast.AST] = []
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            found.append(node)
-            left += ast.iter_child_nodes(node)
-    return found
+            nodes.append(node)
+            pending += ast.iter_child_nodes(node)
+    return nodes
 
 
 def parts_of(target: ast.expr) -> list[ast.expr]:
-    """Return the targets of an assignment; a tuple has several."""
+    """Return the targets of an assignment. A tuple has several."""
     return list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) else [target]
 
 
 def changes_first_argument(call: ast.Call) -> bool:
-    """Return whether this is a call of setattr."""
+    """Return if a call is one of setattr."""
     return isinstance(call.func, ast.Name) and call.func.id == "setattr" and bool(call.args)
 
 
@@ -182,70 +190,73 @@ def imported_files(path: Path, source: str) -> set[Path]:
 
 
 def file_of(name: tuple[str, ...]) -> Path | None:
-    """The file of the package that a dotted name stands in."""
+    """Return the file of the package that contains a dotted name."""
     for end in (len(name), len(name) - 1):
-        place = PACKAGE.joinpath(*name[1:end])
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
+        module = PACKAGE.joinpath(*name[1:end])
+        for file in (module.with_suffix(".py"), module / "__init__.py"):
             if name[:1] == ("ngd",) and end and file.exists():
                 return file
     return None
 
 
-def circle(imports: Mapping[Path, set[Path]]) -> list[str]:
-    """Some files of which each imports the next, and the last one the first."""
+def import_cycle(imports: Mapping[Path, set[Path]]) -> list[str]:
+    """Return files of which each imports the next, and the last one the first, or nothing."""
     done: set[Path] = set()
 
     def below(file: Path, above: tuple[Path, ...]) -> list[str]:
         if file in above:
             return [name_of(f) for f in above[above.index(file) :]]
         for other in sorted(imports.get(file, set()) if file not in done else ()):
-            if found := below(other, (*above, file)):
-                return found
+            if cycle := below(other, (*above, file)):
+                return cycle
         done.add(file)
         return []
 
-    return next((found for file in sorted(imports) if (found := below(file, ()))), [])
+    return next((cycle for file in sorted(imports) if (cycle := below(file, ()))), [])
 
 
 def ops_by_name(source: str) -> list[str]:
-    """Where a file holds an op's name as a string, or asks for one but in a message."""
+    """Return the lines in which a file has an op's name as a string, or asks for one.
+
+    Error messages may have one.
+    """
     tree = ast.parse(source)
-    texts = {  # of messages, and of docstrings
+    texts = {  # the strings of messages and docstrings
         id(part)
         for node in ast.walk(tree)
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and is_text(node.value))
         for part in ast.walk(node)
     }
-    found = []
+    lines = []
     for node in ast.walk(tree):
         if is_text(node) and node.value in COMPUTING and id(node) not in texts:
-            found.append(f"line {node.lineno}: {node.value!r}")
+            lines.append(f"line {node.lineno}: {node.value!r}")
         if isinstance(node, (ast.Compare, ast.Subscript)):
-            asked = ast.walk(node)
+            nodes = ast.walk(node)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get":
-            asked = (part for argument in node.args for part in ast.walk(argument))
+            nodes = (part for argument in node.args for part in ast.walk(argument))
         else:
             continue
-        names = {ast.unparse(part) for part in asked if isinstance(part, ast.Attribute)}
+        names = {ast.unparse(part) for part in nodes if isinstance(part, ast.Attribute)}
         if any(re.search(r"\bop\.name$", name) for name in names):
-            found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
+            lines.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return lines
 
 
 def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
-    """Whether this is a string."""
+    """Return if a node is a string."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def faults_of_includes(folder: str, source: str) -> list[str]:
-    """What a file of this folder of the core includes although it may not."""
+    """Return the includes of a file in this folder of the core that are not allowed."""
     included = re.findall(r'^\s*#include "([^"]+)"', source, re.MULTILINE)
     folders = {path.split("/")[0] for path in included if "/" in path}
     return [f"{folder} includes {f}" for f in sorted(folders - INCLUDES[folder])]
 
 
 def faults_of_ways(folder: str, source: str) -> list[str]:
-    """What a file of comm/FOLDER, or of comm itself, includes although it may not."""
+    """Return the includes of a file of comm/FOLDER, or of comm itself, that are not allowed."""
     included = re.findall(r'^\s*#include "comm/(\w+)/', source, re.MULTILINE)
     return [f"{folder} includes {way}" for way in sorted(set(included) - WAYS.get(folder, set()))]
 
@@ -258,30 +269,33 @@ def included_folders(path: Path, source: str) -> set[Path]:
 
 
 def faults_of_layers(folder: str, source: str) -> list[str]:
-    """Return the folders of kernels that a file of kernels/FOLDER includes although it may not."""
+    """Return the folders of kernels that a file of kernels/FOLDER may not include, but includes."""
     included = set(re.findall(r'^\s*#include "kernels/(\w+)/', source, re.MULTILINE)) - {folder}
     layer = KERNEL_LAYERS.index(folder) if folder in KERNEL_LAYERS else len(KERNEL_LAYERS)
     return [f"{folder} includes {f}" for f in sorted(included - set(KERNEL_LAYERS[:layer]))]
 
 
 def long_python_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]:
-    """Functions of more lines than allowed that do not say why."""
+    """Return the functions that are too long, and have no comment with the reason."""
     lines = source.splitlines()
-    found = []
+    functions = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert node.end_lineno is not None
             body = lines[node.lineno - 1 : node.end_lineno]
             if len(body) > most and LONG_FOR_A_REASON not in "\n".join(body):
-                found.append(f"{node.name}: {len(body)} lines")
-    return found
+                functions.append(f"{node.name}: {len(body)} lines")
+    return functions
 
 
 def long_cpp_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]:
-    """As above, where a line ends in `) {` or the like and is no statement."""
+    """Return the C++ functions that are too long, and have no comment with the reason.
+
+    A function starts at a line that ends in `) {` or the like and is not a statement.
+    """
     without_text = re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//.*', "", source)
     lines, bare = source.splitlines(), without_text.splitlines()
-    found = []
+    functions = []
     for number, line in enumerate(bare):
         opening = re.match(r" *\S.*\) ?(?:const|noexcept|override|final|mutable| )*\{$", line)
         statement = re.match(r" *(?:if|for|while|switch|else|\} else|do|return)\b", line)
@@ -293,12 +307,14 @@ def long_cpp_functions(source: str, most: int = MAX_FUNCTION_LINES) -> list[str]
             depth += bare[end].count("{") - bare[end].count("}")
         body = lines[number : end + 1]
         if len(body) > most and LONG_FOR_A_REASON not in "\n".join(body):
-            found.append(f"{lines[number].strip()}: {len(body)} lines")
-    return found
+            functions.append(f"{lines[number].strip()}: {len(body)} lines")
+    return functions
 
 
 def test_python_files_do_not_import_in_cycles() -> None:
-    assert circle({path: imported_files(path, path.read_text()) for path in PYTHON_FILES}) == []
+    assert (
+        import_cycle({path: imported_files(path, path.read_text()) for path in PYTHON_FILES}) == []
+    )
 
 
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=name_of)
@@ -313,7 +329,7 @@ def test_files_that_are_named_in_the_package_exist(path: Path) -> None:
     assert missing <= {"train.py"}  # the user's program
 
 
-def test_no_package_exports_a_function_named_like_a_module_of_it() -> None:
+def test_no_package_exports_a_function_with_the_name_of_its_module() -> None:
     for path in PYTHON_FILES:
         if path.name == "__init__.py":
             modules = {p.stem for p in path.parent.glob("*.py")}
@@ -339,18 +355,18 @@ def test_the_training_library_uses_the_public_api(path: Path) -> None:
     assert private_imports(path, path.read_text()) == []
 
 
-def test_folders_of_the_core_do_not_include_each_other_in_cycles() -> None:
+def test_folders_of_the_core_have_no_include_cycles() -> None:
     includes: dict[Path, set[Path]] = {}
     for path in CPP_FILES:
         includes.setdefault(path.parent, set()).update(included_folders(path, path.read_text()))
-    assert circle(includes) == []
+    assert import_cycle(includes) == []
 
 
 @pytest.mark.parametrize("idea", ONE_PLACE)
-def test_an_idea_has_one_place(idea: str) -> None:
-    pattern, places = ONE_PLACE[idea]
-    found = [p for p in CPP_FILES if re.search(pattern, p.read_text())]
-    assert [str(p.relative_to(CORE)) for p in found] == places
+def test_a_concept_is_in_the_listed_files_only(idea: str) -> None:
+    pattern, listed_files = ONE_PLACE[idea]
+    files = [p for p in CPP_FILES if re.search(pattern, p.read_text())]
+    assert [str(p.relative_to(CORE)) for p in files] == listed_files
 
 
 @pytest.mark.parametrize("path", sorted((CORE / "kernels").glob("*/*.?pp")), ids=name_of)
@@ -366,11 +382,11 @@ def test_cpp_includes_only_what_its_folder_links(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((CORE / "comm").rglob("*.?pp")), ids=name_of)
-def test_the_ways_to_communicate_include_one_another_one_way(path: Path) -> None:
+def test_folders_of_comm_include_only_allowed_folders(path: Path) -> None:
     assert faults_of_ways(path.parent.name, path.read_text()) == []
 
 
-def test_cython_includes_only_the_one_header() -> None:
+def test_cython_includes_only_one_header() -> None:
     sources = "".join(p.read_text() for p in (PACKAGE / "_core").glob("*.p[yx][xd]"))
     headers = set(re.findall(r'cdef extern from "([^"]+)"', sources))
     assert "ngd.hpp" in headers
@@ -384,7 +400,7 @@ def test_cython_knows_no_device_by_name() -> None:
 
 
 @pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
-def test_files_are_short_and_say_their_license(path: Path) -> None:
+def test_files_are_short_and_name_their_license(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[:1] != []
     assert "SPDX-License-Identifier: Apache-2.0" in lines[0]
@@ -405,7 +421,7 @@ def test_cpp_functions_are_short(path: Path) -> None:
     assert long_cpp_functions(path.read_text(), MAX_LINES_IN_PACKAGE["function"]) == []
 
 
-def test_the_rules_find_what_breaks_them() -> None:
+def test_the_rules_find_violations() -> None:
     sgd = PACKAGE / "optim" / "sgd.py"
     assert private_imports(sgd, "from ..graph.node import Node\nfrom .optimizer import x") == []
     assert private_imports(sgd, "import numpy\nfrom .. import ops\nfrom .._util.x import y") == []
@@ -424,8 +440,8 @@ def test_the_rules_find_what_breaks_them() -> None:
         "a.d.attribute"
     ]
     assert assigned_elsewhere("from . import a\nb = {}\nb[1] = 2\ndef f():\n    a.x = 1") == []
-    assert circle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]
-    assert circle({ops: {cast}, cast: set()}) == []
+    assert import_cycle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]
+    assert import_cycle({ops: {cast}, cast: set()}) == []
     assert ops_by_name('if node.op.name == "x": pass') == ["line 1: node.op.name == 'x'"]
     assert ops_by_name('R = {"matmul": 1}') == ["line 1: 'matmul'"]
     assert ops_by_name("RULES.get(op.name, ())") == ["line 1: RULES.get(op.name, ())"]
@@ -452,7 +468,7 @@ def test_the_rules_find_what_breaks_them() -> None:
 
 
 def test_no_package_exports_a_name_of_its_own_submodules() -> None:
-    """`ngd.function` is then one thing: `from ngd import function` cannot mean a module too."""
+    """`ngd.function` then has one meaning: `from ngd import function` cannot import a module."""
     for init in sorted(PACKAGE.rglob("__init__.py")):
         own = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
         exported = {

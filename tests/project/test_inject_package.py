@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/stress/inject.py imports the ngd that it has built, not the one that is installed."""
+"""Tests that tests/stress/inject.py imports the ngd that it has built, not the installed one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(ngd.name, ngd._core.name)
 """
 
 
-def test_the_built_package_comes_first(tmp_path: Path) -> None:
+def test_the_built_package_is_imported_first(tmp_path: Path) -> None:
     names = "built", "installed"
     for name in names:
         core = tmp_path / name / "ngd" / "_core"

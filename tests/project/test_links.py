@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The link check of the lint stage, .ci/links.py, on small texts."""
+"""Tests of .ci/links.py, the link check of the lint stage, on small texts."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_a_page_of_the_site_does_not_link_to_files_outside_of_docs() -> None:
 
 
 @pytest.mark.parametrize("folder", ["docs/new.md", "NEW.md"])
-def test_an_anchor_has_the_form_of_the_place_that_shows_the_page(folder: str) -> None:
-    """MkDocs replaces several hyphens by one. A repository keeps them."""
+def test_an_anchor_has_the_form_of_the_site_that_shows_it(folder: str) -> None:
+    """MkDocs replaces several hyphens by one. A repository keeps all of them."""
     anchor = "a-b" if folder.startswith("docs/") else "a--b"
     assert links.faults(folder, f"# A / B\n[above](#{anchor})") == []
     assert len(links.faults(folder, "# A / B\n[above](#a---b)")) == 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes for HPC sites agree with pyproject.toml and CMake; the scripts are valid shell.
+"""Tests that the recipes for HPC sites agree with pyproject.toml and CMake, and of shell scripts.
 
-Neither Spack nor Apptainer is run: of the recipe the test takes down what it says to Spack.
+The tests do not run Spack or Apptainer. A test records the calls that the recipe makes to Spack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCRIPTS = sorted((ROOT / "examples" / "cluster" / "slurm").glob("*.sbatch"))
 
 
 class Spec:
-    """A concrete spec that has one value of each variant."""
+    """A concrete spec with one value for each variant."""
 
     def __init__(self, mode: str, onednn: bool) -> None:
         self.variants = {"mode": types.SimpleNamespace(value=mode)}
@@ -40,7 +40,7 @@ class Spec:
 
 @pytest.fixture(scope="module")
 def recipe() -> Any:
-    """The recipe's class, and in `said` the calls that it makes to Spack."""
+    """Return the class of the recipe. Its `said` has the calls that it makes to Spack."""
     said: dict[str, list[tuple[Any, ...]]] = {}
     package = types.ModuleType("spack.package")
     names = ("variant", "depends_on", "conflicts", "version", "license")
@@ -67,7 +67,7 @@ def recipe() -> Any:
     return module.PyNgdRuntime
 
 
-def test_spacks_modes_are_the_builds(recipe: Any) -> None:
+def test_modes_of_the_recipe_equal_those_of_the_build(recipe: Any) -> None:
     assert MODES is not None
     (mode,) = [k for a, k in recipe.said["variant"] if a == ("mode",)]
     assert sorted(value.upper() for value in mode["values"]) == sorted(MODES[1].split("|"))
@@ -89,11 +89,11 @@ def test_spack_sets_options_of_the_build(recipe: Any, mode: str, onednn: bool) -
         assert re.search(rf"(option|set)\({option} ", CMAKE), option
 
 
-def test_spacks_packages_are_those_of_pip(recipe: Any) -> None:
-    """With the same least versions; of NumPy the newer one, to build with."""
-    wanted = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
+def test_packages_of_the_recipe_equal_those_of_pip(recipe: Any) -> None:
+    """They have equal minimum versions. For NumPy, the recipe has the newer one, to build with."""
+    requirements = [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"]]
     least: dict[str, str] = {"python": PROJECT["project"]["requires-python"].removeprefix(">=")}
-    for line in wanted:
+    for line in requirements:
         name, version = re.match(r"([\w-]+)[>=]=([\d.]+)", line).groups()  # type: ignore[union-attr]
         python = not name.startswith("onednn")
         least.setdefault(f"py-{name.replace('_', '-')}" if python else "onednn", version)
@@ -101,16 +101,16 @@ def test_spacks_packages_are_those_of_pip(recipe: Any) -> None:
     said = dict(
         re.match(r"([\w-]+)@?([\d.]*)", a[0]).groups() for a, _ in recipe.said["depends_on"]
     )  # type: ignore[union-attr]
-    found = {name: said[name] for name in least}
+    versions = {name: said[name] for name in least}
     shortened = {"py-numpy": "2", "onednn": "3"}
-    assert found == {**least, **shortened}
+    assert versions == {**least, **shortened}
     open_mpi = re.search(r"needs Open MPI >= ([\d.]+)", FIND)
     assert open_mpi is not None
     assert said["openmpi"] == open_mpi[1]
     assert f"find_package(dnnl {said['onednn']} CONFIG" in FIND
 
 
-def test_apptainers_definition() -> None:
+def test_the_apptainer_definition_builds_the_package() -> None:
     text = (ROOT / "packaging" / "apptainer" / "ngd.def").read_text()
     assert re.findall(r"^Stage: (\w+)$", text, re.MULTILINE) == ["build", "final"]
     assert len(re.findall(r"^From: ", text, re.MULTILINE)) == 2
@@ -125,7 +125,7 @@ def test_apptainers_definition() -> None:
         assert extra in PROJECT["project"]["optional-dependencies"]
 
 
-def test_apptainers_shell_is_valid() -> None:
+def test_the_apptainer_scripts_are_valid_shell() -> None:
     text = (ROOT / "packaging" / "apptainer" / "ngd.def").read_text()
     scripts = re.findall(
         r"^%(?:post|environment|test|runscript)\n((?: .*\n|\n)+)", text, re.MULTILINE
@@ -136,8 +136,8 @@ def test_apptainers_shell_is_valid() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_batch_scripts(script: Path) -> None:
-    """They ask for a signal, and requeue at the code that ngd's examples end with."""
+def test_batch_scripts_request_a_signal_and_requeue(script: Path) -> None:
+    """They request a signal, and requeue at the exit code with which ngd's examples end."""
     text = script.read_text()
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
     for words in ("#SBATCH --requeue", "#SBATCH --signal=", "#SBATCH --open-mode=append"):
@@ -146,7 +146,7 @@ def test_batch_scripts(script: Path) -> None:
     assert "NGD_EXPECT_SIZE=$SLURM_NTASKS" in text
 
 
-def test_there_are_batch_scripts() -> None:
+def test_batch_scripts_exist() -> None:
     assert [script.name for script in SCRIPTS] == [
         "mpich.sbatch",
         "one_host.sbatch",

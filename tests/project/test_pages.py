@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/: their Python runs, their scripts give on four ranks what they give on one."""
+"""Tests of the pages of docs/: their Python runs, and scripts give equal results on four ranks."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ PAGES_OF_OTHER_TESTS = {
     "torch": "bridges/torch/test_torch_launchers.py",
     "torch_models": "bridges/torch/test_torch_pages.py",
 }
-"""The pages whose blocks need ranks, another framework or a command line, and their tests."""
+"""The pages whose blocks need ranks, another framework or a command line, with their tests."""
 
 
 def blocks(page: str) -> list[str]:
-    found = BLOCK.findall((DOCS / f"{page}.md").read_text())
-    assert found, page
-    return list(found)
+    matches = BLOCK.findall((DOCS / f"{page}.md").read_text())
+    assert matches, page
+    return list(matches)
 
 
-@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # by CPU
+@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # on CPUs without float16
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a page in turn, in one namespace, but for scripts."""
+    """Run all blocks of a page in one namespace, except scripts."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
     for number, block in enumerate(blocks(page)):
@@ -89,12 +89,12 @@ def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_every_page_with_python_is_in_a_test() -> None:
     """tests/project/test_reference.py runs the blocks of every page of docs/api."""
-    found = {
+    pages = {
         str(path.relative_to(DOCS).with_suffix(""))
         for path in DOCS.rglob("*.md")
         if path.parent.name != "api" and re.search(r"(?m)^ *```python", path.read_text())
     }
-    assert found == {*PAGES, *PAGES_OF_OTHER_TESTS}
+    assert pages == {*PAGES, *PAGES_OF_OTHER_TESTS}
     for page, test in PAGES_OF_OTHER_TESTS.items():
         text = (DOCS.parent / "tests" / test).read_text()
         assert f"docs/{page}.md" in text or f'"{page}.md"' in text or f'"{page}"' in text, test
@@ -102,39 +102,39 @@ def test_every_page_with_python_is_in_a_test() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
-def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> None:
+def test_the_script_of_the_tutorial_has_equal_results_on_four_ranks(tmp_path: Path) -> None:
     (script,) = [block for block in blocks("tutorial") if SCRIPT.match(block)]
     file = tmp_path / "train.py"
     file.write_text(script)
-    said = []
+    outputs = []
     for ranks in (1, 4):
         launcher = [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
         done = subprocess.run([*launcher, str(file)], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        said.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)])
-    assert len(said[0]) == 5
-    assert said[0][-1] < 0.2 < said[0][0]
-    assert said[1] == pytest.approx(said[0], abs=5e-3)
+        outputs.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)])
+    assert len(outputs[0]) == 5
+    assert outputs[0][-1] < 0.2 < outputs[0][0]
+    assert outputs[1] == pytest.approx(outputs[0], abs=5e-3)
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "one_host"), (1, "open_mpi")])
-def test_a_script_of_slurm_is_that_of_the_examples(number: int, name: str) -> None:
-    """The page has every line of the file, except for comments and the command."""
+def test_a_slurm_script_of_the_page_equals_the_example(number: int, name: str) -> None:
+    """The page has every line of the file, except comments and the command."""
     page = re.findall(r"^```sh\n(.*?)^```$", (DOCS / "slurm.md").read_text(), re.DOTALL | re.M)
     file = DOCS.parent / "examples" / "cluster" / "slurm" / f"{name}.sbatch"
     lines = [line for line in file.read_text().splitlines() if not line.startswith(("# ", "#!"))]
     commands = [line for line in lines if line != "#" and '"$@"' not in line]
-    shown = [line for line in page[number].splitlines() if line in commands]
-    assert shown == commands
+    commands_of_page = [line for line in page[number].splitlines() if line in commands]
+    assert commands_of_page == commands
 
 
 @pytest.mark.skipif(
     ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="the page names oneDNN's kernels"
 )
-def test_the_page_of_ops_is_of_today() -> None:
-    """docs/reference.py has written it since the last op changed."""
-    written = runpy.run_path(str(DOCS / "reference.py"))["page"]()
-    assert written == (DOCS / "ops.md").read_text(), "run python docs/reference.py"
+def test_the_page_of_ops_is_up_to_date() -> None:
+    """docs/reference.py was run after the last change of an op."""
+    text = runpy.run_path(str(DOCS / "reference.py"))["page"]()
+    assert text == (DOCS / "ops.md").read_text(), "run python docs/reference.py"
 
 
 def test_the_page_of_ops_describes_every_parameter() -> None:
@@ -143,8 +143,8 @@ def test_the_page_of_ops_describes_every_parameter() -> None:
         name, signature = entry.split("\n", 1)[0], entry.split("```")[1].removeprefix("text\n")
         function = ast.parse(f"def {signature.removeprefix('ops.').strip()}: ...").body[0]
         assert isinstance(function, ast.FunctionDef)
-        given = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
+        parameters = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
         rows = re.findall(r"^- `([^`]+)`", entry, re.MULTILINE)
         described = {each for row in rows for each in row.replace("*", "").split(", ")}
-        missing += [f"{name}.{each}" for each in given if each not in described]
+        missing += [f"{name}.{each}" for each in parameters if each not in described]
     assert missing == []

@@ -27,7 +27,7 @@ SCRIPT = re.compile(r"# (\w+\.py)\n")
 
 
 def execute(page: str, containing: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the one block of a page that contains this text; what it leaves is in `names`."""
+    """Run the only block of a page that contains this text. Its variables are added to `names`."""
     (block,) = [b for b in BLOCK.findall((ROOT / page).read_text()) if containing in b]
     exec(compile(block, f"{page}: {containing}", "exec"), names)
     return names
@@ -41,8 +41,8 @@ def sharding() -> None:
     names = run_page("docs/sharding.md")
     step, w, size = names["train_step"], names["w"], ngd.world_size()
     assert names["sharded_bytes"] == (3 * w.type.bytes if size > 1 else 0)
-    given = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
-    losses = [float(step(*given)) for _ in range(20)]
+    arrays = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
+    losses = [float(step(*arrays)) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
@@ -51,7 +51,7 @@ def test_sharding(ranks: int) -> None:
     run(sharding, ranks)
 
 
-def whole_page(page: str) -> None:
+def run_blocks(page: str) -> None:
     """Run all blocks of the page except its program."""
     names = modules()
     for number, block in enumerate(BLOCK.findall((ROOT / page).read_text())):
@@ -61,11 +61,11 @@ def whole_page(page: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_readmes_python_runs(ranks: int) -> None:
-    run(whole_page, ranks, arguments={"page": "README.md"})
+    run(run_blocks, ranks, arguments={"page": "README.md"})
 
 
 def test_the_collectives_of_the_concepts_run_on_three_ranks() -> None:
-    run(whole_page, 3, arguments={"page": "docs/concepts.md"})
+    run(run_blocks, 3, arguments={"page": "docs/concepts.md"})
 
 
 def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
     assert script in (ROOT / "docs/index.md").read_text()
     file = tmp_path / "train.py"
     file.write_text(script)
-    shown = re.search(rf"{SHOWN.format(1)}{SHOWN.format(2)}^```$", page, FLAGS)
-    assert shown is not None
-    for ranks, lines in zip((1, 2), shown.groups(), strict=True):
+    match = re.search(rf"{SHOWN.format(1)}{SHOWN.format(2)}^```$", page, FLAGS)
+    assert match is not None
+    for ranks, lines in zip((1, 2), match.groups(), strict=True):
         command = [sys.executable, "-m", "ngd", "run", "-n", str(ranks), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def model_parallel_page() -> float:
     return float(run_page("docs/model_parallel.md", without="ops.send(")["loss"])
 
 
-def test_the_page_of_model_parallelism_learns_as_one_rank() -> None:
+def test_the_page_of_model_parallelism_trains_as_one_rank() -> None:
     (alone,) = run(model_parallel_page, 1)
     assert alone.value < 1
     for outcome in run(model_parallel_page, 4):
@@ -136,11 +136,11 @@ def test_the_page_of_model_parallelism_learns_as_one_rank() -> None:
 
 
 def tensor_parallel(ranks: int) -> list[Any]:
-    """The page's gradients, of this rank's shards of the weights."""
+    """Compute the gradients of the page, of this rank's shards of the weights."""
     names = run_page("docs/model_parallel.md", without="ops.send(")
     rng = np.random.default_rng(1)
-    whole = {"W0": (12, 16), "b0": (16,), "W1": (16, 3), "b1": (3,)}
-    values = {name: rng.normal(size=shape) for name, shape in whole.items()}
+    full_shapes = {"W0": (12, 16), "b0": (16,), "W1": (16, 3), "b1": (3,)}
+    values = {name: rng.normal(size=shape) for name, shape in full_shapes.items()}
     mine = np.s_[ngd.rank() * 16 // ranks : (ngd.rank() + 1) * 16 // ranks]
     shards = {"W0": np.s_[:, mine], "b0": mine, "W1": np.s_[mine], "b1": np.s_[:]}
     for name, shard in shards.items():
@@ -151,7 +151,7 @@ def tensor_parallel(ranks: int) -> list[Any]:
     return [np.asarray(result).tolist() for result in step()]
 
 
-def test_the_pages_tensor_parallel_gradients_are_those_of_one_rank() -> None:
+def test_tensor_parallel_gradients_equal_those_of_one_rank() -> None:
     (alone,) = run(tensor_parallel, 1, arguments={"ranks": 1})
     loss, g_w0, g_b0, g_w1, g_b1 = map(np.array, alone.value)
     first, second = (o.value for o in run(tensor_parallel, 2, arguments={"ranks": 2}))
@@ -164,22 +164,22 @@ def test_the_pages_tensor_parallel_gradients_are_those_of_one_rank() -> None:
 
 
 def pipeline() -> list[float]:
-    """The page's two stages, trained for some steps; rank 0 has no loss, only its token."""
+    """Train the two stages of the page for some steps. Rank 0 has no loss, only its token."""
     rank = ngd.init().rank
     rng = np.random.default_rng(2)
     x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
-    given = {
+    variables = {
         "rank": rank,
         "x": ngd.placeholder("x", x.shape),
         "y": ngd.placeholder("y", y.shape),
         "w": ngd.variable("w", w),
         "v": ngd.variable("v", v),
     }
-    step = execute("docs/model_parallel.md", "token =", modules() | given)["step"]
+    step = execute("docs/model_parallel.md", "token =", modules() | variables)["step"]
     return [float(np.sum(step(y if rank else x)[0])) for _ in range(20)]
 
 
-def test_the_pages_two_stages_learn_as_one_network() -> None:
+def test_two_stages_train_as_one_network() -> None:
     rng = np.random.default_rng(2)
     x, w, v, y = (rng.normal(size=s) for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
     losses = []
@@ -193,33 +193,33 @@ def test_the_pages_two_stages_learn_as_one_network() -> None:
 
 
 def micro_batches() -> list[float]:
-    """The page's two stages with two micro-batches in a step."""
+    """Run the two stages of the page with two micro-batches in a step."""
     rank = ngd.init().rank
     rng = np.random.default_rng(2)
     x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
-    given = {
+    variables = {
         "parts": [ngd.placeholder(f"x{i}", (4, 3)) for i in range(2)],
         "targets": [ngd.placeholder(f"y{i}", (4, 2)) for i in range(2)],
         "w": ngd.variable("w", w),
         "v": ngd.variable("v", v),
     }
-    step = execute("docs/model_parallel.md", "tokens =", modules() | given)["step"]
+    step = execute("docs/model_parallel.md", "tokens =", modules() | variables)["step"]
     halves = np.split(y if rank else x, 2)
     return [float(np.sum(step(*halves)[0])) for _ in range(20)]
 
 
-def test_the_pages_micro_batches_learn_as_one_batch() -> None:
-    whole, parts = run(pipeline, 2)[1].value, run(micro_batches, 2)[1].value
-    assert parts == pytest.approx(whole, rel=1e-4)
+def test_micro_batches_train_as_one_batch() -> None:
+    one_batch, parts = run(pipeline, 2)[1].value, run(micro_batches, 2)[1].value
+    assert parts == pytest.approx(one_batch, rel=1e-4)
 
 
 def divided_layers() -> list[float]:
-    """The page's loop over layers of which each rank has two columns."""
+    """Run the loop of the page over layers. Each rank has two columns of each layer."""
     rank = ngd.rank()
     mine = slice(2 * rank, 2 * rank + 2)
     x, firsts, seconds = matrices()
-    given = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
-    nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in given.items()}
+    variables = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
+    nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in variables.items()}
     names = execute("docs/model_parallel.md", "def layer", modules() | {"model": ngd.init()})
     return np.ravel(ngd.compile([], names["deep_network"](**nodes))()).tolist()
 
@@ -229,7 +229,7 @@ def matrices() -> list[Any]:
     return [rng.normal(size=shape) for shape in ((2, 4), (3, 4, 6), (3, 6, 4))]
 
 
-def test_the_pages_layers_are_those_of_one_rank() -> None:
+def test_divided_layers_equal_those_of_one_rank() -> None:
     deep, firsts, seconds = matrices()
     for first, second in zip(firsts, seconds, strict=True):
         deep = deep + np.tanh(deep @ first) @ second

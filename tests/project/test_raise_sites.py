@@ -48,9 +48,9 @@ EXEMPT: Final = {
 
 EXEMPT_MESSAGES: Final = (
     r"module \{field\} has no attribute",  # Python's own message
-    r"ngd.init: \{field\} started \{field\} ranks, but MPI sees",  # the place of a process
-    r"ngd.init: rank \{field\} is process",  # in its job, which no argument gives
-    r"this group was shut down",  # a closed group: the call that it refuses names itself
+    r"ngd.init: \{field\} started \{field\} ranks, but MPI sees",  # the number of a process
+    r"ngd.init: rank \{field\} is process",  # the job of a process, which no argument gives
+    r"this group was shut down",  # a closed group: the call in the message names itself
     r"\{field\}: this ngd.Work was dropped",  # from a destructor: no argument is wrong
     r"Work.wait: \{field\} was not there",  # a timeout: no argument is wrong
     r"ngd.data needs Pillow",  # a missing package
@@ -111,8 +111,8 @@ def test_there_are_many_sites() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_message_has_the_form(part: str) -> None:
-    found = [site for site in SITES if not PARTS[part](site.message)]
-    assert not found, "\n".join(f"{s.path}:{s.line}: {s.message}" for s in found)
+    sites = [site for site in SITES if not PARTS[part](site.message)]
+    assert not sites, "\n".join(f"{s.path}:{s.line}: {s.message}" for s in sites)
 
 
 @pytest.mark.parametrize("path", [path for path in EXEMPT if path.endswith(".py")])

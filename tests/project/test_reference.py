@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API reference: every public name is on a page, and the examples of docstrings run."""
+"""Tests of the API reference: every public name is on a page, and examples of docstrings run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODULES = (
     "ngd.train",
     "ngd.trees",
 )
-"""The modules whose `__all__` is public. docs/ops.md has the names of ngd.ops."""
+"""The modules with a public `__all__`. docs/ops.md has the names of ngd.ops."""
 
 BRIDGES = {
     "torch/__init__.py": "ngd.torch",
@@ -44,7 +44,7 @@ BRIDGES = {
     "paddle/__init__.py": "ngd.paddle",
     "ray/__init__.py": "ngd.ray",
 }
-"""Files of modules that need a framework, whose `__all__` is read without an import."""
+"""Files of modules that need a framework. Their `__all__` is read without an import."""
 
 OF_THE_FRAMEWORK = {
     "ngd.paddle.ParallelEnv",
@@ -127,7 +127,7 @@ WITHOUT_PARAMETERS = {
     "ngd.barrier": "",
     "ngd.profile": "it takes none",
 }
-"""Names whose docstring needs no section of parameters, and why."""
+"""Names whose docstring needs no section of parameters, with the reason."""
 
 WITHOUT_ARRAYS = {
     "ngd.init",
@@ -151,7 +151,7 @@ WITHOUT_ARRAYS = {
     "ngd.data.Loader",
     "ngd.train.Trainer",
 }
-"""Names that take no arrays, so their docstring names no shape."""
+"""Names that take no arrays, so that their docstring has no shape."""
 
 SHAPE = re.compile(r"\[[^\]`]*\]|\bshapes?\b|\bscalar\b", re.IGNORECASE)
 
@@ -179,7 +179,7 @@ def look_up(name: str) -> Any:
 
 
 def is_listed(name: str, value: Any) -> bool:
-    """Return True if a page has an entry, or names a module, a number or a dtype in its text."""
+    """Return if a page has an entry, or names a module, a number or a dtype in its text."""
     has_docstring = callable(value) and not isinstance(value, ModuleType)
     return name in ENTRIES or (not has_docstring and f"`{name}`" in TEXT)
 
@@ -247,7 +247,7 @@ def test_the_most_used_names_have_parameters_shapes_and_an_example(name: str) ->
         assert SHAPE.search(text.partition("\nExamples\n")[0]), "the docstring names no shape"
 
 
-def owned(cls: type) -> list[Any]:
+def with_own_members(cls: type) -> list[Any]:
     """Return a class with its public methods and properties that have docstrings of their own."""
     inside = [vars(cls)[key] for key in vars(cls) if not key.startswith("_")]
     return [cls, *(each for each in inside if callable(each) or isinstance(each, property))]
@@ -255,17 +255,17 @@ def owned(cls: type) -> list[Any]:
 
 def docstrings() -> dict[str, str]:
     """Return the docstrings with examples of all entries, and of their methods."""
-    found = {}
+    examples = {}
     for name in sorted(ENTRIES):
         if name.startswith((*BRIDGES.values(), "ngd.horovod", "ngd.kvstore")):
             continue
         value = look_up(name)
-        for each in owned(value) if inspect.isclass(value) else [value]:
+        for each in with_own_members(value) if inspect.isclass(value) else [value]:
             text = inspect.getdoc(each) or ""
             if ">>> " in text:
                 key = name if each is value else f"{name}.{getattr(each, '__name__', 'property')}"
-                found[key] = text
-    return found
+                examples[key] = text
+    return examples
 
 
 EXAMPLES = docstrings()
@@ -303,7 +303,7 @@ def names_for_examples(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 @pytest.mark.filterwarnings("ignore::ngd.errors.UpdatesWarning")
-@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # this CPU has no float16
+@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # for CPUs without float16
 def test_the_examples_of_a_docstring_run(name: str, tmp_path: Path) -> None:
     text = EXAMPLES[name]
     parsed = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
@@ -320,7 +320,7 @@ def test_the_examples_of_a_docstring_run(name: str, tmp_path: Path) -> None:
 
 
 def run(source: str, names: dict[str, Any]) -> str:
-    """Run one example; return what it prints, or the representation of its value."""
+    """Run one example; return its output, or the representation of its value."""
     printed: list[str] = []
     names["print"] = lambda *values: printed.append(" ".join(map(str, values)) + "\n")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The docstrings of ngd.data and ngd.train: their sections, their parameters and their examples."""
+"""Tests of the docstrings of ngd.data and ngd.train: sections, parameters and examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNS_PILLOW = {"data.ImageFolder"}
 
 
 def public_callables() -> Iterator[tuple[str, Any]]:
-    """The public functions, classes, and methods of classes."""
+    """Return the public functions, classes, and methods of classes."""
     for module, name in ((m, n) for m in (data, train) for n in m.__all__):
         thing = getattr(module, name)
         if not callable(thing):
@@ -66,6 +66,6 @@ def test_the_examples_run(name: str) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
     thing = FOUND[name]
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
-    said: list[str] = []
-    runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)
+    outputs: list[str] = []
+    runner.run(test, out=outputs.append)
+    assert not runner.failures, "".join(outputs)

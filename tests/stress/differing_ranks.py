@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a job differs from the others, in every way that differing_ways.py lists.
+"""Tests jobs in which one rank differs from the others, in each way of differing_ways.py.
 
     python -m tests.stress.differing_ranks --runs 20 --seed 7
 
-A run goes through all ways, in random order, with 2 to 4 ranks and a random odd one, on a random
-device; and it gives one rank another value of each environment switch. Each way must be named on
-all ranks, or give the right numbers; no rank may hang. Real processes, each with a deadline.
+A run tests all ways in random order, with 2 to 4 ranks, a random odd rank and a random device. It
+also gives one rank another value of each environment variable. For each way, all ranks must get an
+error with the way's words, or the right numbers; no rank may hang. The ranks are real processes,
+each with a deadline.
 
 Prints one line of JSON with the seed and the counts. The exit code is 1 if there is a finding.
 `--seconds N` stops after about N seconds, which may be in the middle of the list.
@@ -30,11 +31,11 @@ from tests.stress.differing_ways import EITHER, NAMED, RIGHT, WAYS, Run, Way
 from tests.support import harness
 
 TIMEOUT = 8
-"""NGD_TIMEOUT of the jobs, in seconds."""
+"""The NGD_TIMEOUT of the jobs, in seconds."""
 PER_WAY = 2 * TIMEOUT + 10.0
-"""Seconds until a way has ended, with the next ngd.init()."""
+"""The seconds in which a way must end, including the next ngd.init()."""
 START = 60.0
-"""Seconds until all ranks of a job have started."""
+"""The seconds in which all ranks of a job must start."""
 WAYS_PER_JOB = 8
 
 SWITCHES: dict[str, tuple[str, str]] = {
@@ -51,11 +52,11 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "NGD_JOB": ("another", ""),
     "NGD_EXPECT_SIZE": ("9", ""),
 }
-"""For each environment switch the value of the odd rank, and that of the others."""
+"""The value of the odd rank and the value of the other ranks, for each environment variable."""
 
 
 def outcome_of(way: Way, run: Run) -> dict[str, Any]:
-    """Go a way, and return how it ended on this rank."""
+    """Run a way on this rank, and return how it ended."""
     try:
         way.run(run)
     except Exception as error:
@@ -65,8 +66,8 @@ def outcome_of(way: Way, run: Run) -> dict[str, Any]:
     return {"error": "", "text": ""}
 
 
-def go_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict[str, Any]]:
-    """Go the ways one after the other on a rank, each in a new world."""
+def run_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict[str, Any]]:
+    """Run several ways on a rank, each in a new world."""
     outcomes = []
     for name in names:
         run = Run(ngd.init(), odd, device, random.Random(f"{seed}/{name}"))
@@ -74,15 +75,15 @@ def go_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict
         print(name, json.dumps(outcomes[-1]), flush=True)
         if not outcomes[-1]["error"]:
             try:
-                ngd.barrier()  # of a rank that left without an error
+                ngd.barrier()  # reports a rank that left without an error
             except ngd.errors.Error as error:
                 outcomes[-1] = {"error": type(error).__name__, "text": str(error), "is_good": True}
         ngd.shutdown()
     return outcomes
 
 
-def go_switch(seed: str) -> dict[str, Any]:
-    """Train on a rank, and return the result; ranks differ in their environment."""
+def train_with_environment(seed: str) -> dict[str, Any]:
+    """Train on a rank, and return the result. The environment of the ranks differs."""
     try:
         run = Run(ngd.init(), 1, ngd._util.config.device(None, "test"), random.Random(seed))
         v = ngd.variable("v", np.ones((16, 16), np.float32))
@@ -103,30 +104,30 @@ def go_switch(seed: str) -> dict[str, Any]:
 
 
 def findings(way: Way, outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the findings of a way, from its end on each rank."""
+    """Return the findings of a way from its outcome on each rank."""
     errors = [each["error"] for each in outcomes]
     verdict = way.verdict
     if verdict == EITHER:
         verdict = NAMED if any(errors) else RIGHT
     if verdict == RIGHT:
         return [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"]]
-    found = [f"rank {r} got no error" for r, error in enumerate(errors) if not error]
-    found += [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"] and not o["is_good"]]
+    texts = [f"rank {r} got no error" for r, error in enumerate(errors) if not error]
+    texts += [f"rank {r}: {o}" for r, o in enumerate(outcomes) if o["error"] and not o["is_good"]]
     for rank, outcome in enumerate(outcomes):
         if outcome["error"] and "rank" not in outcome["text"]:
-            found.append(f"rank {rank}: names no rank: {outcome}")
+            texts.append(f"rank {rank}: names no rank: {outcome}")
     everything = " ".join(each["text"] for each in outcomes)
-    found += [f"no rank names {w!r}: {outcomes}" for w in way.words if w not in everything]
-    return found
+    texts += [f"no rank names {w!r}: {outcomes}" for w in way.words if w not in everything]
+    return texts
 
 
 def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, list[str]]:
-    """Go some ways in one job; return the findings by way."""
+    """Run some ways in one job, and return the findings per way."""
     ranks = draw.randint(2, 4)
     how = {"odd": draw.randrange(ranks), "device": draw.choice(["CPU", "INTERPRETER"])}
     env = {"NGD_TIMEOUT": str(TIMEOUT), "NGD_COMM": "shm"}
     arguments = {"names": [*names], "seed": seed, **how}
-    with harness.Job(go_ways, ranks, arguments=arguments, env=env) as job:
+    with harness.Job(run_ways, ranks, arguments=arguments, env=env) as job:
         outcomes = job.wait(START + PER_WAY * len(names))
         if any(each.value is None for each in outcomes):
             return {names[0]: [f"{names}, {how}: {' '.join(map(str, outcomes))}"]}
@@ -137,10 +138,10 @@ def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, l
 
 
 def run_switch(name: str, seed: str) -> list[str]:
-    """Give rank 1 of two another value of an environment switch; return the findings."""
+    """Run two ranks with different values of an environment variable, and return the findings."""
     odd, usual = SWITCHES[name]
     env = {"NGD_TIMEOUT": str(TIMEOUT)}
-    with harness.Job(go_switch, 2, arguments={"seed": seed}, env=env, start=[]) as job:
+    with harness.Job(train_with_environment, 2, arguments={"seed": seed}, env=env, start=[]) as job:
         for rank, value in enumerate((usual, odd)):
             own = {name: value} if value else {}
             job.start(rank, {**harness.plain_environment(rank, 2), **own})
@@ -154,7 +155,10 @@ def run_switch(name: str, seed: str) -> list[str]:
 
 
 def plan(draw: random.Random, only: str) -> list[list[str]]:
-    """Return all ways in random order, in jobs; in each those that end at the deadline are last."""
+    """Return all ways in random order, divided into jobs.
+
+    In each job, the ways that end at the deadline are last.
+    """
     names = [name for name in WAYS if only in name]
     draw.shuffle(names)
     jobs = [names[i : i + WAYS_PER_JOB] for i in range(0, len(names), WAYS_PER_JOB)]
@@ -162,7 +166,7 @@ def plan(draw: random.Random, only: str) -> list[list[str]]:
 
 
 def main() -> int:
-    """Go the ways, and report."""
+    """Run the ways, and report the findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -186,7 +190,7 @@ def main() -> int:
                     result = {task: run_switch(task, str(args.seed))}
                 else:
                     result = run_job(task, f"{args.seed}/{number}", draw)
-            except BaseException as error:  # pytest.fail() of the harness, at the deadline
+            except BaseException as error:  # also pytest.fail() of the harness, at the deadline
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 result = {names[0]: [f"{names} did not end: {type(error).__name__}: {error}"]}

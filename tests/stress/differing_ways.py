@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which one rank can differ from the others, each with its expected outcome.
+"""Ways in which one rank can differ from the others, each with its expected outcome.
 
 Each way is a function that all ranks call with a `Run`, whose `is_odd` is true on one rank.
 The expected outcome is one of:
 
 - NAMED: every rank gets an error of ngd whose text names a rank and the words of the way.
 - RIGHT: the ranks differ by design. The way checks the results with NumPy.
-- EITHER: one of the two, on all ranks alike.
+- EITHER: one of the two, and the same one on all ranks.
 
-Not in the list, since no rank can notice it without a message that each call would have to wait
-for: a variable that is assigned on one rank, or an argument that differs, after the first call of a
-step; and a frozen weight that differs, which a step only reads (ranks of a divided network differ
-so by design).
+Some differences are not in the list, because a rank could notice them only by a message in each
+call: a variable that is assigned on one rank, or an argument that differs, after the first call of
+a step. A frozen weight that differs is not in the list either. A step only reads it, and the ranks
+of a divided network differ in this way by design.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Run:
     """The number of the odd rank."""
     device: str
     draw: random.Random
-    """Draws the same numbers on all ranks."""
+    """A random generator that draws the same numbers on all ranks."""
 
     @property
     def is_odd(self) -> bool:
@@ -50,27 +50,27 @@ class Run:
         return bool(self.world.rank == self.odd)
 
     def choose(self, odd: Any, others: Any) -> Any:
-        """Return the first on the odd rank, the second on the others."""
+        """Return the first argument on the odd rank, and the second one on the other ranks."""
         return odd if self.is_odd else others
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way, and what must follow."""
+    """A way in which a rank differs, and the expected outcome."""
 
     run: Callable[[Run], Any]
     verdict: str
     words: tuple[str, ...] = ()
-    """They are in the error of some rank."""
+    """Words that the error of at least one rank contains."""
     is_late: bool = False
-    """True if ranks wait for one that does not come, until the deadline."""
+    """True if ranks wait until the deadline for a rank that does not come."""
 
 
 WAYS: dict[str, Way] = {}
 
 
 def way(verdict: str, *words: str, late: bool = False) -> Callable[..., Any]:
-    """Enter a function into the list of ways."""
+    """Return a decorator that adds a function to the list of ways."""
 
     def enter(function: Callable[[Run], Any]) -> Callable[[Run], Any]:
         WAYS[function.__name__] = Way(function, verdict, words, late)
@@ -80,7 +80,7 @@ def way(verdict: str, *words: str, late: bool = False) -> Callable[..., Any]:
 
 
 def expect_equal(run: Run, *variables: Any) -> None:
-    """Check that the ranks hold equal values."""
+    """Check that the variables have equal values on all ranks."""
     for v in variables:
         everywhere = run.world.all_gather(v.numpy()[None])
         assert (everywhere == everywhere[0]).all(), f"{v.name}: {everywhere}"
@@ -90,19 +90,21 @@ def expect_equal(run: Run, *variables: Any) -> None:
 
 
 def model_of(weight: Any = None, name: str = "bias") -> dict[str, Any]:
-    """Two variables."""
+    """Return a model of two variables."""
     weight = np.full((3, 2), 0.5) if weight is None else weight
     bias = ngd.variable(name, np.zeros(2, np.float32))
     return {"weight": ngd.variable("weight", np.asarray(weight, np.float32)), "bias": bias}
 
 
 def batch(run: Run, rows: int = 4) -> np.ndarray:
-    """The rows of this rank."""
+    """Return the batch of this rank."""
     return np.random.default_rng(run.world.rank).uniform(size=(rows, 3)).astype(np.float32)
 
 
-def trained(run: Run, optimizer: Any, model: Any = None, more: Any = None, steps: int = 2) -> Any:
-    """Make steps with an optimizer; return the model."""
+def train_model(
+    run: Run, optimizer: Any, model: Any = None, more: Any = None, steps: int = 2
+) -> Any:
+    """Make some steps with an optimizer, and return the model."""
     model = model or model_of()
     x = ngd.placeholder("x", (4, 3))
     loss = ops.sum(ops.square(x @ model["weight"] + model["bias"]))
@@ -120,13 +122,13 @@ def weights_loaded_on_one_rank(run: Run) -> None:
     model = model_of()
     if run.is_odd:
         model["weight"].assign(np.ones((3, 2)))
-    trained(run, optim.SGD(0.1), model)
+    train_model(run, optim.SGD(0.1), model)
 
 
 @way(NAMED, "'weight'")
 def random_initial_values(run: Run) -> None:
     random_weight = np.random.default_rng(run.world.rank).normal(size=(3, 2))
-    trained(run, optim.SGD(0.1), model_of(random_weight))
+    train_model(run, optim.SGD(0.1), model_of(random_weight))
 
 
 @way(NAMED, "'weight'")
@@ -152,44 +154,44 @@ def gradients_that_are_not_averaged(run: Run) -> None:
 
 @way(NAMED, "'weight'")
 def another_learning_rate(run: Run) -> None:
-    trained(run, optim.SGD(run.choose(0.1, 0.2)))
+    train_model(run, optim.SGD(run.choose(0.1, 0.2)))
 
 
 @way(NAMED, "update rules")
 def another_schedule(run: Run) -> None:
     schedule = optim.warm_up(optim.cosine(0.1, run.choose(100, 200)), 10)
-    trained(run, optim.SGD(schedule))
+    train_model(run, optim.SGD(schedule))
 
 
 @way(NAMED, "update rules")
 def another_momentum(run: Run) -> None:
-    trained(run, optim.SGD(0.1, momentum=run.choose(0.9, 0.5)))
+    train_model(run, optim.SGD(0.1, momentum=run.choose(0.9, 0.5)))
 
 
 @way(NAMED, "update rules")
 def other_betas(run: Run) -> None:
-    trained(run, optim.AdamW(1e-3, betas=(0.9, run.choose(0.99, 0.999))))
+    train_model(run, optim.AdamW(1e-3, betas=(0.9, run.choose(0.99, 0.999))))
 
 
 @way(NAMED, "update rules")
 def another_weight_decay(run: Run) -> None:
-    trained(run, optim.AdamW(1e-3, weight_decay=run.choose(0.1, 0.0)))
+    train_model(run, optim.AdamW(1e-3, weight_decay=run.choose(0.1, 0.0)))
 
 
 @way(NAMED, "update rules")
 def another_clip_norm(run: Run) -> None:
-    trained(run, optim.SGD(0.1, clip_norm=run.choose(1.0, 2.0)))
+    train_model(run, optim.SGD(0.1, clip_norm=run.choose(1.0, 2.0)))
 
 
 @way(NAMED)
 def another_optimizer(run: Run) -> None:
-    trained(run, optim.SGD(0.1) if run.is_odd else optim.Adam(0.1))
+    train_model(run, optim.SGD(0.1) if run.is_odd else optim.Adam(0.1))
 
 
 @way(NAMED, "'rate'")
 def another_state_of_the_schedule(run: Run) -> None:
     rate = ngd.variable("rate", np.float32(run.choose(0.1, 0.2)))
-    trained(run, optim.SGD(0.1), more=lambda loss, updates: {rate: rate * 0.9})
+    train_model(run, optim.SGD(0.1), more=lambda loss, updates: {rate: rate * 0.9})
 
 
 @way(NAMED, "'weight'")
@@ -207,7 +209,7 @@ def another_rate_as_argument(run: Run) -> None:
 @way(NAMED, "scale'")
 def another_loss_scale(run: Run) -> None:
     scale = optim.LossScale(run.choose(1024.0, 2048.0))
-    trained(run, optim.SGD(0.1, loss_scale=scale))
+    train_model(run, optim.SGD(0.1, loss_scale=scale))
 
 
 @way(NAMED, "random.step")
@@ -215,7 +217,7 @@ def another_count_of_draws(run: Run) -> None:
     source = nn.Random(3)
     if run.is_odd:
         source.step.assign(7)
-    trained(run, optim.SGD(0.1), more=lambda loss, updates: {source.step: source.step + 1})
+    train_model(run, optim.SGD(0.1), more=lambda loss, updates: {source.step: source.step + 1})
 
 
 @way(RIGHT)
@@ -237,7 +239,7 @@ def another_seed_of_dropout(run: Run) -> None:
 def a_variable_per_rank(run: Run) -> None:
     own = ngd.variable("own", np.float32(run.world.rank), per_rank=True)
     more = {own: own + 1.0}
-    model = trained(run, optim.SGD(0.1), more=lambda loss, updates: more)
+    model = train_model(run, optim.SGD(0.1), more=lambda loss, updates: more)
     assert own.numpy() == run.world.rank + 2
     expect_equal(run, *model.values())
 
@@ -257,13 +259,13 @@ def statistics_of_a_norm(run: Run) -> None:
 
 @way(NAMED, "other variables")
 def another_name(run: Run) -> None:
-    trained(run, optim.SGD(0.1), model_of(name=run.choose("offset", "bias")))
+    train_model(run, optim.SGD(0.1), model_of(name=run.choose("offset", "bias")))
 
 
 @way(NAMED, "other variables")
 def one_more_variable(run: Run) -> None:
     seen = ngd.variable("seen", np.float32(0))
-    trained(run, optim.SGD(0.1), more=lambda loss, _: {seen: seen + 1.0} if run.is_odd else {})
+    train_model(run, optim.SGD(0.1), more=lambda loss, _: {seen: seen + 1.0} if run.is_odd else {})
 
 
 @way(NAMED, "with different collectives")
@@ -285,7 +287,7 @@ def another_checkpoint(run: Run) -> None:
         saved = ngd.variable("weight", np.full((3, 2), run.choose(1.0, 2.0), np.float32))
         ngd.checkpoint.save(folder, [saved], group=ngd.comm.world.alone())
         ngd.checkpoint.load(folder, [model["weight"]])
-    trained(run, optim.SGD(0.1), model)
+    train_model(run, optim.SGD(0.1), model)
 
 
 @way(NAMED)
@@ -299,22 +301,22 @@ def a_checkpoint_that_one_rank_lacks(run: Run) -> None:
         except FileNotFoundError as error:
             run.world.abort(f"rank {run.odd} lacks a checkpoint: {error}")
             raise ngd.errors.Error(f"rank {run.odd} lacks a checkpoint: {error}") from None
-    trained(run, optim.SGD(0.1), model)
+    train_model(run, optim.SGD(0.1), model)
 
 
 @way(NAMED, "update rules")
 def another_outer_optimizer(run: Run) -> None:
     outer = optim.SGD(0.7, momentum=run.choose(0.9, 0.8), name="outer")
-    rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, outer=outer))
+    run_rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, outer=outer))
 
 
 @way(NAMED, "with different collectives")
 def another_wire(run: Run) -> None:
     wire = run.choose("float32", "bfloat16")
-    rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, wire=wire))
+    run_rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, wire=wire))
 
 
-def rounds(run: Run, diloco: Any) -> None:
+def run_rounds(run: Run, diloco: Any) -> None:
     """Make two rounds."""
     while diloco.round < 2:
         diloco.step()
@@ -360,7 +362,7 @@ def another_function_of_the_data(run: Run) -> None:
 @way(EITHER)
 def another_device(run: Run) -> None:
     run.device = run.choose("INTERPRETER", "CPU")
-    expect_equal(run, *trained(run, optim.SGD(0.1)).values())
+    expect_equal(run, *train_model(run, optim.SGD(0.1)).values())
 
 
 @way(EITHER)
@@ -393,87 +395,87 @@ def a_shard_of_another_value(run: Run) -> None:
 # Collectives of a step.
 
 
-def stepped(run: Run, *nodes: Any) -> None:
+def run_step(run: Run, *nodes: Any) -> None:
     """Compile a step that returns nodes of the placeholder `x`, float32[4], and run it."""
-    x = next(n for n in ops_leaves(nodes) if n.attrs.get("name") == "x")
+    x = next(n for n in leaves_of(nodes) if n.attrs.get("name") == "x")
     ngd.compile([x], [*nodes], device=run.device)(np.ones(x.shape, x.dtype))
 
 
-def ops_leaves(nodes: Any) -> list[Any]:
-    """The nodes without inputs that some nodes are made of."""
+def leaves_of(nodes: Any) -> list[Any]:
+    """Return the leaves (nodes without inputs) from which some nodes are computed."""
     return [n for n in ngd.graph.node.topological(nodes) if not n.inputs]
 
 
 def vector(count: int = 4, dtype: str = "float32") -> Any:
-    """The placeholder `x`."""
+    """Return the placeholder `x`."""
     return ngd.placeholder("x", (count,), dtype)
 
 
 @way(NAMED, "with different collectives")
 def another_reduction_in_a_step(run: Run) -> None:
-    stepped(run, ops.all_reduce(vector(), op=run.choose("max", "sum")))
+    run_step(run, ops.all_reduce(vector(), op=run.choose("max", "sum")))
 
 
 @way(NAMED, "with different collectives")
 def another_kind_in_a_step(run: Run) -> None:
     x = vector()
-    stepped(run, ops.broadcast(x) if run.is_odd else ops.all_reduce(x, op="sum"))
+    run_step(run, ops.broadcast(x) if run.is_odd else ops.all_reduce(x, op="sum"))
 
 
 @way(NAMED, "with different collectives")
 def another_count_in_a_step(run: Run) -> None:
-    stepped(run, ops.all_reduce(vector(run.choose(5, 4)), op="sum"))
+    run_step(run, ops.all_reduce(vector(run.choose(5, 4)), op="sum"))
 
 
 @way(NAMED, "with different collectives")
 def another_dtype_in_a_step(run: Run) -> None:
-    stepped(run, ops.all_reduce(vector(4, run.choose("int32", "float32")), op="sum"))
+    run_step(run, ops.all_reduce(vector(4, run.choose("int32", "float32")), op="sum"))
 
 
 @way(NAMED, "with different collectives")
 def another_root_in_a_step(run: Run) -> None:
-    stepped(run, ops.broadcast(vector(), run.choose(0, 1)))
+    run_step(run, ops.broadcast(vector(), run.choose(0, 1)))
 
 
 @way(NAMED, "with different collectives")
 def another_order_in_a_step(run: Run) -> None:
     x = vector()
     first, second = run.choose(("max", "min"), ("min", "max"))
-    stepped(run, ops.all_reduce(ops.all_reduce(x, op=first) + 1.0, op=second))
+    run_step(run, ops.all_reduce(ops.all_reduce(x, op=first) + 1.0, op=second))
 
 
 @way(NAMED, "with different collectives")
 def one_more_in_a_step(run: Run) -> None:
     y = ops.all_reduce(vector(), op="sum")
-    stepped(run, ops.all_reduce(y, op="max") if run.is_odd else y)
+    run_step(run, ops.all_reduce(y, op="max") if run.is_odd else y)
 
 
 @way(NAMED, "with different collectives")
 def another_compression_in_a_step(run: Run) -> None:
-    stepped(run, ops.all_reduce(vector(), op="sum", compression=run.choose("bf16", None)))
+    run_step(run, ops.all_reduce(vector(), op="sum", compression=run.choose("bf16", None)))
 
 
 @way(NAMED)
 def a_weight_in_a_step(run: Run) -> None:
     weight = 2.0 if run.is_odd else None
-    stepped(run, ops.all_reduce(vector(), op="mean", weight=weight))
+    run_step(run, ops.all_reduce(vector(), op="mean", weight=weight))
 
 
 @way(NAMED)
 def other_counts_in_a_step(run: Run) -> None:
     counts = [run.choose(2, 4) if r == run.odd else 4 for r in range(run.world.size)]
-    stepped(run, ops.all_gather_v(vector(counts[run.world.rank]), counts=counts))
+    run_step(run, ops.all_gather_v(vector(counts[run.world.rank]), counts=counts))
 
 
 @way(EITHER)
 def another_algorithm_in_a_step(run: Run) -> None:
-    stepped(run, ops.all_reduce(vector(), op="sum", algorithm=run.choose("ring", "flat")))
+    run_step(run, ops.all_reduce(vector(), op="sum", algorithm=run.choose("ring", "flat")))
 
 
 @way(NAMED, late=True)
 def another_group_in_a_step(run: Run) -> None:
     twin = run.world.split(0)
-    stepped(run, ops.all_reduce(vector(), op="sum", group=run.choose(twin, run.world)))
+    run_step(run, ops.all_reduce(vector(), op="sum", group=run.choose(twin, run.world)))
 
 
 @way(NAMED, late=True)
@@ -481,7 +483,7 @@ def another_branch(run: Run) -> None:
     x = vector()
     which = ngd.variable("which", np.bool_(run.is_odd))
     y = ops.cond(which, lambda: ops.all_reduce(x, op="max"), lambda: ops.all_reduce(x, op="sum"))
-    stepped(run, y)
+    run_step(run, y)
 
 
 @way(NAMED, "with different collectives")
@@ -490,14 +492,14 @@ def another_number_of_iterations(run: Run) -> None:
     count = run.choose(2, 3)
     rows = ngd.constant(np.ones((count, 4), np.float32))
     total, _ = ops.scan(lambda c, r: (ops.all_reduce(c + r, op="sum"), c), x, rows)
-    stepped(run, total)
+    run_step(run, total)
 
 
 # Steps and scripts.
 
 
 def two_steps(run: Run) -> list[Any]:
-    """Two steps that call the same collectives."""
+    """Return two steps that call the same collectives."""
     x = vector()
     steps = []
     for factor in (2.0, 3.0):
@@ -549,7 +551,7 @@ def a_rank_that_raises(run: Run) -> None:
 
 
 def ones(count: int = 4, dtype: str = "float32") -> np.ndarray:
-    """An array."""
+    """Return an array of ones."""
     return np.ones(count, dtype)
 
 

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Injects faults into large collectives between hosts, and checks the memory of the user.
+"""Injects faults into large collectives between hosts, and checks the user's memory.
 
-    python -m tests.stress.hosts --seconds 60     # runs until then
+    python -m tests.stress.hosts --seconds 60     # stops after 60 seconds
     python -m tests.stress.hosts --runs 500       # the long form
     python -m tests.stress.hosts --seed 7 --first 12 --runs 1
 
-Every run makes hosts of network namespaces on a slow link, and starts ranks on them. The ranks
+Every run makes hosts of network namespaces with a slow link, and starts ranks on them. The ranks
 fill arrays with a pattern and check a small collective. Then one rank is interrupted, comes too
 late, forks, or leaves, in the middle of a large transfer. Every rank drops its arrays, makes new
-ones, and calls the groups that it has and `ngd.init()`. The new arrays must keep their pattern, a
-result that was returned must be right, an error must be one of ngd's, and no rank may take longer
-than its deadlines.
+ones, and calls its groups and `ngd.init()`. The new arrays must keep their pattern, every returned
+result must be right, every error must be one of ngd's, and every rank must meet its deadlines.
 
-Under AddressSanitizer (LD_PRELOAD is passed to the ranks) a write into freed memory ends the rank
+Under AddressSanitizer (LD_PRELOAD is passed to the ranks), a write into freed memory ends the rank
 with a report, which is a finding.
 
-Prints the seed first; the last line is JSON. Exit code 0 if nothing was found. Needs root and mode
-OMPI.
+Prints the seed first. The last line is JSON. The exit code is 0 if there is no finding. Needs root
+and mode OMPI.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ import numpy as np
 from tests.stress.started_ranks import last_words, meet, start
 
 TIMEOUT_SECONDS = 4.0
-"""NGD_TIMEOUT of the ranks."""
+"""The NGD_TIMEOUT of the ranks."""
 
 RUN_SECONDS = 60.0
-"""A run that takes longer has hung."""
+"""A run that takes longer counts as hung."""
 
 SHAPES = ((2, 2), (1, 1), (1, 2), (2, 1, 2))
 KINDS = (
@@ -73,13 +72,13 @@ class Scenario:
     mode: str
     fault: str
     rank: int
-    """The rank at which the fault is injected."""
+    """The rank in which the fault is injected."""
 
     elements: int
     """The number of float64 elements per rank."""
 
     seconds: float
-    """From the start of the collective to the fault."""
+    """The seconds from the start of the collective to the fault."""
 
     rate: str
     folder: str
@@ -106,7 +105,7 @@ def draw(random_: random.Random) -> Scenario:
 
 
 class StoppedError(Exception):
-    """The handler of a signal raises it."""
+    """An exception that the handler of a signal raises."""
 
 
 class Call:
@@ -138,7 +137,7 @@ class Call:
             self.out = self.source if in_place else np.full(expected.shape, -5.0)
 
     def run(self, ngd: Any) -> None:
-        """Make the call and check the result."""
+        """Make the call, and check its result."""
         flags = {"async_op": True} if self.mode == "async" else {}
         works: list[Any] = []
         if self.kind == "sendrecv":
@@ -194,7 +193,7 @@ def inject(scenario: Scenario, ngd: Any) -> None:
 
 
 def rank_report(scenario: Scenario) -> dict[str, Any]:
-    """Go through a scenario as one rank; return what was seen."""
+    """Run a scenario as one rank, and return a report."""
     import ngd
 
     meet(Path(scenario.folder), sum(scenario.per_host))
@@ -250,7 +249,7 @@ def rank_report(scenario: Scenario) -> dict[str, Any]:
 
 
 def rank_main(scenario: Scenario) -> None:
-    """Run as a rank; write the report, and leave when all ranks have written theirs."""
+    """Run as a rank, write the report, and exit when all ranks have written theirs."""
     report = rank_report(scenario)
     folder = Path(scenario.folder)
     (folder / f"{report['rank']}.part").write_text(json.dumps(report))
@@ -265,7 +264,7 @@ def rank_main(scenario: Scenario) -> None:
 
 
 def run(scenario: Scenario) -> list[str]:
-    """Start the ranks of a scenario; return what was found."""
+    """Start the ranks of a scenario, and return the findings."""
     from namespaces import Hosts
 
     import ngd
@@ -275,7 +274,7 @@ def run(scenario: Scenario) -> list[str]:
     settings = f"detect_leaks=0:exitcode={SANITIZER_EXIT}:log_path={folder / 'sanitizer'}"
     words = ["env", f"NGD_TIMEOUT={TIMEOUT_SECONDS}", "OMP_NUM_THREADS=1"]
     if preload:
-        # The sanitizer intercepts dlopen, so that the RUNPATH of ngd's extension does not count.
+        # The sanitizer intercepts dlopen, which then ignores the RUNPATH of ngd's extension module.
         libraries = Path(ngd.__file__).parent / "_core"
         words += [f"LD_PRELOAD={preload}", f"ASAN_OPTIONS={settings}"]
         words += [f"LD_LIBRARY_PATH={libraries}", "UBSAN_OPTIONS=halt_on_error=1"]
@@ -289,7 +288,7 @@ def run(scenario: Scenario) -> list[str]:
             if time.monotonic() > limit or list(folder.glob("sanitizer.*")):
                 break
             time.sleep(0.1)
-        # A report is written before the rank ends.
+        # A rank writes its report before it ends.
         time.sleep(1.0 if preload else 0.2)
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
@@ -298,30 +297,30 @@ def run(scenario: Scenario) -> list[str]:
 
 
 def findings_of(scenario: Scenario) -> list[str]:
-    """Read what the ranks and the sanitizer have written."""
+    """Read the reports of the ranks and of the sanitizer, and return the findings."""
     folder, ranks = Path(scenario.folder), sum(scenario.per_host)
-    found = []
+    findings = []
     for path in sorted(folder.glob("sanitizer.*")):
-        found.append(path.read_text(errors="replace")[:3000])
+        findings.append(path.read_text(errors="replace")[:3000])
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if len(reports) < ranks and not found:
-        told = last_words(folder)
-        found.append(f"only {len(reports)} of {ranks} ranks came to the end: {told}")
-    found += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
+    if len(reports) < ranks and not findings:
+        output = last_words(folder)
+        findings.append(f"only {len(reports)} of {ranks} ranks came to the end: {output}")
+    findings += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
     errors = [error for each in reports for error in each["errors"]]
     failed = [e for e in errors if e[0] in ("small", "barrier", "large") and e[1] != "StoppedError"]
     if scenario.fault != "leave" and failed:
-        found_before = len(found)
-        # If only the handler's exception was raised, the collective had already ended.
+        found_before = len(findings)
+        # If only the handler's exception was raised, the collective was complete before.
         for each in reports:
             works = {"world", "host"} - {name for name, *_ in each["errors"]}
-            found += [f"rank {each['rank']}: {name} works after a failure" for name in works]
-        found += [f"the failure: {failed[0]}"] if len(found) > found_before else []
-    return found
+            findings += [f"rank {each['rank']}: {name} works after a failure" for name in works]
+        findings += [f"the failure: {failed[0]}"] if len(findings) > found_before else []
+    return findings
 
 
 def main() -> int:
-    """Run scenarios and print what was found."""
+    """Run scenarios, and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--runs", type=int, help="instead of --seconds")
@@ -330,8 +329,8 @@ def main() -> int:
     parser.add_argument("--rank", help="for the ranks")
     args = parser.parse_args()
     if args.rank:
-        given = json.loads(args.rank)
-        rank_main(Scenario(**{**given, "per_host": tuple(given["per_host"])}))
+        fields = json.loads(args.rank)
+        rank_main(Scenario(**{**fields, "per_host": tuple(fields["per_host"])}))
     from namespaces import why_not
 
     if reason := why_not():
@@ -344,11 +343,11 @@ def main() -> int:
         folder = tempfile.mkdtemp(prefix="ngd-stress-hosts-")
         drawn = draw(random.Random(f"{args.seed} {number}"))
         scenario = Scenario(**{**asdict(drawn), "folder": folder})
-        found = run(scenario)
+        findings = run(scenario)
         shutil.rmtree(folder, ignore_errors=True)
-        if found:
+        if findings:
             failed += 1
-            print(f"run {number}: {scenario}", *found, sep="\n  ", flush=True)
+            print(f"run {number}: {scenario}", *findings, sep="\n  ", flush=True)
         number += 1
     print(json.dumps({"seed": args.seed, "runs": number - args.first, "failed": failed}))
     return 1 if failed else 0

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preloaded by inject.py into a Python that runs ngd: makes one call of ngd's extension module
-// fail.
+// A library that inject.py preloads into a Python that runs ngd. It lets one call of ngd's
+// extension module fail.
 //
-// Whoever allocates or asks the kernel comes through here. A call counts when ngd's module made it,
-// or when libstdc++ made it for ngd: then the stack is walked to the first call instruction that
-// the table names. The table (inject_sites.py makes it from the module's disassembly) gives every
-// call instruction of ngd's own source lines the number of its site; all others of the module
-// belong to library code, which the walk passes through.
+// The library wraps the functions that allocate or call the system. A call counts if ngd's module
+// made it, or if libstdc++ made it for ngd. In the second case, the library walks the stack to the
+// first call instruction in its table. inject_sites.py makes the table from the disassembly of the
+// module. The table has the site number of every call instruction that belongs to a source line of
+// ngd. The other call instructions of the module are library code, which the walk skips.
 //
-// A site is reached when one of its call instructions runs: each bears a breakpoint, which goes
-// away when it is hit. What was reached, and which calls came from where, stands in memory that
-// forked children share.
+// A site is reached when one of its call instructions runs. Each of them has a breakpoint, which is
+// removed when it is hit. The reached sites and the counts of calls are in memory that forked
+// children share.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@
 #include <cstdint>
 #include <new>
 
-// What may fail; the same list, in the same order, as in inject_sites.py (FUNCTIONS).
+// The functions that can fail, in the order of FUNCTIONS in inject_sites.py.
 // clang-format off
 #define FUNCTIONS(X)                                                                          \
   X(allocate) X(aligned_alloc) X(mmap) X(madvise) X(memfd_create) X(ftruncate) X(fallocate)   \
@@ -57,9 +57,9 @@ enum Function : int {
       kFunctions
 };
 
-// Besides numbers of errors.
-constexpr int kLost = -2;       // says that it was done, and does nothing
-constexpr int kTruncated = -3;  // a message comes without its descriptors
+// Kinds of failures that are not error numbers.
+constexpr int kLost = -2;       // returns success, and does nothing
+constexpr int kTruncated = -3;  // a message arrives without its descriptors
 
 constexpr int kMostSites = 4096;
 constexpr int kNone = -1;
@@ -72,10 +72,10 @@ struct Shared {
 };
 
 struct Call {
-  std::uint64_t address;  // behind the call instruction, in the module
-  std::uint64_t begin;    // of the instruction; 0 = no breakpoint
+  std::uint64_t address;  // after the call instruction, relative to the module
+  std::uint64_t begin;    // of the call instruction; 0: no breakpoint
   std::int32_t site;
-  std::uint8_t byte;  // what the breakpoint stands for
+  std::uint8_t byte;  // the byte that the breakpoint replaces
 };
 
 struct Range {
@@ -86,7 +86,7 @@ struct Range {
 Shared* shared = nullptr;
 Range module_range, library_range, own_range;
 std::uintptr_t module_base = 0;
-Call* calls = nullptr;  // by address
+Call* calls = nullptr;  // sorted by address
 std::size_t n_calls = 0;
 std::atomic<int> rank_here{kNone};  // kNone: nothing is counted
 
@@ -111,14 +111,14 @@ struct Walk {
 _Unwind_Reason_Code look(_Unwind_Context* context, void* walk) {
   const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
   if (own_range.has(address) || library_range.has(address)) return _URC_NO_REASON;
-  if (!module_range.has(address)) return _URC_END_OF_STACK;  // somebody else's
+  if (!module_range.has(address)) return _URC_END_OF_STACK;  // another caller
   const Call* call = call_of(address);
   if (call == nullptr) return _URC_NO_REASON;
   static_cast<Walk*>(walk)->site = call->site;
   return _URC_END_OF_STACK;
 }
 
-// The site that a call to this library comes from; kNone where it is not ngd's.
+// Returns the site of a call to this library, or kNone if ngd did not make it.
 int site_of(void* caller) {
   const auto address = reinterpret_cast<std::uintptr_t>(caller);
   if (rank_here.load(std::memory_order_relaxed) == kNone || calls == nullptr) return kNone;
@@ -131,7 +131,7 @@ int site_of(void* caller) {
   return walk.site;
 }
 
-// Counts a call; 0, or how it has to fail.
+// Counts a call, and returns 0 or the kind of failure.
 int judge(int site, int function) {
   const int rank = rank_here.load(std::memory_order_relaxed);
   if (site == kNone || rank == kNone) return 0;
@@ -154,7 +154,7 @@ int judged(Function function, void* caller) {
   return how;
 }
 
-// ---- what was allocated for ngd and is not free yet
+// ---- blocks that were allocated for ngd and are not free yet
 
 struct Block {
   std::atomic<void*> pointer;
@@ -219,7 +219,7 @@ void on_trap(int, siginfo_t*, void* context) {
   auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const auto at = static_cast<std::uintptr_t>(registers[REG_RIP]) - 1;
   const std::uint64_t offset = at - module_base;
-  // Instructions stand in the order of their ends, too.
+  // The table is sorted by the ends of instructions, so it is sorted by their begins, too.
   Call* found =
       std::upper_bound(calls, calls + n_calls, offset,
                        [](std::uint64_t to, const Call& call) { return to < call.address; });
@@ -262,11 +262,11 @@ Call next(const char* name) {
 
 }  // namespace
 
-// ---- what inject.py calls
+// ---- functions that inject.py calls
 
 extern "C" {
 
-// Takes the table: n calls by address, as inject_sites.py says.
+// Installs the table of inject_sites.py: n calls, sorted by address.
 int inject_install(const char* module, const std::uint64_t* ends, const std::uint64_t* begins,
                    const std::int32_t* sites, std::size_t n) {
   const Wanted ngd = module_named(module), library = module_named("libstdc++");
@@ -286,7 +286,7 @@ int inject_install(const char* module, const std::uint64_t* ends, const std::uin
   return ::sigaction(SIGTRAP, &action, nullptr);
 }
 
-// Sets a breakpoint at each call whose site has not been reached, and takes the others away.
+// Sets a breakpoint at each call whose site was not reached, and removes the other breakpoints.
 int inject_break() {
   const auto text = [](std::uintptr_t at) {
     return reinterpret_cast<volatile std::uint8_t*>(module_base + at);
@@ -321,7 +321,7 @@ void inject_arm(int site, int function, int number, int kind, int goes_on) {
   fault.goes_on = goes_on != 0;
   fault.site = site;
 }
-// How often it has failed.
+// Disarms the fault, and returns the number of failures.
 int inject_disarm() {
   fault.site = kNone;
   fault.goes_on = false;
@@ -343,7 +343,7 @@ void inject_follow() {
   if (blocks == nullptr) blocks = static_cast<Block*>(std::calloc(kBlocks, sizeof(Block)));
   follows = true;
 }
-// How many blocks of each site are not free.
+// Counts the blocks per site that are not free.
 void inject_blocks(std::uint32_t* of_site) {
   for (std::size_t i = 0; i < kBlocks; ++i) {
     void* there = blocks[i].pointer.load();
@@ -353,7 +353,7 @@ void inject_blocks(std::uint32_t* of_site) {
 
 }  // extern "C"
 
-// ---- what may fail
+// ---- functions that can fail
 
 #define CALLER __builtin_return_address(0)
 
@@ -401,7 +401,7 @@ void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
   return pointer;
 }
 
-// WRAP(result, name, what it returns when it fails, (parameters), (arguments))
+// WRAP(result, name, value on failure, (parameters), (arguments))
 #define WRAP(Result, name, failure, parameters, arguments)      \
   Result name parameters {                                      \
     static const auto real = next<Result(*) parameters>(#name); \

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes each allocation and each system call of ngd's C++ side fail once, and looks what happens.
+"""Makes single allocations and system calls of ngd's C++ code fail, and checks the result.
 
     python -m tests.stress.inject --seconds 60        # some, at random; the seed is printed
     python -m tests.stress.inject --all               # every site in every scenario
 
-ngd is built once more, with line numbers (into build/inject). Every run has two fresh processes,
-which are ranks of a world and go through a scenario (inject_scenarios.py); in one of them one call
-of one site (inject_sites.py) fails (inject.cpp). Then that rank must raise an error that says
-something, or do without; the other one must hear of it or get right results; a step that has not
-closed the group works when it is called again; nothing is left open, mapped, running or allocated;
-and a new world works. The last line is JSON: what was run, how many sites were reached, the others
-with the reasons (inject_unreached.py), and what was found. The exit code is 0 where nothing was
-found and 95 % of the sites that can be reached were reached.
+ngd is built with line numbers, into build/inject. Every run has two new processes, which are ranks
+of one world and run a scenario (inject_scenarios.py). In one of them, one call of one site
+(inject_sites.py) fails (inject.cpp). The following must then hold:
+
+- that rank raises an error with a message, or works without the call
+- the other rank raises an error, too, or gets right results
+- a step that has not closed the group works when it is called again
+- nothing stays open, mapped, running or allocated
+- a new world works
+
+The last line is JSON: the runs, the number of sites that were reached, the other sites with the
+reasons (inject_unreached.py), and the findings. The exit code is 0 if there is no finding and 95 %
+of the reachable sites were reached.
 """
 
 from __future__ import annotations
@@ -57,11 +62,11 @@ BUILD = ROOT / "build" / "inject"
 PACKAGE, HOOK = BUILD / "package", BUILD / "inject-hook.so"
 WANTED_SHARE = 0.95
 SECONDS = 40.0
-"""After so many a run hangs."""
+"""A run that takes more seconds counts as hung."""
 
 MOST_SITES = 4096
 LOST, TRUNCATED = -2, -3  # as in inject.cpp
-GOES_ON = "every later allocation, too"
+ALL_LATER = "every later allocation, too"
 
 E = errno
 HOW: dict[str, tuple[int, ...]] = {
@@ -103,21 +108,21 @@ HOW: dict[str, tuple[int, ...]] = {
 assert set(HOW) == set(FUNCTIONS)
 
 HARMLESS = {E.EINTR, E.EAGAIN, E.ECONNABORTED, LOST}
-"""Nobody may notice these (EAGAIN of a thread that cannot start is none of them)."""
+"""The faults that no rank may notice, except that EAGAIN of pthread_create is an error."""
 
 MAY_LEAVE = {
-    # Whether the descriptor is still ours cannot be known: another's must not be closed.
+    # It is unknown if the descriptor is still ngd's; another one must not be closed.
     "src/cpp/comm/shm/system.cpp fstat",
 }
-"""Where a call fails in these, something may stay open."""
+"""Sites whose failure may leave something open."""
 
 ALLOWED = ("MemoryError", "OSError", "InitError", "RankLostError", "RemoteRankError")
-TOLD = ("RemoteRankError", "RankLostError", "InitError", "GroupClosedError")
+NOTIFIED = ("RemoteRankError", "RankLostError", "InitError", "GroupClosedError")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The number-th call of `function` that comes from a site fails, in a rank of a scenario."""
+    """Call number `number` of `function` from one site fails, in one rank of a scenario."""
 
     scenario: str
     rank: int
@@ -127,11 +132,11 @@ class Fault:
     kind: int
     goes_on: bool = False
     step: int = -1
-    """Where steps stand for themselves: which."""
+    """The index of the step, if the steps of the scenario are independent."""
 
 
 class Hook:
-    """inject.cpp in this process."""
+    """The library inject.cpp in this process."""
 
     def __init__(self, sites: Sites) -> None:
         self.library = ctypes.CDLL(str(HOOK))
@@ -155,46 +160,46 @@ class Hook:
         self.set_breakpoints()
 
     def set_breakpoints(self) -> None:
-        """At every site that was not reached so far."""
+        """Set a breakpoint at every site that was not reached so far."""
         assert self.library.inject_break() == 0
 
     def arm(self, fault: Fault) -> None:
-        """Count from here on, and fail as the fault says."""
+        """Start to count calls, and let the call fail that the fault selects."""
         function = FUNCTIONS.index(fault.function)
         self.library.inject_arm(fault.site, function, fault.number, fault.kind, fault.goes_on)
 
     def disarm(self) -> int:
-        """Fail no more; how often it did."""
+        """Let no further calls fail, and return the number of failures."""
         return int(self.library.inject_disarm())
 
     def count(self, rank: int) -> None:
-        """Count the calls of this rank; -1: none."""
+        """Count the calls of this rank; with -1, count none."""
         self.library.inject_count(rank)
 
     def calls(self, rank: int) -> dict[tuple[int, str], int]:
-        """How often each site has called what may fail, in that rank."""
+        """Return the number of calls per site and function in a rank."""
         import numpy as np
 
         n = MOST_SITES * len(FUNCTIONS)
         counts = np.ctypeslib.as_array(self.library.inject_calls(rank), (n,))
         return {
-            (int(place) // len(FUNCTIONS), FUNCTIONS[int(place) % len(FUNCTIONS)]): int(
-                counts[place]
+            (int(index) // len(FUNCTIONS), FUNCTIONS[int(index) % len(FUNCTIONS)]): int(
+                counts[index]
             )
-            for place in np.flatnonzero(counts)
+            for index in np.flatnonzero(counts)
         }
 
     def forget_calls(self) -> None:
-        """Count from 0 again."""
+        """Restart the count of calls at 0."""
         self.library.inject_forget_calls()
 
     def flags(self, which: str) -> set[int]:
-        """The sites that were "reached", or have "failed"."""
+        """Return the sites that were "reached", or that have "failed"."""
         flags = getattr(self.library, f"inject_{which}")()
         return {site for site in range(len(self.sites.names)) if flags[site]}
 
     def blocks(self) -> dict[str, int]:
-        """How many blocks of each site are allocated."""
+        """Return the number of allocated blocks per site."""
         counts = (ctypes.c_uint32 * MOST_SITES)()
         self.library.inject_blocks(counts)
         names = self.sites.names
@@ -204,8 +209,8 @@ class Hook:
 # ---- one rank
 
 
-def held() -> dict[str, Any]:
-    """What this process has open, mapped and running."""
+def held_resources() -> dict[str, Any]:
+    """Return the open files, mapped segments, threads and children of this process."""
     files: list[str] = []
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -214,31 +219,31 @@ def held() -> dict[str, Any]:
     maps = Path("/proc/self/maps").read_text().count("memfd:ngd")
     tasks = len(os.listdir("/proc/self/task"))
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    left = [name for name in sorted(files) if not name.startswith("/proc/")]
-    return {"files": left, "segments": maps, "threads": tasks, "children": children}
+    names = [name for name in sorted(files) if not name.startswith("/proc/")]
+    return {"files": names, "segments": maps, "threads": tasks, "children": children}
 
 
 class Rank:
-    """Goes through a scenario, and tells what it saw."""
+    """One rank that runs a scenario and reports errors and leaks."""
 
     def __init__(self, hook: Hook, fault: Fault, rank: int, peer: socket.socket) -> None:
         from tests.stress.inject_scenarios import SCENARIOS
 
         self.hook, self.fault, self.rank, self.peer = hook, fault, rank, peer
         self.scenario = SCENARIOS[fault.scenario]
-        self.mine = fault.rank == rank
+        self.has_fault = fault.rank == rank
         self.errors: list[dict[str, Any]] = []
         self.fired = 0
         self.calls: list[Any] = []
 
-    def note(self, step: str, error: BaseException, expected: bool) -> None:
-        """Remember an error."""
+    def record(self, step: str, error: BaseException, expected: bool) -> None:
+        """Record an error."""
         kinds = [kind.__name__ for kind in type(error).__mro__]
         text = {"step": step, "kind": kinds[0], "kinds": kinds, "message": str(error)[:300]}
         self.errors.append({**text, "expected": expected})
 
     def join(self, seconds: float) -> None:
-        """Make the world, again and again where that fails: the other rank does so, too."""
+        """Join the world, and retry after an error. The other rank retries, too."""
         import ngd
 
         end = time.monotonic() + seconds
@@ -246,7 +251,7 @@ class Rank:
             try:
                 ngd.init()
             except (ngd.errors.Error, MemoryError, OSError) as error:
-                self.note("init", error, False)
+                self.record("init", error, False)
                 self.fired = max(self.fired, self.hook.disarm())
                 if time.monotonic() > end or self.other_is_done():
                     raise
@@ -255,16 +260,16 @@ class Rank:
                 return
 
     def other_is_done(self) -> bool:
-        """Whether the other rank waits in meet()."""
+        """Return if the other rank waits in meet()."""
         return select.select([self.peer], [], [], 0)[0] != []
 
-    def go_on(self, step: Any) -> bool:
-        """After an error in a step: whether it works when it is called again."""
+    def retry(self, step: Any) -> bool:
+        """Call a step again after its error, and return if it works."""
         from ngd.errors import GroupClosedError
 
         self.fired = max(self.fired, self.hook.disarm())
         last = self.errors[-1]
-        concerned = self.mine or "has no memory" in last["message"]
+        concerned = self.has_fault or "has no memory" in last["message"]
         if last["expected"] or not concerned or not self.scenario.again:
             return False
         try:
@@ -273,12 +278,12 @@ class Rank:
             last["closed"] = True
             return False
         except BaseException as error:
-            self.note(f"{step.name}, again", error, isinstance(error, step.expects))
+            self.record(f"{step.name}, again", error, isinstance(error, step.expects))
             return False
         return True
 
     def steps(self) -> None:
-        """Go through them until one closes the group."""
+        """Run the steps, until one closes the group."""
         steps = self.scenario.steps(self.rank)
         for number, step in enumerate(steps):
             if self.scenario.independent and self.fault.step not in (-1, number):
@@ -286,20 +291,20 @@ class Rank:
             try:
                 making = self.scenario.name.startswith("making")
                 self.join(8) if making and step.name == "init" else step.call()
-                if step.expects and self.scenario.independent and not self.mine:
-                    self.note(step.name, AssertionError("no error"), False)
+                if step.expects and self.scenario.independent and not self.has_fault:
+                    self.record(step.name, AssertionError("no error"), False)
             except BaseException as error:
-                self.note(step.name, error, isinstance(error, step.expects))
+                self.record(step.name, error, isinstance(error, step.expects))
                 error.__traceback__ = None
                 del error
-                if not self.go_on(step) and not self.scenario.independent:
+                if not self.retry(step) and not self.scenario.independent:
                     return
             if self.scenario.independent and self.fault.step == -1:
                 self.calls.append([[*k, n] for k, n in self.hook.calls(self.rank).items()])
                 self.hook.forget_calls()
 
     def meet(self) -> None:
-        """Return when the other rank has come here, too."""
+        """Wait until the other rank has arrived here, too."""
         if self.scenario.ranks == 1:
             return
         self.peer.settimeout(SECONDS)
@@ -308,24 +313,24 @@ class Rank:
             raise ConnectionError("the other rank has died")
 
     def leave(self) -> dict[str, Any]:
-        """End the world; what is held then."""
+        """End the world, and return the resources that are still held."""
         import ngd
 
         ngd.shutdown()
         gc.collect()
-        return held()
+        return held_resources()
 
     def run(self) -> dict[str, Any]:
-        """All of it."""
+        """Run the scenario, and return the report."""
         import ngd
 
         hook, two = self.hook, self.scenario.ranks == 2
         hook.library.inject_follow()
-        before = held()
+        before = held_resources()
         if self.scenario.joins:
             ngd.init()
         hook.count(self.rank)
-        if self.mine:
+        if self.has_fault:
             hook.arm(self.fault)
         self.steps()
         self.fired = max(self.fired, hook.disarm())
@@ -346,7 +351,7 @@ class Rank:
 
 
 def environment(rank: int, ranks: int, job: str) -> dict[str, str]:
-    """As a launcher would set it."""
+    """Return the environment variables that a launcher would set."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -360,7 +365,7 @@ def environment(rank: int, ranks: int, job: str) -> dict[str, str]:
 def rank_main(
     hook: Hook, fault: Fault, rank: int, peer: socket.socket, folder: Path, seconds: float
 ) -> None:
-    """What a forked process runs; it does not return."""
+    """Run a forked rank. This function does not return."""
     from tests.stress.inject_scenarios import SCENARIOS
 
     code = 1
@@ -419,12 +424,15 @@ def start(hook: Hook, fault: Fault, seconds: float) -> Run:
     return Run(fault, folder, pids, time.monotonic() + seconds)
 
 
-def ended(run: Run) -> dict[int, Any] | None:
-    """The reports of the ranks, a text where there is none; None while the run goes on."""
+def reports_of(run: Run) -> dict[int, Any] | None:
+    """Return the reports of the ranks, or None while the run continues.
+
+    A rank without a report has a text instead.
+    """
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     alive = [pid for pid in run.pids.values() if os.waitid(os.P_PID, pid, flags) is None]
-    late = time.monotonic() > run.end
-    if alive and not late:
+    is_late = time.monotonic() > run.end
+    if alive and not is_late:
         return None
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
@@ -435,8 +443,8 @@ def ended(run: Run) -> dict[int, Any] | None:
         if file.exists():
             reports[rank] = json.loads(file.read_text())
             continue
-        said = (run.folder / f"{rank}.err").read_text(errors="replace")
-        reports[rank] = f"{'hung' if pid in alive else f'ended with {status}'}: {said[-6000:]}"
+        output = (run.folder / f"{rank}.err").read_text(errors="replace")
+        reports[rank] = f"{'hung' if pid in alive else f'ended with {status}'}: {output[-6000:]}"
     shutil.rmtree(run.folder, ignore_errors=True)
     return reports
 
@@ -448,38 +456,41 @@ def run_all(
     seconds: float = SECONDS,
     end: float = math.inf,
 ) -> Iterator[tuple[Fault, Any]]:
-    """Each fault with its reports, some runs at a time; none begins after the end."""
-    waiting, running = list(reversed(faults)), []
-    while waiting or running:
+    """Run the faults, some at a time, and yield each with its reports.
+
+    No run starts after `end`.
+    """
+    pending, running = list(reversed(faults)), []
+    while pending or running:
         if time.monotonic() > end:
-            waiting.clear()
-        while waiting and len(running) < jobs:
+            pending.clear()
+        while pending and len(running) < jobs:
             hook.set_breakpoints()
-            running.append(start(hook, waiting.pop(), seconds))
+            running.append(start(hook, pending.pop(), seconds))
         for run in list(running):
-            if (reports := ended(run)) is not None:
+            if (reports := reports_of(run)) is not None:
                 running.remove(run)
                 yield run.fault, reports
         time.sleep(0.002)
 
 
 def place_of(site: str) -> str:
-    """A site without its line, which moves."""
+    """Return a site without its line number, which changes often."""
     return re.sub(r":\d+", "", site)
 
 
-def waits_in_vain(error: dict[str, Any], report: dict[str, Any], failed: list[Any]) -> bool:
-    """Whether a rank came to init() again, and the other one did not, with good reason.
+def waits_with_reason(error: dict[str, Any], report: dict[str, Any], failed: list[Any]) -> bool:
+    """Return if a rank waits in init() for the other rank with good reason.
 
-    That one had come through, and failed later; this one heard of it before it was through.
+    The other rank had left init() and failed later. This rank got that error in init().
     """
     heard = any(e["step"] == "init" and e["kind"] == "RemoteRankError" for e in report["errors"])
     later = all(e["step"] != "init" for e in failed)
     return error["step"] == "init" and heard and later
 
 
-def nobody_came(error: dict[str, Any], fault: Fault, reports: dict[int, Any]) -> bool:
-    """Whether a rank that failed in init() came again in vain: the other one was through."""
+def waited_alone(error: dict[str, Any], fault: Fault, reports: dict[int, Any]) -> bool:
+    """Return if a rank failed in init(), and waited when the other rank had left init()."""
     others = [e for rank, r in reports.items() if rank != fault.rank for e in r["errors"]]
     through = any(e["step"] != "init" and e["kind"] == "RemoteRankError" for e in others)
     return (
@@ -488,63 +499,70 @@ def nobody_came(error: dict[str, Any], fault: Fault, reports: dict[int, Any]) ->
 
 
 def judge(hook: Hook, fault: Fault, reports: dict[int, Any], quiet: Any) -> list[str]:
-    """What is wrong with a run."""
+    """Return the findings of a run."""
     from tests.stress.inject_scenarios import SCENARIOS
 
-    found: list[str] = []
+    findings: list[str] = []
     again, site = SCENARIOS[fault.scenario].again, place_of(hook.sites.names[fault.site])
     for rank, report in reports.items():
         if isinstance(report, str):
-            found.append(f"rank {rank} {report}")
-    if found:
-        return found
-    mine = reports[fault.rank]
-    failed = [e for e in mine["errors"] if not e["expected"] and not nobody_came(e, fault, reports)]
-    interrupted = fault.kind in HARMLESS and fault.function != "pthread_create"
+            findings.append(f"rank {rank} {report}")
+    if findings:
+        return findings
+    own_report = reports[fault.rank]
+    failed = [
+        e for e in own_report["errors"] if not e["expected"] and not waited_alone(e, fault, reports)
+    ]
+    is_harmless = fault.kind in HARMLESS and fault.function != "pthread_create"
     for error in failed:
-        says = error["message"].strip() != ""
-        if not set(error["kinds"]) & set(ALLOWED) or not says or interrupted:
-            found.append(f"{error['step']}: {error['kind']}: {error['message']!r}")
-    by_itself = any(error["step"].endswith(", again") for error in failed)
-    if by_itself:
-        found.append("called again it did not work")
+        has_message = error["message"].strip() != ""
+        if not set(error["kinds"]) & set(ALLOWED) or not has_message or is_harmless:
+            findings.append(f"{error['step']}: {error['kind']}: {error['message']!r}")
+    failed_again = any(error["step"].endswith(", again") for error in failed)
+    if failed_again:
+        findings.append("called again it did not work")
     for rank, report in reports.items():
         if rank != fault.rank:
             for error in report["errors"]:
                 if error["expected"]:
                     continue
-                told = bool(set(error["kinds"]) & set(TOLD)) and bool(
+                is_notified = bool(set(error["kinds"]) & set(NOTIFIED)) and bool(
                     failed or error["step"] == "init"
                 )
-                told |= "has no memory" in error["message"]
-                told |= not again and error["kind"] == "CollectiveTimeoutError"
-                told |= waits_in_vain(error, report, failed)
-                if not told or interrupted:
-                    found.append(
+                is_notified |= "has no memory" in error["message"]
+                is_notified |= not again and error["kind"] == "CollectiveTimeoutError"
+                is_notified |= waits_with_reason(error, report, failed)
+                if not is_notified or is_harmless:
+                    findings.append(
                         f"rank {rank}: {error['step']}: {error['kind']}: {error['message']!r}"
                     )
         if report["leaks"] and site not in MAY_LEAVE:
-            found.append(f"rank {rank} still holds {report['leaks'][1]}, not {report['leaks'][0]}")
+            findings.append(
+                f"rank {rank} still holds {report['leaks'][1]}, not {report['leaks'][0]}"
+            )
         for error in report.get("again", []):
             if not set(error["kinds"]) & {"InitError", "RankLostError"}:
-                found.append(f"rank {rank}, afterwards: {error['kind']}: {error['message']!r}")
+                findings.append(f"rank {rank}, afterwards: {error['kind']}: {error['message']!r}")
         for where, count in report["blocks"].items():
-            stays = where.startswith("call_site.pxi")  # the texts of call sites
-            if count > quiet[rank].get(where, 0) + 1 and not stays:
-                found.append(f"rank {rank} has left {count} blocks of {where}")
-    return found
+            may_stay = where.startswith("call_site.pxi")  # the texts of call sites
+            if count > quiet[rank].get(where, 0) + 1 and not may_stay:
+                findings.append(f"rank {rank} has left {count} blocks of {where}")
+    return findings
 
 
 # ---- what to run
 
 
 def survey(hook: Hook) -> tuple[list[Fault], dict[str, dict[int, dict[str, int]]], list[str]]:
-    """Run each scenario without a fault: which calls may fail, and what stays allocated."""
+    """Run each scenario without a fault.
+
+    Return the possible faults, the blocks that stay allocated, and the findings.
+    """
     from tests.stress.inject_scenarios import SCENARIOS
 
     faults: list[Fault] = []
     quiet: dict[str, dict[int, dict[str, int]]] = {}
-    found: list[str] = []
+    findings: list[str] = []
     for name, scenario in SCENARIOS.items():
         nothing = Fault(name, -1, -1, "allocate", 0, 0)
         hook.forget_calls()
@@ -554,17 +572,17 @@ def survey(hook: Hook) -> tuple[list[Fault], dict[str, dict[int, dict[str, int]]
             good = not isinstance(report, str)
             wrong = report if not good else [e for e in report["errors"] if not e["expected"]]
             if wrong or report["leaks"]:
-                found.append(f"{name}, without a fault: rank {rank}: {wrong or report['leaks']}")
+                findings.append(f"{name}, without a fault: rank {rank}: {wrong or report['leaks']}")
         if any(isinstance(report, str) for report in reports.values()):
             continue
         quiet[name] = {rank: report["blocks"] for rank, report in reports.items()}
         before = len(faults)
         if scenario.independent:
-            taken: Counter[tuple[int, str]] = Counter()
+            counts: Counter[tuple[int, str]] = Counter()
             for step, calls in enumerate(reports[0]["calls"]):
                 for site, function, count in calls:
-                    if taken[site, function] < 2:
-                        taken[site, function] += 1
+                    if counts[site, function] < 2:
+                        counts[site, function] += 1
                         faults += faults_of(name, 0, site, function, count, step)
         else:
             for rank in range(scenario.ranks):
@@ -574,13 +592,13 @@ def survey(hook: Hook) -> tuple[list[Fault], dict[str, dict[int, dict[str, int]]
         print(
             f"{name}: {len(faults) - before} faults, {seconds:.2f} s", file=sys.stderr, flush=True
         )
-    return faults, quiet, found
+    return faults, quiet, findings
 
 
 def faults_of(
     scenario: str, rank: int, site: int, function: str, count: int, step: int
 ) -> Iterator[Fault]:
-    """The first and the last of so many calls, and one in the middle, in each way."""
+    """Yield the faults of the first, a middle and the last call, in each kind of failure."""
     numbers = sorted({1, (count + 1) // 2, count})
     for number, kind in itertools.product(numbers, HOW[function]):
         yield Fault(scenario, rank, site, function, number, kind, False, step)
@@ -589,7 +607,7 @@ def faults_of(
 
 
 def spread(faults: list[Fault], runs: int, seed: int) -> list[Fault]:
-    """So many of them, at random, as many sites as can be."""
+    """Return `runs` random faults that cover the largest possible number of sites."""
     rng = random.Random(seed)
     by_site: dict[tuple[int, str], list[Fault]] = defaultdict(list)
     for fault in rng.sample(faults, len(faults)):
@@ -603,7 +621,7 @@ def spread(faults: list[Fault], runs: int, seed: int) -> list[Fault]:
 
 
 def build() -> Path:
-    """ngd with line numbers, and the hook; the extension module."""
+    """Build ngd with line numbers, and the hook; return the extension module."""
     flags = "-g1 -O1 -fno-optimize-sibling-calls -fno-ipa-icf -fno-reorder-blocks-and-partition"
     command = [sys.executable, "-m", "pip", "install", str(ROOT), "--quiet", "--upgrade"]
     command += ["--no-deps", "--no-warn-script-location"]
@@ -612,7 +630,7 @@ def build() -> Path:
     command += ["--target", str(PACKAGE), "--config-settings=cmake.build-type=None"]
     command += [f"--config-settings=build-dir={BUILD / 'objects'}"]
     env = {**os.environ, "CXXFLAGS": flags}
-    env.pop("SKBUILD_CMAKE_DEFINE", None)  # other flags, other warnings
+    env.pop("SKBUILD_CMAKE_DEFINE", None)  # other flags cause other warnings
     subprocess.run(command, check=True, env=env)
     source = Path(__file__).with_name("inject.cpp")
     compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared"]
@@ -621,34 +639,34 @@ def build() -> Path:
 
 
 def module() -> Path:
-    """The extension module."""
-    (found,) = glob.glob(str(PACKAGE / "ngd" / "_core" / "_core.*.so"))
-    return Path(found)
+    """Return the path of the extension module."""
+    (path,) = glob.glob(str(PACKAGE / "ngd" / "_core" / "_core.*.so"))
+    return Path(path)
 
 
 class BuiltPackage(MetaPathFinder):
-    """Finds ngd in the folder of the build, before the finder of an editable install does."""
+    """A finder of ngd in the folder of the build. It runs before that of an editable install."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of ngd or of one of its modules, else None."""
+        """Return the spec of ngd or of one of its modules, or None."""
         if fullname.partition(".")[0] != "ngd":
             return None
         return PathFinder.find_spec(fullname, [str(PACKAGE)] if path is None else path)
 
 
-def known_sites() -> Sites:
-    """From the disassembly, once for each build."""
-    kept, built = BUILD / "sites.pickle", module().stat().st_mtime
-    if not kept.exists() or kept.stat().st_mtime < built:
-        kept.write_bytes(pickle.dumps(find(module(), ROOT)))
-    sites: Sites = pickle.loads(kept.read_bytes())
+def load_sites() -> Sites:
+    """Return the sites of the disassembly, which is read once per build."""
+    cache, built = BUILD / "sites.pickle", module().stat().st_mtime
+    if not cache.exists() or cache.stat().st_mtime < built:
+        cache.write_bytes(pickle.dumps(find(module(), ROOT)))
+    sites: Sites = pickle.loads(cache.read_bytes())
     return sites
 
 
 def main() -> int:
-    """Build, start again with the hook preloaded, run, and count."""
+    """Build, restart with the hook preloaded, run, and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=0, help="runs begin in so many")
@@ -665,7 +683,7 @@ def main() -> int:
         path = f"{PACKAGE}:{ROOT}"
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         env = {**os.environ, **one, "NGD_INJECT": "1", "LD_PRELOAD": str(HOOK)}
-        # Bound threads, to all cores: then a rank looks which of them the others have left.
+        # Bind threads to all cores: a rank then checks which cores the other ranks use.
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         env |= {"OMP_PROC_BIND": "true", "OMP_PLACES": f"{{{cores}}}"}
         env |= {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": path}
@@ -676,13 +694,13 @@ def main() -> int:
 
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    return inject(Hook(known_sites()), options, seed)
+    return inject(Hook(load_sites()), options, seed)
 
 
-def told(hook: Hook, fault: Fault) -> str:
-    """A fault in words."""
+def describe(hook: Hook, fault: Fault) -> str:
+    """Describe a fault in words."""
     how = {LOST: "lost", TRUNCATED: "truncated"}.get(fault.kind) or errno.errorcode[fault.kind]
-    on = f", {GOES_ON}" if fault.goes_on else ""
+    on = f", {ALL_LATER}" if fault.goes_on else ""
     step = f", step {fault.step}" if fault.step >= 0 else ""
     return (
         f"{fault.scenario}{step}, rank {fault.rank}: {fault.function} {fault.number} of "
@@ -691,14 +709,14 @@ def told(hook: Hook, fault: Fault) -> str:
 
 
 def inject(hook: Hook, options: argparse.Namespace, seed: int) -> int:
-    """Run what the options ask for."""
+    """Run the faults that the options select, and report."""
     begin = time.monotonic()
-    faults, quiet, found = survey(hook)
-    findings = [{"fault": "none", "found": [text]} for text in found]
-    for text in found:
+    faults, quiet, findings_of_survey = survey(hook)
+    findings = [{"fault": "none", "found": [text]} for text in findings_of_survey]
+    for text in findings_of_survey:
         print(text, flush=True)
     if options.only:
-        faults = [fault for fault in faults if options.only in told(hook, fault)]
+        faults = [fault for fault in faults if options.only in describe(hook, fault)]
     if not options.all:
         runs = len(faults) if options.seconds else options.runs
         faults = spread(faults, runs, seed)
@@ -709,9 +727,9 @@ def inject(hook: Hook, options: argparse.Namespace, seed: int) -> int:
         if not isinstance(reports.get(fault.rank), str):
             fired += reports[fault.rank]["fired"] > 0
         if wrong := judge(hook, fault, reports, quiet[fault.scenario]):
-            findings.append({"fault": told(hook, fault), **asdict(fault), "found": wrong})
-            print(told(hook, fault), *wrong, sep="\n    ", flush=True)
-    counted, wrong = reached(hook)
+            findings.append({"fault": describe(hook, fault), **asdict(fault), "found": wrong})
+            print(describe(hook, fault), *wrong, sep="\n    ", flush=True)
+    counts, wrong = coverage(hook)
     findings += [{"fault": "none", "found": [text]} for text in wrong]
     for text in wrong:
         print(text, flush=True)
@@ -719,7 +737,7 @@ def inject(hook: Hook, options: argparse.Namespace, seed: int) -> int:
         "seed": seed,
         "runs": runs,
         "faults": fired,
-        **counted,
+        **counts,
         "failed": len(hook.flags("failed")),
         "seconds": round(time.monotonic() - begin),
         "findings": len(findings),
@@ -729,8 +747,8 @@ def inject(hook: Hook, options: argparse.Namespace, seed: int) -> int:
     return 1 if findings else 0
 
 
-def reached(hook: Hook) -> tuple[dict[str, Any], list[str]]:
-    """How many sites were reached, and why the others were not; what is wrong with that."""
+def coverage(hook: Hook) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers of reached sites, the reasons of the others, and the findings."""
     names = {site: hook.sites.names[site] for site in hook.sites.listed}
     cannot_fail, wrong = reasons(names, CANNOT_FAIL, ROOT)
     others, absent = reasons(names, CALLED_BY_OTHERS, ROOT)
@@ -743,11 +761,11 @@ def reached(hook: Hook) -> tuple[dict[str, Any], list[str]]:
     sites = names.keys() - cannot_fail.keys() - others.keys()
     within_reach = sites - (known.keys() - flags)
     share = len(within_reach & flags) / len(within_reach)
-    if share < WANTED_SHARE and os.geteuid() == 0:  # nobody else can be another user, too
+    if share < WANTED_SHARE and os.geteuid() == 0:  # root can be another user
         wrong.append(f"of the sites within reach {share:.1%} were reached, not {WANTED_SHARE:.0%}")
     missing = {names[site]: known.get(site, "?") for site in sorted(sites - flags)}
-    counted = {"sites": len(sites), "reached": len(sites & flags), "unreached": missing}
-    return {**counted, "cannot_fail": len(cannot_fail), "of_others": len(others)}, wrong
+    counts = {"sites": len(sites), "reached": len(sites & flags), "unreached": missing}
+    return {**counts, "cannot_fail": len(cannot_fail), "of_others": len(others)}, wrong
 
 
 if __name__ == "__main__":

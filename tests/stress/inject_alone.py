@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank does by itself under inject.py: calls that are refused, and every kernel."""
+"""Steps of one rank for inject.py: calls that raise errors, and every kernel."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ngd import _core, errors, ops
 from ngd.comm.world import alone
 from ngd.devices.cpu import target as cpu
 from tests.ops.cases import Case, all_cases, assert_close, placeholders, takes_two
-from tests.stress.inject_refusals import REFUSED, Refused
+from tests.stress.inject_refusals import UNSUPPORTED, UnsupportedQuery
 from tests.stress.inject_steps import Step
 
 
-def refuses(query: Refused) -> Callable[[], None]:
-    """No kernel takes it, and the reason says why."""
+def check_unsupported(query: UnsupportedQuery) -> Callable[[], None]:
+    """Return a call that checks that no kernel takes a query, and that the reason is given."""
 
-    def asked() -> None:
+    def ask() -> None:
         kernel, reasons, *_ = cpu.DEVICE.query_kernel(*query[:-1])
         assert kernel is None, kernel
         assert query.reason in reasons, reasons
 
-    return asked
+    return ask
 
 
-def refusals(rank: int) -> list[Step]:
-    """Calls that are refused, or say how things are; long because it is a list."""
+def failing_calls(rank: int) -> list[Step]:
+    """Return calls that raise errors, or return information; long because it is a list."""
 
     def world() -> _core.Communicator:
         return alone().communicator
@@ -38,46 +38,46 @@ def refusals(rank: int) -> list[Step]:
     def raises(kind: type[BaseException], call: Callable[[], Any]) -> Step:
         return Step(f"{kind.__name__} from line {call.__code__.co_firstlineno}", call, (kind,))
 
-    def nonsense() -> None:
+    def read_bad_timeout() -> None:
         os.environ["NGD_TIMEOUT"] = "soon"
         try:
             _core.timeout_seconds()
         finally:
             del os.environ["NGD_TIMEOUT"]
 
-    def algorithm() -> None:
+    def make_with_bad_algorithm() -> None:
         os.environ["NGD_ALLREDUCE"] = "a tree, as it were"
         try:
             _core.Communicator.make_shm("alone", 0, 1, 10.0)
         finally:
             del os.environ["NGD_ALLREDUCE"]
 
-    def submit(*given: Any, **more: Any) -> Callable[[], Any]:
-        kind, op, dtype = given
-        root, count = more.pop("root", 0), 2
+    def submit(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        kind, op, dtype = arguments
+        root, count = options.pop("root", 0), 2
         array = np.ones(8)
         address = array.ctypes.data
 
         def run() -> None:
             call = _core.Call.on_memory(
-                world(), kind, op, dtype, count, root, address, address, **more
+                world(), kind, op, dtype, count, root, address, address, **options
             )
             _core.run_calls([call], 10.0)
 
         return run
 
-    def overlap() -> None:
+    def reduce_overlapping() -> None:
         array = np.zeros(4)
         out = [array[:3], array[1:]]
         call = _core.Call.on_list(world(), "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
         _core.run_calls([call], 10.0)
 
-    def alone_over_shm() -> None:
+    def make_alone_over_shm() -> None:
         one = _core.Communicator.make_shm("alone", 0, 1, 10.0)
         assert one.name == "shm"
         one.close()
 
-    def builder() -> None:
+    def build_program() -> None:
         program = _core.ProgramBuilder()
         program.add_value("float32", (2, 3), "input", 0, 0)
         program.add_value("float32", (2, 3), "output", 0, 0)
@@ -93,17 +93,17 @@ def refusals(rank: int) -> list[Step]:
     def split() -> None:
         world().split(0, 0).close()
 
-    lacking = [("float32", (2,))], [("float32", (2,))]
+    types = [("float32", (2,))], [("float32", (2,))]
     value, unsupported = ValueError, NotImplementedError
     return [
         Step("build_info", lambda: ngd.build_info()),
         Step("kernel_table", lambda: cpu.DEVICE.kernel_table()),
         Step("thread_count", lambda: _core.thread_count()),
-        Step("program", builder),
-        Step("alone", alone_over_shm),
+        Step("program", build_program),
+        Step("alone", make_alone_over_shm),
         Step("split", split),
-        raises(errors.InitError, nonsense),
-        raises(value, algorithm),
+        raises(errors.InitError, read_bad_timeout),
+        raises(value, make_with_bad_algorithm),
         raises(value, submit("gossip", "sum", "float32")),
         raises(value, submit("barrier", "sum", "float31")),
         raises(value, submit("all_reduce", "median", "float32")),
@@ -116,9 +116,9 @@ def refusals(rank: int) -> list[Step]:
         raises(value, submit("all_to_all", "none", "float32", counts=[1], receive_counts=[2])),
         raises(value, submit("all_reduce", "sum", "float32", counts=[1])),
         raises(value, submit("all_gather", "none", "float32", counts=[1, 2])),
-        raises(value, overlap),
+        raises(value, reduce_overlapping),
         *[
-            raises(RuntimeError, lambda op=op: cpu.DEVICE.query_kernel(op, *lacking, {}))
+            raises(RuntimeError, lambda op=op: cpu.DEVICE.query_kernel(op, *types, {}))
             for op in ("softmax", "reduce", "transpose")
         ],
         raises(unsupported, lambda: _core.Communicator.make_mpi(-1, 1.0)),
@@ -127,22 +127,25 @@ def refusals(rank: int) -> list[Step]:
         raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 300, 1.0)),
         Step("next number", lambda: world().next_group_number()),
         raises(unsupported, lambda: world().group_of([0], 1, "key", 1.0)),
-        *[Step(f"{query.op}: {query.reason}", refuses(query)) for query in REFUSED],
+        *[Step(f"{query.op}: {query.reason}", check_unsupported(query)) for query in UNSUPPORTED],
     ]
 
 
-def multiplied(dtype: Any) -> None:
-    """By the own product, and in the kernel that reads it."""
+def check_matmuls(dtype: Any) -> None:
+    """Check a matmul by ngd's kernel, and one that is fused into the kernel that reads it."""
     a, b = np.ones((40, 60), dtype), np.ones((40, 50), dtype)
     x, y = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("y", b.shape, b.dtype)
     product = ops.transpose(x, (1, 0)) @ y
     step = ngd.compile([x, y], [x @ ops.ones((60, 50), dtype), product * 2 - 1])
-    for each, wanted in zip(step(a, b), (60, 79), strict=True):
-        assert (each == wanted).all()
+    for each, expected in zip(step(a, b), (60, 79), strict=True):
+        assert (each == expected).all()
 
 
-def convolved_by_own_kernels() -> None:
-    """Of 3 x 3, by Winograd's method, and in too few tiles; of 1 x 1; of no channel at all."""
+def check_own_convolutions() -> None:
+    """Check convolutions by ngd's kernels.
+
+    They are 3 x 3 by Winograd's method, 3 x 3 with too few tiles, 1 x 1, and without channels.
+    """
 
     def gradients(image: tuple[int, ...], kernel: tuple[int, ...]) -> list[Any]:
         a, b = np.ones(image, np.float32), np.ones(kernel, np.float32)
@@ -167,18 +170,18 @@ def convolved_by_own_kernels() -> None:
 
 
 def kernels(rank: int) -> list[Step]:
-    """Every sample of every op is compiled, run, and compared with the reference."""
+    """Return one step per sample of every op. It compares the results with the reference."""
 
-    def runs(case: Case) -> Callable[[], None]:
+    def check_case(case: Case) -> Callable[[], None]:
         def run() -> None:
             inputs, arrays = placeholders(case.types), case.arrays()
             step = ngd.compile(inputs, case.apply(inputs))
-            for found, wanted in zip(step(*arrays), case.reference(arrays), strict=True):
-                assert_close(found, wanted)
+            for result, expected in zip(step(*arrays), case.reference(arrays), strict=True):
+                assert_close(result, expected)
 
         return run
 
-    def biased() -> None:
+    def check_bias() -> None:
         a, b = np.ones((2, 4, 3), np.float32), np.ones((2, 3, 5), np.float32)
         x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
         bias = ngd.constant(np.full(5, -9, np.float32))
@@ -189,56 +192,56 @@ def kernels(rank: int) -> list[Step]:
         for each in step(a, b):
             assert not each.any()
 
-    def convolved() -> None:
-        """With a bias; and depthwise, which may be slow with the channels last."""
+    def check_convolutions() -> None:
+        """Check convolutions with a bias, and depthwise, which may be slow with channels last."""
         a, b = np.ones((1, 4, 5, 5), np.float32), np.ones((4, 4, 3, 3), np.float32)
         x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
         y = ops.conv(x, w, np.full(4, -36, np.float32))
         z = ops.conv(x, w[:, :1], groups=4)
         step = ngd.compile([x, w], [y, z])
-        for each, wanted in zip(step(a, b), (0, 9), strict=True):
-            assert (each == wanted).all()
+        for each, expected in zip(step(a, b), (0, 9), strict=True):
+            assert (each == expected).all()
 
-    def control() -> None:
+    def check_control() -> None:
         x = ngd.placeholder("x", (3, 2))
         start = ngd.constant(np.zeros(2, np.float32))
-        last, made = ops.scan(lambda c, p: (c + p, c * p), start, x)
+        last, products = ops.scan(lambda c, p: (c + p, c * p), start, x)
         chosen = ops.cond(ops.sum(last) > 0, lambda: last * 2, lambda: last - 1)
-        loss = ops.sum(chosen) + ops.sum(made)
-        step = ngd.compile([x], [last, made, chosen, ngd.grad(loss, x)])
-        found = step(np.ones((3, 2), np.float32))
-        wanted: list[Any] = [[3, 3], [[0, 0], [1, 1], [2, 2]], [6, 6], [[4, 4]] * 3]
-        assert [each.tolist() for each in found] == wanted
+        loss = ops.sum(chosen) + ops.sum(products)
+        step = ngd.compile([x], [last, products, chosen, ngd.grad(loss, x)])
+        results = step(np.ones((3, 2), np.float32))
+        expected: list[Any] = [[3, 3], [[0, 0], [1, 1], [2, 2]], [6, 6], [[4, 4]] * 3]
+        assert [each.tolist() for each in results] == expected
         assert "scan" in str(step)
 
     dtypes = (None, np.bool_, np.int32, np.float16, np.float32)
     cases = [case for case in all_cases() if case.dtype in dtypes and not takes_two(case.op)]
     return [
-        *[Step(str(case), runs(case)) for case in cases],
-        Step("bias", biased),
-        Step("convolution", convolved),
-        Step("convolution by own kernels", convolved_by_own_kernels),
-        Step("product", lambda: multiplied(np.float32)),
-        Step("product of float64", lambda: multiplied(np.float64)),
-        Step("control", control),
+        *[Step(str(case), check_case(case)) for case in cases],
+        Step("bias", check_bias),
+        Step("convolution", check_convolutions),
+        Step("convolution by own kernels", check_own_convolutions),
+        Step("product", lambda: check_matmuls(np.float32)),
+        Step("product of float64", lambda: check_matmuls(np.float64)),
+        Step("control", check_control),
     ]
 
 
 def wrong_values(rank: int) -> list[Step]:
-    """A kernel makes an infinity or a NaN or reads one, or an index is out of range."""
+    """Return steps in which a kernel computes or reads an infinity or NaN, or an index is bad."""
     x = ngd.placeholder("x", (8,))
     rows = ngd.placeholder("rows", (2,), np.int64)
 
     def run(
-        make: Callable[[Any], Any], given: Any, weight: float = 1.0, updates: bool = False
+        make: Callable[[Any], Any], array: Any, weight: float = 1.0, updates: bool = False
     ) -> Callable[[], None]:
-        def called() -> None:
+        def call() -> None:
             w = ngd.variable("w", np.full(8, weight, np.float32))
-            made = make(w)
-            outputs, written = ([x * 2.0], {w: made}) if updates else ([made], {})
-            ngd.compile([rows if given.dtype == np.int64 else x], outputs, written)(given)
+            value = make(w)
+            outputs, updates_of_w = ([x * 2.0], {w: value}) if updates else ([value], {})
+            ngd.compile([rows if array.dtype == np.int64 else x], outputs, updates_of_w)(array)
 
-        return called
+        return call
 
     def chain(w: Any) -> Any:
         return ops.log(x) * 2.0 + ops.sqrt(x)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong where ranks meet, for inject.py: what says so fails, too."""
+"""Scenarios of a failing rendezvous for inject.py. The code that reports the errors fails, too."""
 
 from __future__ import annotations
 
@@ -18,55 +18,58 @@ from tests.stress.inject_steps import Scenario, Step
 
 
 def another_size(rank: int) -> list[Step]:
-    """The ranks were told different sizes."""
+    """The ranks have different world sizes."""
 
-    def apart() -> None:
+    def make_with_other_size() -> None:
         key = f"{os.environ['NGD_JOB']}-size"
         _core.Communicator.make_shm(key, rank, 2 + rank, 10.0)
 
-    return [Step("init", apart, (errors.InitError,))]
+    return [Step("init", make_with_other_size, (errors.InitError,))]
 
 
-def taken(rank: int) -> list[Step]:
-    """Two ranks say that they are rank 0: the name is taken, or no rank 1 comes."""
+def taken_name(rank: int) -> list[Step]:
+    """Two ranks have number 0: the name is taken, or rank 1 does not come."""
 
-    def waited() -> None:
+    def wait_for_rank_1() -> None:
         _core.Communicator.make_shm(f"{os.environ['NGD_JOB']}-taken", 0, 2, 1.0)
 
-    return [Step("init", waited, (errors.InitError, errors.CollectiveTimeoutError))]
+    return [Step("init", wait_for_rank_1, (errors.InitError, errors.CollectiveTimeoutError))]
 
 
-def deserted(rank: int) -> list[Step]:
-    """Nobody is rank 0: who comes looks who holds its names. To another rank 0 nobody comes."""
+def without_rank_0(rank: int) -> list[Step]:
+    """There is no rank 0, so rank 1 checks who holds its names. Another rank 0 waits alone."""
 
-    def waited() -> None:
+    def wait_alone() -> None:
         key = f"{os.environ['NGD_JOB']}-deserted-{rank}"
         _core.Communicator.make_shm(key, rank, 6, 1.3 * rank or 0.3)
 
-    return [Step("init", waited, (errors.CollectiveTimeoutError,))]
+    return [Step("init", wait_alone, (errors.CollectiveTimeoutError,))]
 
 
-def incomplete(rank: int) -> list[Step]:
-    """The other ranks do not come, and rank 1 has less patience than rank 0."""
+def without_other_ranks(rank: int) -> list[Step]:
+    """The other ranks do not come, and rank 1 has a shorter timeout than rank 0."""
 
-    def waited() -> None:
+    def wait_for_ranks() -> None:
         key = f"{os.environ['NGD_JOB']}-incomplete"
         _core.Communicator.make_shm(key, rank, 6, 0.6 if rank else 4.0)
 
-    return [Step("init", waited, (errors.CollectiveTimeoutError,))]
+    return [Step("init", wait_for_ranks, (errors.CollectiveTimeoutError,))]
 
 
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal that a process gets when its parent dies."""
+"""The option of prctl(2) that sets the signal that a process gets when its parent dies."""
 
 NOBODY, NAMES = 65534, 16
-"""Another user; under how many names a job may meet (src/cpp/comm/shm/names.hpp)."""
+"""The number of another user, and the number of names of a rendezvous.
+
+See src/cpp/comm/shm/names.hpp.
+"""
 
 
 @contextlib.contextmanager
 def squatter(key: str) -> Iterator[None]:
-    """A process of another user holds all names of a job; it listens on half of them."""
-    ready, told = os.pipe()
+    """Hold all names of a job in a process of another user, which listens on half of them."""
+    ready, is_ready = os.pipe()
     hashes = [hashlib.sha256(f"{key}/{i}".encode()).hexdigest()[:32] for i in range(NAMES)]
     names = [f"\0ngd-{os.geteuid()}-{each}" for each in hashes]
     child = os.fork()
@@ -75,15 +78,15 @@ def squatter(key: str) -> Iterator[None]:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank may be killed here
-            held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
-            for i, (each, name) in enumerate(zip(held, names, strict=True)):
+            sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
+            for i, (each, name) in enumerate(zip(sockets, names, strict=True)):
                 each.bind(name)
                 each.listen() if i % 2 else None
-            os.write(told, b"x")
+            os.write(is_ready, b"x")
             signal.pause()
         finally:
             os._exit(0)
-    os.close(told)
+    os.close(is_ready)
     try:
         assert os.read(ready, 1) == b"x"
         yield
@@ -93,24 +96,24 @@ def squatter(key: str) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def squatted(rank: int) -> list[Step]:
-    """Another user has taken all names, one key for each rank."""
+def squatted_names(rank: int) -> list[Step]:
+    """Another user has taken all names. Each rank has its own key."""
 
-    def refused() -> None:
+    def make_with_squatter() -> None:
         key = f"{os.environ['NGD_JOB']}-squatted-{rank}"
         with squatter(key):
             _core.Communicator.make_shm(key, rank, 2, 4.0)
 
-    return [Step("init", refused, (errors.InitError,))]
+    return [Step("init", make_with_squatter, (errors.InitError,))]
 
 
-def interrupted(rank: int) -> list[Step]:
-    """A signal's handler raises while a rank waits for the others."""
+def interrupted_wait(rank: int) -> list[Step]:
+    """A signal handler raises while a rank waits for the others."""
 
     def raise_it(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def waited() -> None:
+    def wait_with_timer() -> None:
         before = signal.signal(signal.SIGALRM, raise_it)
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
@@ -120,11 +123,11 @@ def interrupted(rank: int) -> list[Step]:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
-    return [Step("init", waited, (KeyboardInterrupt,))]
+    return [Step("init", wait_with_timer, (KeyboardInterrupt,))]
 
 
 def name_of(process: int) -> str:
-    """The name of the socket on which a process of ours listens, once it does."""
+    """Return the name of the socket on which a process listens, after it has started to listen."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         links = [os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()]
@@ -136,14 +139,14 @@ def name_of(process: int) -> str:
     raise AssertionError("rank 0 does not listen")
 
 
-def stranger(rank: int) -> list[Step]:
-    """Somebody who is no rank comes to the rendezvous, and says something."""
+def stranger_connects(rank: int) -> list[Step]:
+    """A process that is not a rank connects to the rendezvous, and sends a message."""
 
-    def met() -> None:
+    def meet_stranger() -> None:
         key = f"{os.environ['NGD_JOB']}-stranger"
         if rank == 1:
-            gone = contextlib.suppress(OSError, AssertionError)  # where rank 0 has failed
-            with gone, contextlib.ExitStack() as stack:
+            ignore_errors = contextlib.suppress(OSError, AssertionError)  # if rank 0 has failed
+            with ignore_errors, contextlib.ExitStack() as stack:
                 name = name_of(int(os.environ["NGD_INJECT_FIRST"]))
                 for _ in range(4):
                     other = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -153,15 +156,19 @@ def stranger(rank: int) -> list[Step]:
                 time.sleep(0.1)
         _core.Communicator.make_shm(key, rank, 2, 10.0)
 
-    return [Step("init", met)]
+    return [Step("init", meet_stranger)]
 
 
 MEETINGS = (
     Scenario("another size", another_size, joins=False, again=False),
-    Scenario("taken", taken, joins=False, again=False),
-    Scenario("deserted", deserted, joins=False, again=False),
-    Scenario("incomplete", incomplete, joins=False, again=False),
-    Scenario("interrupted", interrupted, joins=False, again=False),
-    Scenario("stranger", stranger, joins=False, again=False),
-    *([Scenario("squatted", squatted, joins=False, again=False)] if os.geteuid() == 0 else []),
+    Scenario("taken", taken_name, joins=False, again=False),
+    Scenario("deserted", without_rank_0, joins=False, again=False),
+    Scenario("incomplete", without_other_ranks, joins=False, again=False),
+    Scenario("interrupted", interrupted_wait, joins=False, again=False),
+    Scenario("stranger", stranger_connects, joins=False, again=False),
+    *(
+        [Scenario("squatted", squatted_names, joins=False, again=False)]
+        if os.geteuid() == 0
+        else []
+    ),
 )

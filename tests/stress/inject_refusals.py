@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels refuse, for inject_scenarios.py: a refusal's words ask for memory, too.
+"""Queries that no kernel accepts, for inject.py. The text of a reason needs memory, too.
 
-Each is a query of the kernel table (src/cpp/kernels/README.md says what the attributes mean) with
-a part of the reason that must come back.
+Each is a query of the kernel table with a part of the expected reason.
+src/cpp/kernels/README.md explains the attributes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = {
 Type = tuple[str, tuple[int, ...]]
 
 
-class Refused(NamedTuple):
+class UnsupportedQuery(NamedTuple):
     """A query that no kernel accepts."""
 
     op: str
@@ -35,62 +35,70 @@ class Refused(NamedTuple):
 
 
 def types(text: str) -> list[Type]:
-    """Of "f4[2,3] i8[]"."""
-    found = re.findall(r"(\w+)\[([\d,]*)\]", text)
-    return [(DTYPES[name], tuple(int(n) for n in shape.split(",") if n)) for name, shape in found]
+    """Return the types of a text such as "f4[2,3] i8[]"."""
+    matches = re.findall(r"(\w+)\[([\d,]*)\]", text)
+    return [(DTYPES[name], tuple(int(n) for n in shape.split(",") if n)) for name, shape in matches]
 
 
-def refused(op: str, signature: str, reason: str, /, **attrs: Any) -> Refused:
-    """Of a signature "f4[2] -> f4[2]"."""
-    given, _, made = signature.partition("->")
-    return Refused(op, types(given), types(made), attrs, reason)
+def query(op: str, signature: str, reason: str, /, **attrs: Any) -> UnsupportedQuery:
+    """Return a query of a signature such as "f4[2] -> f4[2]"."""
+    inputs, _, outputs = signature.partition("->")
+    return UnsupportedQuery(op, types(inputs), types(outputs), attrs, reason)
 
 
-def program(text: str, reason: str, /, signature: str = "f4[2] -> f4[2]", **attrs: Any) -> Refused:
-    """An elementwise program."""
-    full = {"program": text, "results": [0], "input_strides": [1], **attrs}
-    return refused("elementwise", signature, reason, **full)
+def program(
+    text: str, reason: str, /, signature: str = "f4[2] -> f4[2]", **attrs: Any
+) -> UnsupportedQuery:
+    """Return a query of an elementwise kernel body."""
+    attributes = {"program": text, "results": [0], "input_strides": [1], **attrs}
+    return query("elementwise", signature, reason, **attributes)
 
 
-def reduced(
+def reduced_program(
     text: str, reason: str, /, signature: str = "f4[2,3] -> f4[2]", **attrs: Any
-) -> Refused:
-    """An elementwise program whose first instruction is reduced along the last axis."""
-    full = {"program": text, "results": [], "input_strides": [3, 1], "shape": [2, 3], "axes": [1]}
-    full |= {"reduced": [0], "reductions": ["sum"], **attrs}
-    return refused("elementwise_reduce", signature, reason, **full)
+) -> UnsupportedQuery:
+    """Return a query of a kernel body whose first statement is reduced along the last axis."""
+    attributes = {
+        "program": text,
+        "results": [],
+        "input_strides": [3, 1],
+        "shape": [2, 3],
+        "axes": [1],
+    }
+    attributes |= {"reduced": [0], "reductions": ["sum"], **attrs}
+    return query("elementwise_reduce", signature, reason, **attributes)
 
 
 def product(
     reason: str, /, signature: str = "f4[3,4] f4[3,2] f4[4,2] -> f4[4,2]", **attrs: Any
-) -> Refused:
-    """A program that reads the product of two matrices, the first one transposed."""
-    full = {"program": "add:f32 i0 i1", "results": [0], "input_strides": [2, 1, 2, 1]}
-    full |= {"products": [0], "product_shape": [4, 2], "transpose_a": 1, **attrs}
-    return refused("elementwise_product", signature, reason, **full)
+) -> UnsupportedQuery:
+    """Return a query of a kernel body that reads a matmul. The first matrix is transposed."""
+    attributes = {"program": "add:f32 i0 i1", "results": [0], "input_strides": [2, 1, 2, 1]}
+    attributes |= {"products": [0], "product_shape": [4, 2], "transpose_a": 1, **attrs}
+    return query("elementwise_product", signature, reason, **attributes)
 
 
-def attend(signature: str, reason: str, /) -> Refused:
-    """Attention of a query, keys and values."""
-    return refused("attend", signature, reason, causal=0, scale=1.0, heads_last=0)
+def attend(signature: str, reason: str, /) -> UnsupportedQuery:
+    """Return a query of attention over a query, keys and values."""
+    return query("attend", signature, reason, causal=0, scale=1.0, heads_last=0)
 
 
-def conv(signature: str, reason: str, /, op: str = "conv", **attrs: Any) -> Refused:
-    """A convolution along one axis."""
-    full = {"strides": [1], "padding": [0, 0], "dilations": [1], "groups": 1, **attrs}
-    return refused(op, signature, reason, **full)
+def conv(signature: str, reason: str, /, op: str = "conv", **attrs: Any) -> UnsupportedQuery:
+    """Return a query of a convolution along one axis."""
+    attributes = {"strides": [1], "padding": [0, 0], "dilations": [1], "groups": 1, **attrs}
+    return query(op, signature, reason, **attributes)
 
 
-def pool(op: str, signature: str, reason: str, /, **attrs: Any) -> Refused:
-    """A pool along one axis, of windows of two places and more."""
-    full = {"kernel": [3], "strides": [1], "padding": [0, 0], "dilations": [1], **attrs}
-    return refused(op, signature, reason, include_pad=0, **full)
+def pool(op: str, signature: str, reason: str, /, **attrs: Any) -> UnsupportedQuery:
+    """Return a query of a pool along one axis, by default with windows of length 3."""
+    attributes = {"kernel": [3], "strides": [1], "padding": [0, 0], "dilations": [1], **attrs}
+    return query(op, signature, reason, include_pad=0, **attributes)
 
 
 TANH = "tanh:f32 i0"
 
-REFUSED = [
-    refused("nonsense", "-> f4[2]", "no kernel is called"),
+UNSUPPORTED = [
+    query("nonsense", "-> f4[2]", "no kernel is called"),
     # elementwise
     program("frobnicate:f32 i0", "no elementwise opcode is called"),
     program("tanh i0", "lacks its dtype"),
@@ -110,14 +118,14 @@ REFUSED = [
     program(TANH, "the outputs have different shapes", "f4[2] -> f4[2] f4[1]", results=[0, 0]),
     program(TANH, "more than 256 slots", f"f4[2] -> {'f4[2]' * 300}", results=[0] * 300),
     program(";".join(f"add:f32 i0 #{n}" for n in range(70)), "more than 64 tiles at once"),
-    reduced(TANH, "axis 4 is not in the shape", axes=[4]),
-    reduced(TANH, "a reduction for each reduced instruction", reductions=["sum", "sum"]),
-    reduced(TANH, "no reduction is called", reductions=["median"]),
-    reduced("abs:i64 i0", "mean is for floats", "i8[2,3] -> i8[2]", reductions=["mean"]),
-    reduced("logical_not:bool i0", "is not for bool", "b[2,3] -> b[2]"),
-    reduced(TANH, "has not the kept axes", "f4[2,3] -> f4[7]"),
-    reduced(TANH, "of no elements", "f4[2,0] -> f4[2]", shape=[2, 0], reductions=["max"]),
-    reduced(
+    reduced_program(TANH, "axis 4 is not in the shape", axes=[4]),
+    reduced_program(TANH, "a reduction for each reduced instruction", reductions=["sum", "sum"]),
+    reduced_program(TANH, "no reduction is called", reductions=["median"]),
+    reduced_program("abs:i64 i0", "mean is for floats", "i8[2,3] -> i8[2]", reductions=["mean"]),
+    reduced_program("logical_not:bool i0", "is not for bool", "b[2,3] -> b[2]"),
+    reduced_program(TANH, "has not the kept axes", "f4[2,3] -> f4[7]"),
+    reduced_program(TANH, "of no elements", "f4[2,0] -> f4[2]", shape=[2, 0], reductions=["max"]),
+    reduced_program(
         "add:f32 i0 i1",
         "is read unevenly along a row",
         "f4[2,3,4] f4[4] -> f4[2]",
@@ -125,7 +133,7 @@ REFUSED = [
         axes=[1, 2],
         input_strides=[12, 4, 1, 0, 0, 1],
     ),
-    reduced(
+    reduced_program(
         "cast:f32>f64 i0;cast:f64>f32 t0",
         "a wider dtype cuts rows",
         "f4[2,2000] -> f4[2]",
@@ -150,86 +158,84 @@ REFUSED = [
     product("too much to add up", "f4[300,4] f4[300,2] f4[4,2] -> f4[4,2]"),
     product("a product is read unevenly", input_strides=[1, 2, 2, 1]),
     # reduce, moments, argmax, top_k, cumsum
-    refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
-    refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
-    refused("reduce", "i8[2] -> i8[]", "mean is for floats", op="mean", axes=[0]),
-    refused("reduce", "b[2] -> b[]", "is not for bool", op="sum", axes=[0]),
-    refused("reduce", "f4[2] -> f4[]", "axis 3 is not in the input", op="sum", axes=[3]),
-    refused("reduce", "f4[2] -> f4[7]", "the input's kept axes", op="sum", axes=[0]),
-    refused("reduce", "f4[0] -> f4[]", "of no elements", op="max", axes=[0]),
-    refused("moments", "i4[2] -> i4[1] i4[1] i4[1]", "moments are of floats", axes=[0]),
-    refused("moments", "f4[2] -> f4[1] f4[1] f4[1]", "axis 3 is not in the input", axes=[3]),
-    refused("moments", "f4[2] -> f4[1] f4[2] f4[1]", "the input's dtype, widened", axes=[0]),
-    refused("moments", "f4[0] -> f4[1] f4[1] f4[1]", "of no elements", axes=[0]),
-    refused("argmax", "f4[2] -> i8[]", "axis 3 is not in the input", axis=3),
-    refused("argmax", "f4[2] -> i4[]", "the output is not i64", axis=0),
-    refused("argmax", "f4[0] -> i8[]", "of no elements", axis=0),
-    refused("argmax", "f4[2] -> i8[5]", "the input's other axes", axis=0),
-    refused("top_k", "f4[2] -> i8[1]", "are not values and places"),
-    refused("top_k", "f4[2] -> f8[1] i8[1]", "the values have not the input's dtype"),
-    refused("top_k", "f4[2] -> f4[1] i4[1]", "the places are not i64"),
-    refused("top_k", "f4[2] -> f4[2] i8[1]", "the outputs have different shapes"),
-    refused("top_k", "f4[2,2] -> f4[1] i8[1]", "the input's other axes"),
-    refused("top_k", "f4[2] -> f4[3] i8[3]", "more places than the input"),
-    refused("cumsum", "f4[2] -> f4[2]", "axis 3 is not in the input", axis=3),
-    refused("cumsum", "f4[2] -> f8[2]", "the output has not the input's type", axis=0),
-    refused("cumsum", "b[2] -> b[2]", "cumsum is not for bool", axis=0),
+    query("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
+    query("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
+    query("reduce", "i8[2] -> i8[]", "mean is for floats", op="mean", axes=[0]),
+    query("reduce", "b[2] -> b[]", "is not for bool", op="sum", axes=[0]),
+    query("reduce", "f4[2] -> f4[]", "axis 3 is not in the input", op="sum", axes=[3]),
+    query("reduce", "f4[2] -> f4[7]", "the input's kept axes", op="sum", axes=[0]),
+    query("reduce", "f4[0] -> f4[]", "of no elements", op="max", axes=[0]),
+    query("moments", "i4[2] -> i4[1] i4[1] i4[1]", "moments are of floats", axes=[0]),
+    query("moments", "f4[2] -> f4[1] f4[1] f4[1]", "axis 3 is not in the input", axes=[3]),
+    query("moments", "f4[2] -> f4[1] f4[2] f4[1]", "the input's dtype, widened", axes=[0]),
+    query("moments", "f4[0] -> f4[1] f4[1] f4[1]", "of no elements", axes=[0]),
+    query("argmax", "f4[2] -> i8[]", "axis 3 is not in the input", axis=3),
+    query("argmax", "f4[2] -> i4[]", "the output is not i64", axis=0),
+    query("argmax", "f4[0] -> i8[]", "of no elements", axis=0),
+    query("argmax", "f4[2] -> i8[5]", "the input's other axes", axis=0),
+    query("top_k", "f4[2] -> i8[1]", "are not values and places"),
+    query("top_k", "f4[2] -> f8[1] i8[1]", "the values have not the input's dtype"),
+    query("top_k", "f4[2] -> f4[1] i4[1]", "the places are not i64"),
+    query("top_k", "f4[2] -> f4[2] i8[1]", "the outputs have different shapes"),
+    query("top_k", "f4[2,2] -> f4[1] i8[1]", "the input's other axes"),
+    query("top_k", "f4[2] -> f4[3] i8[3]", "more places than the input"),
+    query("cumsum", "f4[2] -> f4[2]", "axis 3 is not in the input", axis=3),
+    query("cumsum", "f4[2] -> f8[2]", "the output has not the input's type", axis=0),
+    query("cumsum", "b[2] -> b[2]", "cumsum is not for bool", axis=0),
     # movement
-    refused("copy", "f4[2] -> f4[3]", "differ in size"),
-    refused("transpose", "f4[2,3] -> f8[3,2]", "dtypes differ", permutation=[1, 0]),
-    refused("transpose", "f4[2,3] -> f4[3,2]", "is none of the input's axes", permutation=[1, 1]),
-    refused("transpose", "f4[2,3] -> f4[2,3]", "the permuted shape", permutation=[1, 0]),
-    refused("slice", "f4[2] -> f8[1]", "dtypes differ", starts=[0], steps=[1]),
-    refused("slice", "f4[2] -> f4[2]", "lead out of the input", starts=[1], steps=[1]),
-    refused("pad_slice", "f4[2] -> f8[2]", "dtypes differ", starts=[0], steps=[1]),
-    refused("pad_slice", "f4[2] -> f4[2]", "lead out of the output", starts=[1], steps=[1]),
-    refused("concat", "f4[2] -> f4[2]", "axis 4 is not in the output", axis=4),
-    refused("concat", "f4[2] f8[2] -> f4[4]", "another dtype or rank", axis=0),
-    refused("concat", "f4[2,1] f4[2,3] -> f4[4,3]", "differs beside the axis", axis=0),
-    refused("concat", "f4[2] f4[2] -> f4[5]", "do not fill the output's axis", axis=0),
+    query("copy", "f4[2] -> f4[3]", "differ in size"),
+    query("transpose", "f4[2,3] -> f8[3,2]", "dtypes differ", permutation=[1, 0]),
+    query("transpose", "f4[2,3] -> f4[3,2]", "is none of the input's axes", permutation=[1, 1]),
+    query("transpose", "f4[2,3] -> f4[2,3]", "the permuted shape", permutation=[1, 0]),
+    query("slice", "f4[2] -> f8[1]", "dtypes differ", starts=[0], steps=[1]),
+    query("slice", "f4[2] -> f4[2]", "lead out of the input", starts=[1], steps=[1]),
+    query("pad_slice", "f4[2] -> f8[2]", "dtypes differ", starts=[0], steps=[1]),
+    query("pad_slice", "f4[2] -> f4[2]", "lead out of the output", starts=[1], steps=[1]),
+    query("concat", "f4[2] -> f4[2]", "axis 4 is not in the output", axis=4),
+    query("concat", "f4[2] f8[2] -> f4[4]", "another dtype or rank", axis=0),
+    query("concat", "f4[2,1] f4[2,3] -> f4[4,3]", "differs beside the axis", axis=0),
+    query("concat", "f4[2] f4[2] -> f4[5]", "do not fill the output's axis", axis=0),
     # indexing
-    refused("gather", "f4[2] i8[1] -> f4[1]", "axis 2 is not in the tensor", axis=2),
-    refused("gather", "f4[2] f4[1] -> f4[1]", "the indices are not", axis=0),
-    refused("gather", "f4[2] i8[1] -> f8[1]", "dtypes differ", axis=0),
-    refused("gather", "f4[2] i8[1] -> f4[2]", "in place of the axis", axis=0),
-    refused("scatter_add", "f4[2] f4[1] -> f4[2]", "the indices are not", axis=0),
-    refused("one_hot", "f4[2] -> f4[2,3]", "the indices are no integers"),
-    refused("one_hot", "i8[2] -> f4[]", "the output has no axis"),
-    refused("one_hot", "i8[2] -> f4[3,2]", "one axis more"),
-    refused("iota", "-> f4[2]", "axis 1 is not in the output", axis=1),
+    query("gather", "f4[2] i8[1] -> f4[1]", "axis 2 is not in the tensor", axis=2),
+    query("gather", "f4[2] f4[1] -> f4[1]", "the indices are not", axis=0),
+    query("gather", "f4[2] i8[1] -> f8[1]", "dtypes differ", axis=0),
+    query("gather", "f4[2] i8[1] -> f4[2]", "in place of the axis", axis=0),
+    query("scatter_add", "f4[2] f4[1] -> f4[2]", "the indices are not", axis=0),
+    query("one_hot", "f4[2] -> f4[2,3]", "the indices are no integers"),
+    query("one_hot", "i8[2] -> f4[]", "the output has no axis"),
+    query("one_hot", "i8[2] -> f4[3,2]", "one axis more"),
+    query("iota", "-> f4[2]", "axis 1 is not in the output", axis=1),
     # random
-    refused("random_uniform", "f4[2] -> f4[2]", "is not two 64-bit integers"),
-    refused("random_uniform", "i8[2] -> i8[2]", "random_uniform does not make i64"),
-    refused("random_bits", "i8[2] -> f4[2]", "random_bits does not make f32"),
+    query("random_uniform", "f4[2] -> f4[2]", "is not two 64-bit integers"),
+    query("random_uniform", "i8[2] -> i8[2]", "random_uniform does not make i64"),
+    query("random_bits", "i8[2] -> f4[2]", "random_bits does not make f32"),
     # matmul
-    refused(
+    query(
         "matmul",
         "f4[2,3] f4[3,2] -> f4[2,2]",
         "no post-operation is called",
         post=("gelu_by_tangents",),
     ),
-    refused("matmul", "f4[2,3] f8[3,2] -> f4[2,2]", "the operands' dtypes differ"),
-    refused("matmul", "f4[2,3] f4[3,2] f8[2] -> f4[2,2]", "the operands' dtypes differ"),
-    refused("matmul", "f4[2,3] f4[3,2] -> f8[2,2]", "the output has another dtype"),
-    refused("matmul", "f2[2,0] f2[0,2] -> f4[2,2]", "dtypes are mixed"),
-    refused(
-        "matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "what is added has another", post=("add",)
-    ),
-    refused("matmul", "f4[3] f4[3,2] -> f4[1,2]", "fewer than two axes"),
-    refused("matmul", "f4[2,3] f4[4,2] -> f4[2,2]", "the inner lengths differ"),
-    refused("matmul", "f4[2,3] f4[3,2] -> f4[2,5]", "the output has another shape"),
-    refused("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
-    refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
-    refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
-    refused("matmul", "f4[2,3] f4[3,2] -> f4[2,2]", "behind relu", post=("relu", "gelu")),
+    query("matmul", "f4[2,3] f8[3,2] -> f4[2,2]", "the operands' dtypes differ"),
+    query("matmul", "f4[2,3] f4[3,2] f8[2] -> f4[2,2]", "the operands' dtypes differ"),
+    query("matmul", "f4[2,3] f4[3,2] -> f8[2,2]", "the output has another dtype"),
+    query("matmul", "f2[2,0] f2[0,2] -> f4[2,2]", "dtypes are mixed"),
+    query("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "what is added has another", post=("add",)),
+    query("matmul", "f4[3] f4[3,2] -> f4[1,2]", "fewer than two axes"),
+    query("matmul", "f4[2,3] f4[4,2] -> f4[2,2]", "the inner lengths differ"),
+    query("matmul", "f4[2,3] f4[3,2] -> f4[2,5]", "the output has another shape"),
+    query("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
+    query("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
+    query("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
+    query("matmul", "f4[2,3] f4[3,2] -> f4[2,2]", "behind relu", post=("relu", "gelu")),
     # grouped_matmul
-    refused("grouped_matmul", "i8[2,3] i8[1,3,2] i8[1] -> i8[2,2]", "is not of floats"),
-    refused("grouped_matmul", "f4[2,3] f8[1,3,2] i8[1] -> f4[2,2]", "dtypes differ"),
-    refused("grouped_matmul", "f4[2,3] f4[1,3,2] f4[1] -> f4[2,2]", "are not i32 or i64"),
-    refused("grouped_matmul", "f4[2,3] f4[1,3,2] i8[1,1] -> f4[2,2]", "have not one axis"),
-    refused("grouped_matmul", "f4[2] f4[1,3,2] i8[1] -> f4[2,2]", "are not a matrix"),
-    refused("grouped_matmul", "f4[2,3] f4[2,3,2] i8[1] -> f4[2,2]", "the shapes do not fit"),
-    refused("grouped_weight_grad", "f4[2,3] f4[2,2] i8[1] -> f4[3,2]", "the shapes do not fit"),
+    query("grouped_matmul", "i8[2,3] i8[1,3,2] i8[1] -> i8[2,2]", "is not of floats"),
+    query("grouped_matmul", "f4[2,3] f8[1,3,2] i8[1] -> f4[2,2]", "dtypes differ"),
+    query("grouped_matmul", "f4[2,3] f4[1,3,2] f4[1] -> f4[2,2]", "are not i32 or i64"),
+    query("grouped_matmul", "f4[2,3] f4[1,3,2] i8[1,1] -> f4[2,2]", "have not one axis"),
+    query("grouped_matmul", "f4[2] f4[1,3,2] i8[1] -> f4[2,2]", "are not a matrix"),
+    query("grouped_matmul", "f4[2,3] f4[2,3,2] i8[1] -> f4[2,2]", "the shapes do not fit"),
+    query("grouped_weight_grad", "f4[2,3] f4[2,2] i8[1] -> f4[3,2]", "the shapes do not fit"),
     # attention
     attend("f2[1,2,3] f2[1,2,3] f2[1,2,3] -> f2[1,2,3] f2[1,2]", "is of float32 or float64"),
     attend("f4[2,3] f4[2,3] f4[2,3] -> f4[2,3] f4[2]", "one rank of at least 3"),
@@ -262,19 +268,19 @@ REFUSED = [
     pool("avg_pool", "i8[1,1,4] -> i8[1,1,2]", "pools are of floats"),
     pool("avg_pool", "f4[1,1,5] -> f4[1,1,1]", "leaves places out", dilations=[2]),
     # along an axis
-    refused("take_along_axis", "f4[2] i8[2] -> f4[2]", "axis 3 is not in the tensor", axis=3),
-    refused("take_along_axis", "f4[2] f4[2] -> f4[2]", "are not i32 or i64", axis=0),
-    refused("take_along_axis", "f4[2] i8[2] -> f8[2]", "dtypes differ", axis=0),
-    refused("take_along_axis", "f4[2] i8[3] -> f4[2]", "are not one for each element", axis=0),
-    refused("add_along_axis", "f4[2,3] i8[2,3] -> f4[4,5]", "differ beside the axis", axis=0),
+    query("take_along_axis", "f4[2] i8[2] -> f4[2]", "axis 3 is not in the tensor", axis=3),
+    query("take_along_axis", "f4[2] f4[2] -> f4[2]", "are not i32 or i64", axis=0),
+    query("take_along_axis", "f4[2] i8[2] -> f8[2]", "dtypes differ", axis=0),
+    query("take_along_axis", "f4[2] i8[3] -> f4[2]", "are not one for each element", axis=0),
+    query("add_along_axis", "f4[2,3] i8[2,3] -> f4[4,5]", "differ beside the axis", axis=0),
     # softmax
-    refused("softmax", "i8[2] -> i8[2]", "the input is no float", axis=0),
-    refused("softmax", "f4[2] -> f4[3]", "has not the input's type", axis=0),
-    refused("softmax", "f4[2] -> f4[2]", "axis 1 is not in the input", axis=1),
-    refused("softmax_cross_entropy", "i8[2,3] i8[2] -> i8[2]", "the logits are no floats"),
-    refused("softmax_cross_entropy", "f4[] i8[] -> f4[]", "the logits have no axis"),
-    refused("softmax_cross_entropy", "f4[2,3] f4[2] -> f4[2]", "the labels are not i32 or i64"),
-    refused("softmax_cross_entropy", "f4[2,3] i8[2] f4[2] -> f4[2]", "wrong number of inputs"),
-    refused("softmax_cross_entropy", "f4[2,3] i8[3] -> f4[2]", "the logits' shape but for"),
-    refused("softmax_cross_entropy", "f4[2,3] i8[2] -> f8[2]", "has another type"),
+    query("softmax", "i8[2] -> i8[2]", "the input is no float", axis=0),
+    query("softmax", "f4[2] -> f4[3]", "has not the input's type", axis=0),
+    query("softmax", "f4[2] -> f4[2]", "axis 1 is not in the input", axis=1),
+    query("softmax_cross_entropy", "i8[2,3] i8[2] -> i8[2]", "the logits are no floats"),
+    query("softmax_cross_entropy", "f4[] i8[] -> f4[]", "the logits have no axis"),
+    query("softmax_cross_entropy", "f4[2,3] f4[2] -> f4[2]", "the labels are not i32 or i64"),
+    query("softmax_cross_entropy", "f4[2,3] i8[2] f4[2] -> f4[2]", "wrong number of inputs"),
+    query("softmax_cross_entropy", "f4[2,3] i8[3] -> f4[2]", "the logits' shape but for"),
+    query("softmax_cross_entropy", "f4[2,3] i8[2] -> f8[2]", "has another type"),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks do while inject.py makes a call of ngd's C++ side fail: public calls, in steps."""
+"""The scenarios of inject.py: public calls of two ranks, in steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import ngd
 from ngd import _core, errors, ops
 from ngd.profiling import perfetto, recording
-from tests.stress.inject_alone import kernels, refusals, wrong_values
+from tests.stress.inject_alone import failing_calls, kernels, wrong_values
 from tests.stress.inject_meetings import MEETINGS
 from tests.stress.inject_steps import (
     LARGE,
@@ -21,9 +21,9 @@ from tests.stress.inject_steps import (
     Scenario,
     Step,
     check,
-    fresh,
-    joined,
-    of,
+    contribution,
+    contributions,
+    first_barrier,
     total,
 )
 
@@ -31,15 +31,15 @@ from tests.stress.inject_steps import (
 
 
 def join() -> None:
-    """Make the world."""
+    """Join the world."""
     ngd.init()
 
 
-def making(rank: int) -> list[Step]:
-    """A world is made, used and left, twice."""
+def make_worlds(rank: int) -> list[Step]:
+    """Make, use and leave a world, twice."""
 
     def use() -> None:
-        check(ngd.all_reduce(of(rank, 3), op="sum"), total(3))
+        check(ngd.all_reduce(contribution(rank, 3), op="sum"), total(3))
 
     return [
         *(Step("init", join), Step("all_reduce", use), Step("shutdown", ngd.shutdown)),
@@ -47,8 +47,8 @@ def making(rank: int) -> list[Step]:
     ]
 
 
-def exiting(rank: int) -> list[Step]:
-    """A process leaves with groups and a work that are still open."""
+def exit_early(rank: int) -> list[Step]:
+    """Leave a process with open groups and a pending work."""
 
     def split() -> None:
         assert ngd.init().split(0) is not None
@@ -64,140 +64,153 @@ def exiting(rank: int) -> list[Step]:
 
 
 def kinds(rank: int, count: int) -> list[Step]:
-    """Each kind of collective, on so many elements; long because each kind has a check."""
-    mine, both = of(rank, count), joined(count)
-    peer, under_way = 1 - rank, list[Any]()
+    """Call each kind of collective on `count` elements; long because each kind has a check."""
+    mine, both = contribution(rank, count), contributions(count)
+    peer, pending = 1 - rank, list[Any]()
     half = count // 2 * 2
 
-    def exchanged() -> None:
-        want = np.concatenate([of(r, half)[rank * half // 2 :][: half // 2] for r in range(2)])
-        check(ngd.all_to_all(of(rank, half)), want)
+    def exchange() -> None:
+        want = np.concatenate(
+            [contribution(r, half)[rank * half // 2 :][: half // 2] for r in range(2)]
+        )
+        check(ngd.all_to_all(contribution(rank, half)), want)
 
-    def exchanged_unevenly() -> None:
-        given = [1, count - 1] if rank == 0 else [count - 1, 1]
+    def exchange_unevenly() -> None:
+        send_counts = [1, count - 1] if rank == 0 else [count - 1, 1]
         got = [1, count - 1] if rank == 0 else [count - 1, 1]
-        result = ngd.all_to_all_v(mine, given, got)
-        first = of(0, count)[:1] if rank == 0 else of(0, count)[1:]
-        second = of(1, count)[: count - 1] if rank == 0 else of(1, count)[count - 1 :]
+        result = ngd.all_to_all_v(mine, send_counts, got)
+        first = contribution(0, count)[:1] if rank == 0 else contribution(0, count)[1:]
+        second = (
+            contribution(1, count)[: count - 1]
+            if rank == 0
+            else contribution(1, count)[count - 1 :]
+        )
         check(result, np.concatenate([first, second]))
 
-    def gathered() -> None:
+    def gather() -> None:
         got = ngd.gather(mine, root=1)
         check(got, both) if rank == 1 else check(got, None)
 
-    def scattered() -> None:
-        source = of(0, half) if rank == 0 else None
+    def scatter() -> None:
+        source = contribution(0, half) if rank == 0 else None
         got = ngd.scatter(source, 0, shape=(half // 2,), dtype=np.float64)
-        check(got, of(0, half)[rank * half // 2 :][: half // 2])
+        check(got, contribution(0, half)[rank * half // 2 :][: half // 2])
 
-    def reduced() -> None:
+    def reduce() -> None:
         got = ngd.reduce(mine, root=1, op="sum")
         check(got, total(count)) if rank == 1 else check(got, None)
 
-    def scatter_reduced() -> None:
+    def reduce_scatter() -> None:
         want = total(half)[rank * half // 2 :][: half // 2]
-        check(ngd.reduce_scatter(of(rank, half), op="sum"), want)
+        check(ngd.reduce_scatter(contribution(rank, half), op="sum"), want)
 
-    def gathered_unevenly() -> None:
-        got = ngd.all_gather_v(of(rank, 1 + rank * (count - 1)), counts=[1, count])
-        check(got, np.concatenate([of(0, 1), of(1, count)]))
+    def gather_unevenly() -> None:
+        got = ngd.all_gather_v(contribution(rank, 1 + rank * (count - 1)), counts=[1, count])
+        check(got, np.concatenate([contribution(0, 1), contribution(1, count)]))
 
-    def sent() -> None:
+    def send_or_receive() -> None:
         if rank == 0:
             ngd.send(mine, 1, tag=3)
         else:
-            check(ngd.recv(0, 3, shape=(count,), dtype=np.float64), of(0, count))
+            check(ngd.recv(0, 3, shape=(count,), dtype=np.float64), contribution(0, count))
 
-    def send_away() -> None:
-        under_way.append(ngd.send(mine, peer, async_op=True))
+    def start_send() -> None:
+        pending.append(ngd.send(mine, peer, async_op=True))
 
     def receive() -> None:
-        check(ngd.recv(peer, shape=(count,), dtype=np.float64), of(peer, count))
+        check(ngd.recv(peer, shape=(count,), dtype=np.float64), contribution(peer, count))
 
-    def sent_away() -> None:
-        under_way.pop().wait()
+    def wait_for_send() -> None:
+        pending.pop().wait()
 
     def ring() -> None:
         check(ngd.all_reduce(mine, op="sum", algorithm="ring"), total(count))
 
     def half_precision() -> None:
-        source = of(rank, count, np.float16)
-        check(ngd.all_reduce(source, op="max"), of(1, count, np.float16))
+        source = contribution(rank, count, np.float16)
+        check(ngd.all_reduce(source, op="max"), contribution(1, count, np.float16))
 
     return [
-        *fresh(),
+        *first_barrier(),
         Step("all_reduce", lambda: check(ngd.all_reduce(mine, op="sum"), total(count))),
         Step("ring", ring),
         Step("half", half_precision),
-        Step("broadcast", lambda: check(ngd.broadcast(mine, root=1), of(1, count))),
+        Step("broadcast", lambda: check(ngd.broadcast(mine, root=1), contribution(1, count))),
         Step("all_gather", lambda: check(ngd.all_gather(mine), both)),
-        Step("reduce_scatter", scatter_reduced),
-        Step("all_to_all", exchanged),
-        Step("all_to_all_v", exchanged_unevenly),
-        Step("reduce", reduced),
-        Step("gather", gathered),
-        Step("scatter", scattered),
-        Step("all_gather_v", gathered_unevenly),
-        Step("send", sent),
-        *(Step("send", send_away), Step("recv", receive), Step("wait", sent_away)),
+        Step("reduce_scatter", reduce_scatter),
+        Step("all_to_all", exchange),
+        Step("all_to_all_v", exchange_unevenly),
+        Step("reduce", reduce),
+        Step("gather", gather),
+        Step("scatter", scatter),
+        Step("all_gather_v", gather_unevenly),
+        Step("send", send_or_receive),
+        *(Step("send", start_send), Step("recv", receive), Step("wait", wait_for_send)),
         Step("barrier", ngd.barrier),
     ]
 
 
 def works(rank: int) -> list[Step]:
-    """Works and lists that overlap."""
-    under_way: list[Any] = []
+    """Overlap works and lists."""
+    pending: list[Any] = []
     sizes = (3, 2000, 40_000, 150_000, 7)
 
-    def started() -> None:
-        under_way.append(ngd.all_reduce(of(rank, MIDDLE), op="sum", async_op=True))
+    def start() -> None:
+        pending.append(ngd.all_reduce(contribution(rank, MIDDLE), op="sum", async_op=True))
 
-    def ended() -> None:
-        for work in under_way:
+    def wait_for_all() -> None:
+        for work in pending:
             check(work.wait(), total(MIDDLE))
-        under_way.clear()
+        pending.clear()
 
-    def asked() -> None:
-        work = ngd.broadcast(of(rank, SMALL), root=0, async_op=True)
+    def poll() -> None:
+        work = ngd.broadcast(contribution(rank, SMALL), root=0, async_op=True)
         while not work.done():
             pass
-        check(work.wait(), of(0, SMALL))
+        check(work.wait(), contribution(0, SMALL))
 
-    def listed() -> None:
-        got = ngd.all_reduce([of(rank, n) for n in sizes], op="sum")
+    def reduce_list() -> None:
+        got = ngd.all_reduce([contribution(rank, n) for n in sizes], op="sum")
         for each, n in zip(got, sizes, strict=True):
             check(each, total(n))
 
-    def listed_later() -> None:
-        arrays = [of(rank, n, np.float32) for n in sizes] + [of(rank, 9)]
+    def reduce_list_later() -> None:
+        arrays = [contribution(rank, n, np.float32) for n in sizes] + [contribution(rank, 9)]
         work = ngd.all_reduce(arrays, op="max", async_op=True)
         for each, n in zip(work.wait(), (*sizes, 9), strict=True):
-            check(each, of(1, n))
+            check(each, contribution(1, n))
 
     def broadcast_list() -> None:
-        for each, n in zip(ngd.broadcast([of(rank, n) for n in sizes], root=1), sizes, strict=True):
-            check(each, of(1, n))
+        for each, n in zip(
+            ngd.broadcast([contribution(rank, n) for n in sizes], root=1), sizes, strict=True
+        ):
+            check(each, contribution(1, n))
 
-    def weighted() -> None:
+    def reduce_weighted() -> None:
         mean = ngd.all_reduce(np.ones(5), op="mean", weight=1.0 + rank)
         check(np.round(mean, 12), np.ones(5))
 
-    def told() -> None:
+    def print_statistics() -> None:
         assert str(ngd.comm_stats())
 
     return [
-        *fresh(),
-        *[Step("start", started) for _ in range(3)],
-        *(Step("list", listed), Step("end", ended), Step("done", asked), Step("weight", weighted)),
-        *(Step("work of a list", listed_later), Step("broadcast a list", broadcast_list)),
-        Step("stats", told),
+        *first_barrier(),
+        *[Step("start", start) for _ in range(3)],
+        *(
+            Step("list", reduce_list),
+            Step("end", wait_for_all),
+            Step("done", poll),
+            Step("weight", reduce_weighted),
+        ),
+        *(Step("work of a list", reduce_list_later), Step("broadcast a list", broadcast_list)),
+        Step("stats", print_statistics),
     ]
 
 
 def many(rank: int) -> list[Step]:
-    """More works than there are slots, while the other rank does not come; many sends at once."""
-    kept: list[Any] = []
-    flat, uneven = of(rank, 6), [1, 5] if rank == 0 else [5, 1]
+    """Start more works than there are slots while the other rank is late, and many sends."""
+    pending: list[Any] = []
+    flat, uneven = contribution(rank, 6), [1, 5] if rank == 0 else [5, 1]
     starts = (
         lambda: ngd.all_gather_v(flat[: 2 + rank], counts=[2, 3], async_op=True),
         lambda: ngd.all_to_all_v(flat, uneven, uneven, async_op=True),
@@ -206,24 +219,24 @@ def many(rank: int) -> list[Step]:
     )
 
     def start(number: int) -> None:
-        kept.append(starts[number % len(starts)]())
+        pending.append(starts[number % len(starts)]())
 
     def send() -> None:
-        kept.append(ngd.send(flat, 1 - rank, async_op=True))
+        pending.append(ngd.send(flat, 1 - rank, async_op=True))
 
     def receive() -> None:
         shape = {"shape": (6,), "dtype": np.float64}
-        kept.append(ngd.recv(1 - rank, async_op=True, **shape))
+        pending.append(ngd.recv(1 - rank, async_op=True, **shape))
 
     def end() -> None:
-        kept[0].wait()
-        kept.pop(0)
+        pending[0].wait()
+        pending.pop(0)
 
     def sleep() -> None:
         time.sleep(0.2 * rank)
 
     return [
-        *fresh(),
+        *first_barrier(),
         Step("sleep", sleep),
         *[Step("start", lambda n=n: start(n)) for n in range(80)],
         *[Step("end", end) for _ in range(80)],
@@ -237,40 +250,40 @@ def many(rank: int) -> list[Step]:
 
 
 def groups(rank: int) -> list[Step]:
-    """Groups are split, used, left, and split again."""
-    made: list[Any] = []
+    """Split groups, use them, leave them, and split again."""
+    groups_made: list[Any] = []
 
     def split() -> None:
         group = ngd.init().split(0, key=-rank)
         assert group is not None
-        made.append(group)
+        groups_made.append(group)
 
     def split_alone() -> None:
         group = ngd.init().split(rank)
         assert group is not None
-        made.append(group)
+        groups_made.append(group)
 
-    def used_alone() -> None:
-        check(made[-1].all_reduce(of(rank, 3), op="sum"), of(rank, 3))
+    def use_alone() -> None:
+        check(groups_made[-1].all_reduce(contribution(rank, 3), op="sum"), contribution(rank, 3))
 
-    def used() -> None:
-        check(made[-1].all_reduce(of(rank, MIDDLE), op="sum"), total(MIDDLE))
+    def use() -> None:
+        check(groups_made[-1].all_reduce(contribution(rank, MIDDLE), op="sum"), total(MIDDLE))
 
-    def sent() -> None:
+    def send_or_receive() -> None:
         if rank == 0:
-            made[-1].send(of(0, 3000), 0)
+            groups_made[-1].send(contribution(0, 3000), 0)
         else:
-            check(made[-1].recv(1, shape=(3000,), dtype=np.float64), of(0, 3000))
+            check(groups_made[-1].recv(1, shape=(3000,), dtype=np.float64), contribution(0, 3000))
 
-    def left() -> None:
-        made.pop().close()
+    def close() -> None:
+        groups_made.pop().close()
 
     return [
-        *fresh(),
-        *(Step("split", split), Step("all_reduce", used), Step("send", sent)),
-        *(Step("split", split_alone), Step("all_reduce", used_alone), Step("close", left)),
-        Step("close", left),
-        *(Step("split", split), Step("all_reduce", used), Step("close", left)),
+        *first_barrier(),
+        *(Step("split", split), Step("all_reduce", use), Step("send", send_or_receive)),
+        *(Step("split", split_alone), Step("all_reduce", use_alone), Step("close", close)),
+        Step("close", close),
+        *(Step("split", split), Step("all_reduce", use), Step("close", close)),
         Step("barrier", ngd.barrier),
     ]
 
@@ -279,13 +292,13 @@ def groups(rank: int) -> list[Step]:
 
 
 def training(rank: int) -> list[Step]:
-    """A step with collectives in two groups is compiled and run; its shared arena goes back."""
+    """Compile and run a step with collectives in two groups, and return its shared arena."""
     state: dict[str, Any] = {}
 
     def split() -> None:
         state["pair"] = ngd.init().split(0)
 
-    def built() -> None:
+    def build() -> None:
         w = ngd.variable("w", np.zeros((4, 3)))
         x = ngd.placeholder("x", (6, 4), np.float64)
         labels = ngd.placeholder("y", (6,), np.int64)
@@ -296,55 +309,55 @@ def training(rank: int) -> list[Step]:
         first = ops.broadcast(x * 2.0, root=1)
         update = {w: w - 0.1 * mean}
 
-        def halved(carry: Any, part: Any) -> tuple[Any, None]:
-            anybody = ops.all_reduce(ops.sum(carry) > 1.0, op="max")
-            summed = ops.cond(anybody, lambda: ops.all_reduce(carry, op="mean"), lambda: carry)
+        def halve(carry: Any, part: Any) -> tuple[Any, None]:
+            is_large = ops.all_reduce(ops.sum(carry) > 1.0, op="max")
+            summed = ops.cond(is_large, lambda: ops.all_reduce(carry, op="mean"), lambda: carry)
             return summed / 2.0, None
 
-        last, _ = ops.scan(halved, x, length=3)
+        last, _ = ops.scan(halve, x, length=3)
         state["w"], state["step"] = w, None
         state["step"] = ngd.compile([x, labels], [loss, mean, other, first, last], update)
 
-    def looked() -> None:
+    def read_variable() -> None:
         state["before"] = state["w"].numpy()
 
     def run() -> None:
-        rows = of(rank, 24).reshape(6, 4) / 24
+        rows = contribution(rank, 24).reshape(6, 4) / 24
         _, mean, other, first, last = state["step"](rows, np.arange(6) % 3)
         state["mean"] = mean
-        check(last, (of(0, 24) + of(1, 24)).reshape(6, 4) / 24 / 2 / 8)
-        check(first, of(1, 24).reshape(6, 4) / 24 * 2)
-        everybody = np.concatenate([of(r, 24).reshape(6, 4) for r in range(2)])
-        np.testing.assert_allclose(other, np.tanh(everybody / 24), rtol=1e-12)
+        check(last, (contribution(0, 24) + contribution(1, 24)).reshape(6, 4) / 24 / 2 / 8)
+        check(first, contribution(1, 24).reshape(6, 4) / 24 * 2)
+        rows_of_all = np.concatenate([contribution(r, 24).reshape(6, 4) for r in range(2)])
+        np.testing.assert_allclose(other, np.tanh(rows_of_all / 24), rtol=1e-12)
 
-    def learned() -> None:
+    def check_update() -> None:
         check(state["w"].numpy(), state["before"] - 0.1 * state["mean"])
 
-    def compared() -> None:
+    def compare() -> None:
         assert "agree" in state["step"].compare_ranks()
 
-    def written() -> None:
+    def assign() -> None:
         state["w"].assign(np.ones((4, 3)))
         assert str(state["step"])
 
-    def dropped() -> None:
+    def drop() -> None:
         state["step"] = None
 
     return [
-        *fresh(),
-        *(Step("split", split), Step("compile", built)),
-        *(Step("look", looked), Step("run", run), Step("look", learned)),
-        *(Step("look", looked), Step("run", run), Step("look", learned)),
-        *(Step("compare", compared), Step("assign", written), Step("drop", dropped)),
-        *(Step("compile", built), Step("run", run)),
+        *first_barrier(),
+        *(Step("split", split), Step("compile", build)),
+        *(Step("look", read_variable), Step("run", run), Step("look", check_update)),
+        *(Step("look", read_variable), Step("run", run), Step("look", check_update)),
+        *(Step("compare", compare), Step("assign", assign), Step("drop", drop)),
+        *(Step("compile", build), Step("run", run)),
     ]
 
 
 def sharing(rank: int) -> list[Step]:
-    """Two ranks keep one copy of a variable; it is read, assigned, and shared anew."""
+    """Share one copy of a variable on two ranks: read it, assign it, and share it again."""
     state: dict[str, Any] = {}
 
-    def built() -> None:
+    def build() -> None:
         w, x = ngd.variable("w", np.zeros(700)), ngd.placeholder("x", (700,), np.float64)
         mean = ops.all_reduce(x, op="mean")
         norm = ops.sum(mean * mean)
@@ -354,41 +367,41 @@ def sharing(rank: int) -> list[Step]:
     def run() -> None:
         try:
             before = state["w"].numpy()
-        except errors.PoisonedVariableError:  # by a failure that has closed the group
-            assigned()
+        except errors.PoisonedVariableError:  # a failure that has closed the group has poisoned it
+            assign()
             return
         check(state["step"](np.full(700, 1.0 + rank))[0], np.array(700 * 1.5**2))
         state["want"] = before + 1.5
 
-    def looked() -> None:
+    def check_variable() -> None:
         check(state["w"].numpy(), state["want"])
 
-    def assigned() -> None:
+    def assign() -> None:
         state["w"].assign(np.ones(700))
         try:
-            ngd.barrier()  # where the group is closed, the rank has assigned for itself alone
+            ngd.barrier()  # if the group is closed, the rank has assigned only for itself
         except MemoryError as error:
             try:
                 ngd.barrier()
             except errors.GroupClosedError:
                 raise error from None
 
-    def dropped() -> None:
+    def drop() -> None:
         state.clear()
 
     return [
-        *fresh(),
-        *(Step("compile", built), Step("run", run), Step("look", looked)),
-        *(Step("assign", assigned), Step("run", run), Step("look", looked)),
-        *(Step("drop", dropped), Step("compile", built), Step("run", run)),
+        *first_barrier(),
+        *(Step("compile", build), Step("run", run), Step("look", check_variable)),
+        *(Step("assign", assign), Step("run", run), Step("look", check_variable)),
+        *(Step("drop", drop), Step("compile", build), Step("run", run)),
     ]
 
 
 def interpreter(rank: int) -> list[Step]:
-    """A step with collectives on the other device."""
+    """Run a step with collectives on the other device."""
     state: list[Any] = []
 
-    def built() -> None:
+    def build() -> None:
         x = ngd.placeholder("x", (3,), np.float64)
         gathered = ops.all_gather_v(x[: 1 + rank], counts=(1, 2))
         summed, _ = ops.scan(lambda carry, part: (carry + part, None), ops.sum(x * 0.0), x)
@@ -396,73 +409,76 @@ def interpreter(rank: int) -> list[Step]:
         result = [ops.all_reduce(x, op="sum"), gathered, chosen]
         state[:] = [ngd.compile([x], result, device=name) for name in ("INTERPRETER", "CPU")]
 
-    def built_larger() -> None:
+    def build_larger() -> None:
         x = ngd.placeholder("x", (1000,), np.float64)
         state.append(ngd.compile([x], [ops.all_reduce(x, op="sum")]))
 
     def run(device: int) -> None:
-        both, gathered, chosen = state[device](of(rank, 3))
+        both, gathered, chosen = state[device](contribution(rank, 3))
         check(both, total(3))
-        check(chosen, 2 * np.sum(of(rank, 3)))
-        check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
+        check(chosen, 2 * np.sum(contribution(rank, 3)))
+        check(gathered, np.concatenate([contribution(0, 1), contribution(1, 2)]))
 
-    ran: list[bool] = []
+    has_run: list[bool] = []
 
-    def recorded() -> None:
+    def record() -> None:
         with recording.recorded(100):
-            if not ran:  # a recording fails at its end, too
+            if not has_run:  # a recording can fail at its end, too
                 run(1)
-                ran.append(True)
+                has_run.append(True)
 
-    def told() -> None:
+    def write_events() -> None:
         state[1].native.record()
         perfetto.part(rank, _core.recorded_events(), 0, 0)
 
-    compiled = Step("compile", built), Step("compile", built_larger)
-    runs = Step("run", lambda: run(0)), Step("run", lambda: run(1)), Step("run", recorded)
-    return [*fresh(), *compiled, *runs, Step("look", told)]
+    compiled = Step("compile", build), Step("compile", build_larger)
+    runs = Step("run", lambda: run(0)), Step("run", lambda: run(1)), Step("run", record)
+    return [*first_barrier(), *compiled, *runs, Step("look", write_events)]
 
 
-# ---- errors between ranks: what words them fails, too
+# ---- errors between ranks: the code that reports them fails, too
 
 
 def mismatch(rank: int) -> list[Step]:
-    """The ranks call different things."""
+    """Call different collectives on the ranks."""
 
-    def apart() -> None:
+    def call_differently() -> None:
         if rank == 0:
-            ngd.all_reduce(of(0, 3), op="sum")
+            ngd.all_reduce(contribution(0, 3), op="sum")
         else:
-            ngd.all_gather_v(of(1, 3), counts=[2, 3])
+            ngd.all_gather_v(contribution(1, 3), counts=[2, 3])
 
-    return [*fresh(), Step("apart", apart, (errors.CollectiveMismatchError,))]
+    return [*first_barrier(), Step("apart", call_differently, (errors.CollectiveMismatchError,))]
 
 
 def mismatch_of_counts(rank: int) -> list[Step]:
-    """The same, but for what only the fine print says, in a smaller group."""
-    made: list[Any] = []
+    """Call collectives that differ only in their counts, in a smaller group."""
+    groups_made: list[Any] = []
 
     def split() -> None:
-        made.append(ngd.init().split(0))
+        groups_made.append(ngd.init().split(0))
 
-    def apart() -> None:
-        made[0].all_gather_v(of(rank, 3), counts=[4, 3] if rank else [3, 5])
+    def call_differently() -> None:
+        groups_made[0].all_gather_v(contribution(rank, 3), counts=[4, 3] if rank else [3, 5])
 
-    return [Step("split", split), Step("apart", apart, (errors.CollectiveMismatchError,))]
+    return [
+        Step("split", split),
+        Step("apart", call_differently, (errors.CollectiveMismatchError,)),
+    ]
 
 
-def mismatch_of_letters(rank: int) -> list[Step]:
-    """One sends what the other does not expect."""
+def mismatch_of_messages(rank: int) -> list[Step]:
+    """Send a message that the other rank does not expect."""
 
-    def apart() -> None:
+    def send_unexpected() -> None:
         if rank == 0:
-            ngd.send(of(0, 3000), 1, tag=1)
+            ngd.send(contribution(0, 3000), 1, tag=1)
             ngd.barrier()
         else:
             ngd.recv(0, 2, shape=(3000,), dtype=np.float64)
 
-    gone = (errors.CollectiveMismatchError, errors.RemoteRankError)
-    return [*fresh(), Step("apart", apart, gone)]
+    expected = (errors.CollectiveMismatchError, errors.RemoteRankError)
+    return [*first_barrier(), Step("apart", send_unexpected, expected)]
 
 
 LAYOUTS = {
@@ -475,79 +491,87 @@ LAYOUTS = {
 }
 
 
-def mismatch_of(rank: int, given: list[Any]) -> list[Step]:
-    """The ranks reduce as many elements, otherwise arranged."""
+def mismatch_of(rank: int, operands: list[Any]) -> list[Step]:
+    """Reduce the same number of elements in different shapes or lists."""
 
-    def apart() -> None:
-        ngd.all_reduce(given[rank], op="sum")
+    def reduce_differently() -> None:
+        ngd.all_reduce(operands[rank], op="sum")
 
-    return [*fresh(), Step("apart", apart, (errors.CollectiveMismatchError,))]
+    return [*first_barrier(), Step("apart", reduce_differently, (errors.CollectiveMismatchError,))]
 
 
 def mismatch_of_programs(rank: int) -> list[Step]:
-    """The ranks compiled other sequences."""
+    """Compile different sequences of collectives on the ranks."""
     state: list[Any] = []
 
-    def built() -> None:
+    def build() -> None:
         x = ngd.placeholder("x", (3,), np.float64)
         total = ops.all_reduce(x, op="sum")
         y = ops.all_reduce(ops.tanh(total), op="max" if rank else "min")
         state.append(ngd.compile([x], [y]))
 
     def run() -> None:
-        state[0](of(rank, 3))
+        state[0](contribution(rank, 3))
 
-    return [Step("compile", built), Step("run", run, (errors.CollectiveMismatchError,))]
+    return [Step("compile", build), Step("run", run, (errors.CollectiveMismatchError,))]
 
 
 def late(rank: int) -> list[Step]:
-    """Rank 1 does not come."""
+    """Rank 1 comes too late."""
     late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
 
-    def waited() -> None:
+    def wait_for_rank_1() -> None:
         if rank == 1:
             time.sleep(1.5)
-        ngd.all_reduce(of(rank, 3), op="sum")
+        ngd.all_reduce(contribution(rank, 3), op="sum")
 
-    return [*fresh(), Step("late", waited, late)]
+    return [*first_barrier(), Step("late", wait_for_rank_1, late)]
 
 
-def late_letter(rank: int) -> list[Step]:
-    """Nothing comes to rank 0 in a group."""
-    late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
-    made: list[Any] = []
+def late_message(rank: int) -> list[Step]:
+    """Rank 0 waits in a group for a message that rank 1 does not send."""
+    errors_of_timeout = (
+        errors.CollectiveTimeoutError,
+        errors.RemoteRankError,
+        errors.RankLostError,
+    )
+    groups_made: list[Any] = []
 
     def split() -> None:
-        made.append(ngd.init().split(0))
+        groups_made.append(ngd.init().split(0))
 
-    def waited() -> None:
+    def wait_for_message() -> None:
         if rank == 1:
             time.sleep(1.5)
             ngd.barrier()
         else:
-            made[0].recv(1, shape=(3,), dtype=np.float64)
+            groups_made[0].recv(1, shape=(3,), dtype=np.float64)
 
-    return [Step("split", split), Step("late", waited, late)]
+    return [Step("split", split), Step("late", wait_for_message, errors_of_timeout)]
 
 
-def late_elsewhere(rank: int) -> list[Step]:
-    """The ranks wait for one another in two groups."""
-    late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
-    made: list[Any] = []
+def late_in_two_groups(rank: int) -> list[Step]:
+    """The ranks wait for each other in two groups."""
+    errors_of_timeout = (
+        errors.CollectiveTimeoutError,
+        errors.RemoteRankError,
+        errors.RankLostError,
+    )
+    groups_made: list[Any] = []
 
     def split() -> None:
-        made.append(ngd.init().split(0))
+        groups_made.append(ngd.init().split(0))
 
-    def waited() -> None:
-        made[0].barrier() if rank == 0 else ngd.barrier()
+    def wait_apart() -> None:
+        groups_made[0].barrier() if rank == 0 else ngd.barrier()
 
-    return [Step("split", split), Step("late", waited, late)]
+    return [Step("split", split), Step("late", wait_apart, errors_of_timeout)]
 
 
 def busy(rank: int) -> list[Step]:
-    """A second thread comes to a group in which the first one waits."""
+    """A second thread calls a group in which the first one waits."""
 
-    def refused() -> None:
+    def call_in_two_threads() -> None:
         if rank == 1:
             time.sleep(0.3)
             return ngd.barrier()
@@ -569,30 +593,39 @@ def busy(rank: int) -> list[Step]:
             if failed:
                 raise failed[0]
 
-    return [*fresh(), Step("busy", refused, (errors.BusyError,) if rank == 0 else ())]
+    return [
+        *first_barrier(),
+        Step("busy", call_in_two_threads, (errors.BusyError,) if rank == 0 else ()),
+    ]
 
 
-def raised(rank: int) -> list[Step]:
-    """Rank 1 says that it has failed."""
+def abort_of_rank_1(rank: int) -> list[Step]:
+    """Rank 1 reports that it has failed."""
 
-    def told() -> None:
+    def abort_on_rank_1() -> None:
         world = ngd.init()
         if rank == 1:
             world.abort("Traceback:\n" + "x" * 20_000)
-        world.all_reduce(of(rank, 3), op="sum")
+        world.all_reduce(contribution(rank, 3), op="sum")
 
-    return [*fresh(), Step("abort", told, (errors.RemoteRankError, errors.GroupClosedError))]
+    return [
+        *first_barrier(),
+        Step("abort", abort_on_rank_1, (errors.RemoteRankError, errors.GroupClosedError)),
+    ]
 
 
-def left_early(rank: int) -> list[Step]:
+def early_exit_of_rank_1(rank: int) -> list[Step]:
     """Rank 1 leaves before rank 0 has called."""
 
-    def left() -> None:
+    def leave_on_rank_1() -> None:
         if rank == 1:
             ngd.shutdown()
         ngd.init().barrier() if rank == 0 else None
 
-    return [*fresh(), Step("left", left, (errors.RankLostError,) if rank == 0 else ())]
+    return [
+        *first_barrier(),
+        Step("left", leave_on_rank_1, (errors.RankLostError,) if rank == 0 else ()),
+    ]
 
 
 SHORT = {"NGD_TIMEOUT": "0.5"}
@@ -600,9 +633,11 @@ SHORT = {"NGD_TIMEOUT": "0.5"}
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("making", making, joins=False),
-        Scenario("making, on memory nodes", making, joins=False, env={"NGD_NUMA_NODE": "auto"}),
-        Scenario("exiting", exiting),
+        Scenario("making", make_worlds, joins=False),
+        Scenario(
+            "making, on memory nodes", make_worlds, joins=False, env={"NGD_NUMA_NODE": "auto"}
+        ),
+        Scenario("exiting", exit_early),
         Scenario("small", lambda rank: kinds(rank, SMALL)),
         Scenario("middle", lambda rank: kinds(rank, MIDDLE)),
         Scenario("large", lambda rank: kinds(rank, LARGE)),
@@ -626,16 +661,16 @@ SCENARIOS = {
             for name, given in LAYOUTS.items()
         ],
         Scenario("mismatch of counts", mismatch_of_counts),
-        Scenario("mismatch of letters", mismatch_of_letters),
+        Scenario("mismatch of letters", mismatch_of_messages),
         Scenario("mismatch of programs", mismatch_of_programs),
         Scenario("late", late, env=SHORT),
-        Scenario("late letter", late_letter, env=SHORT),
-        Scenario("raised", raised),
-        Scenario("left early", left_early),
-        Scenario("late elsewhere", late_elsewhere, env=SHORT),
+        Scenario("late letter", late_message, env=SHORT),
+        Scenario("raised", abort_of_rank_1),
+        Scenario("left early", early_exit_of_rank_1),
+        Scenario("late elsewhere", late_in_two_groups, env=SHORT),
         Scenario("busy", busy, again=False),
         *MEETINGS,
-        Scenario("refusals", refusals, ranks=1, joins=False, independent=True),
+        Scenario("refusals", failing_calls, ranks=1, joins=False, independent=True),
         Scenario("kernels", kernels, ranks=1, joins=False, independent=True),
     )
 }

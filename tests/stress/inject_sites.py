@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places of ngd's extension module that allocate or ask the kernel, from its disassembly.
+"""The sites of ngd's extension module that allocate or call the system, from its disassembly.
 
-A site is a line of ngd's own source (of an inlined call: the innermost frame that is ngd's) with
-what it calls: an allocation, be it direct or by library code, or one of the kernel's calls. Library
-code is what bears no line of ngd's: templates of the standard library that were compiled into the
-module. Who calls such a function that allocates, allocates.
+A site is a line of ngd's source together with the call that it makes: an allocation, directly or by
+library code, or a system call. For an inlined call, the line is the innermost frame of ngd. Library
+code is code without a line of ngd, such as templates of the standard library that were compiled
+into the module. A line that calls allocating library code is an allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What may fail; the same list, in the same order, as in inject.cpp (FUNCTIONS).
+# The functions that can fail, in the order of FUNCTIONS in inject.cpp.
 FUNCTIONS = (
     *("allocate", "aligned_alloc", "mmap", "madvise", "memfd_create", "ftruncate", "fallocate"),
     *("fcntl", "fstat", "socket", "bind", "listen", "accept4", "connect", "sendmsg", "recvmsg"),
@@ -27,7 +27,7 @@ FUNCTIONS = (
 )
 SYSTEM = {*FUNCTIONS, "syscall"} - {"allocate", "futex_wait", "futex_wake", "pidfd_open"}
 
-# Of libstdc++: what may allocate for its caller.
+# Functions of libstdc++ that can allocate.
 ALLOCATES = re.compile(
     r"operator new|::basic_(o|i)?stringstream\(|::str\(|basic_stringbuf|__ostream_insert"
     r"|basic_ostream<.*(operator<<|_M_insert|put)|basic_istream<.*operator>>|std::getline"
@@ -36,16 +36,16 @@ ALLOCATES = re.compile(
     r"|operator/=|_List\(|operator\+\+)|_M_start_thread|basic_string<.*::(_M_|append|assign|reserve"
     r"|resize|push_back|basic_string|replace|insert)"
 )
-# Calls that fail in a way that inject.cpp does not know: there must be none.
+# Calls with failures that inject.cpp does not know. The module must not have any.
 UNKNOWN = re.compile(
     r"^(malloc|calloc|realloc|reallocarray|posix_memalign|memalign|valloc|strdup|mremap|openat|fopen64|readv|write|writev"
     r"|creat|dup[23]?|pipe2?|eventfd|epoll_\w+|signalfd|timerfd_\w+|socketpair|fork|vfork|clone"
     r"|posix_spawnp?|shm_open|fopen|fdopen|accept|sendto|sendmmsg|recvfrom|recvmmsg|select"
     r"|pselect|ppoll|thrd_create)$"
 )
-# Neither library code nor on the way to it.
+# Functions that are not library code, and do not lead to it.
 IRRELEVANT = re.compile(r"^_?Py|^__pyx_|^_ZN3ngd|^_ZNK3ngd|@plt$")
-# They run when the module is loaded, before anything can be armed.
+# Functions that run when the module is loaded, before a fault can be armed.
 AT_LOAD = re.compile(r"^_GLOBAL__sub_I|^__pyx_pymod_exec|^PyInit_|__pyx_(import|init)_")
 
 
@@ -57,53 +57,53 @@ class Call:
     end: int
     inside: str
     target: str
-    source: str = ""  # "src/cpp/comm/grouped.cpp:70"; "" = library code
+    source: str = ""  # such as "src/cpp/comm/grouped.cpp:70"; "" for library code
 
 
 @dataclass
 class Sites:
-    """All sites by number, and the calls of ngd's own lines, by address, with their sites."""
+    """All sites by number, and the calls of ngd's lines by address, with their sites."""
 
     names: list[str] = field(default_factory=list)
-    listed: set[int] = field(default_factory=set)  # the others call nothing that may fail
+    listed: set[int] = field(default_factory=set)  # the other sites call nothing that can fail
     ends: list[int] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
 
 
 def disassemble(module: Path) -> list[Call]:
-    """Every call instruction of the module."""
+    """Return every call instruction of the module."""
     command = ["objdump", "-d", "-w", "--no-show-raw-insn", "-j", ".text", str(module)]
     calls: list[Call] = []
-    inside, waiting = "", False
+    function, is_after_call = "", False
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("0") and line.endswith(">:\n"):
-                inside = line[line.index("<") + 1 : -3]
+                function = line[line.index("<") + 1 : -3]
                 continue
             address, _, instruction = line.partition(":\t")
             if not instruction:
                 continue
-            here = int(address, 16)
-            if waiting:
-                calls[-1].end = here
-            waiting = instruction.startswith(("call ", "callq ", "bnd call "))
-            if waiting:
+            position = int(address, 16)
+            if is_after_call:
+                calls[-1].end = position
+            is_after_call = instruction.startswith(("call ", "callq ", "bnd call "))
+            if is_after_call:
                 target = re.search(r"<([^>+]+)(\+0x[0-9a-f]+)?>$", instruction.strip())
                 name = target[1] if target and "*" not in instruction else ""
-                calls.append(Call(here, 0, inside, name))
+                calls.append(Call(position, 0, function, name))
     return [call for call in calls if call.end]
 
 
 def demangle(names: list[str]) -> list[str]:
-    """As c++filt says."""
+    """Return the names that c++filt prints."""
     text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True)
     return text.stdout.splitlines()
 
 
 class GeneratedFile:
-    """Cython's output: which line of a .pyx or .pxi each of its lines comes from."""
+    """Cython's output. It gives the line of a .pyx or .pxi file for each of its lines."""
 
     MARK = re.compile(r'^\s*/\* "([^"]+)":(\d+)$')
 
@@ -116,19 +116,22 @@ class GeneratedFile:
                 self.names.append(f"{mark[1].split('/')[-1]}:{mark[2]}")
 
     def name(self, line: int) -> str:
-        place = bisect.bisect_right(self.lines, line) - 1
-        return self.names[place] if place >= 0 else f"line {line}"
+        index = bisect.bisect_right(self.lines, line) - 1
+        return self.names[index] if index >= 0 else f"line {line}"
 
 
 def find_sources(module: Path, calls: list[Call], root: Path) -> None:
-    """Fill in where each call stands in ngd's source."""
-    asked = "\n".join(hex(call.begin) for call in calls)
+    """Set the source line of each call."""
+    addresses = "\n".join(hex(call.begin) for call in calls)
     answer = subprocess.run(
-        ["addr2line", "-a", "-i", "-e", str(module)], input=asked, capture_output=True, text=True
+        ["addr2line", "-a", "-i", "-e", str(module)],
+        input=addresses,
+        capture_output=True,
+        text=True,
     )
     generated: dict[str, GeneratedFile] = {}
-    # In whatever copy of the tree a compiler's cache has compiled it.
-    ours = re.compile(r"(src/cpp|python/ngd/_core)/(?!.*\.\.).*")
+    # A compiler's cache may have compiled the file in another copy of the tree.
+    own_path = re.compile(r"(src/cpp|python/ngd/_core)/(?!.*\.\.).*")
     number = -1
     for line in answer.stdout.splitlines():
         if line.startswith("0x"):
@@ -136,19 +139,19 @@ def find_sources(module: Path, calls: list[Call], root: Path) -> None:
             continue
         if calls[number].source:
             continue
-        name, _, place = line.partition(" (")[0].rpartition(":")
+        name, _, position = line.partition(" (")[0].rpartition(":")
         path = os.path.normpath(name)
         base = os.path.basename(path)
-        if base in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and place.isdecimal():
+        if base in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and position.isdecimal():
             if base not in generated:
                 generated[base] = GeneratedFile(next((root / "build/inject").rglob(base)))
-            calls[number].source = generated[base].name(int(place))
-        elif (own := ours.search(path)) and (root / own[0]).exists():
-            calls[number].source = f"{own[0]}:{place}"
+            calls[number].source = generated[base].name(int(position))
+        elif (own := own_path.search(path)) and (root / own[0]).exists():
+            calls[number].source = f"{own[0]}:{position}"
 
 
 def find(module: Path, root: Path) -> Sites:
-    """The sites of the module, which was built from the tree at `root`."""
+    """Return the sites of the module, which was built from the tree at `root`."""
     calls = disassemble(module)
     imports = sorted({call.target for call in calls if call.target.endswith("@plt")})
     plain = {
@@ -159,18 +162,18 @@ def find(module: Path, root: Path) -> Sites:
     if unknown:
         raise SystemExit(f"inject.cpp does not know {', '.join(unknown)}, which the module calls")
     allocating = {name for name, text in plain.items() if ALLOCATES.search(text)}
-    wanted = allocating | {name for name, text in plain.items() if text in SYSTEM}
-    calls = [c for c in calls if c.target in wanted or not IRRELEVANT.search(c.target)]
+    targets = allocating | {name for name, text in plain.items() if text in SYSTEM}
+    calls = [c for c in calls if c.target in targets or not IRRELEVANT.search(c.target)]
     find_sources(module, calls, root)
-    callers: dict[str, set[str]] = defaultdict(set)  # library functions, by what they call
+    callers: dict[str, set[str]] = defaultdict(set)  # library functions, by their callees
     for call in calls:
         if not call.source:
             callers[call.target].add(call.inside)
-    found = list(allocating)
-    while found:
-        new = callers[found.pop()] - allocating
+    queue = list(allocating)
+    while queue:
+        new = callers[queue.pop()] - allocating
         allocating |= new
-        found += new
+        queue += new
     sites = Sites()
     known: dict[str, int] = {}
     for call in calls:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scenarios of inject.py are made of: steps, and checks of their results.
+"""The steps of the scenarios of inject.py, and checks of their results.
 
-A step is one call and the check of its result. Where it raises and the group stays open, nothing
-has happened: the step is done once more. `expects` are the errors that a step must end in without
-any fault: of calls that are wrong on purpose, for the code that words errors fails, too.
+A step is one call and the check of its result. A step that raises and leaves the group open must
+have no effect, so it is called once more. `expects` has the errors in which a step must end without
+a fault. Such calls are wrong on purpose, because the code that reports errors can fail, too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import ngd
 
 SMALL, MIDDLE, LARGE = 5, 60_000, 700_000
-"""Elements (of 8 bytes) that ride beside the flag, in one piece, and in several chunks."""
+"""Numbers of 8-byte elements: beside the flag, in one chunk, and in several chunks."""
 
 
 @dataclass
 class Step:
-    """One call, checked."""
+    """One call with its check."""
 
     name: str
     call: Callable[[], Any]
@@ -31,41 +31,41 @@ class Step:
 
 @dataclass
 class Scenario:
-    """The steps of a rank, by its number."""
+    """A scenario, which gives the steps of a rank."""
 
     name: str
     steps: Callable[[int], list[Step]]
     ranks: int = 2
     env: dict[str, str] = field(default_factory=dict)
     joins: bool = True
-    """The ranks have a world before the first step."""
+    """True if the ranks have a world before the first step."""
     again: bool = True
-    """After an error that leaves the group open, or makes none, a step is called again."""
+    """True if a step is called again after an error that leaves the group open, or makes none."""
     independent: bool = False
-    """Each step stands for itself: only that with the fault is run."""
+    """True if each step is independent, so that only the step with the fault runs."""
 
 
 def check(got: Any, want: Any) -> None:
-    """Refuse a wrong result."""
+    """Raise AssertionError if a result is wrong."""
     if not np.array_equal(got, want):
         raise AssertionError(f"wrong result: {np.ravel(got)[:4]}, not {np.ravel(want)[:4]}")
 
 
-def of(rank: int, count: int, dtype: Any = np.float64) -> Any:
-    """A rank's contribution."""
+def contribution(rank: int, count: int, dtype: Any = np.float64) -> Any:
+    """Return a rank's contribution."""
     return (np.arange(count) % 7 + 10 * rank + 1).astype(dtype)
 
 
 def total(count: int, dtype: Any = np.float64) -> Any:
-    """What both contribute, added."""
-    return of(0, count, dtype) + of(1, count, dtype)
+    """Return the sum of both contributions."""
+    return contribution(0, count, dtype) + contribution(1, count, dtype)
 
 
-def joined(count: int) -> Any:
-    """Both contributions, one behind the other."""
-    return np.concatenate([of(0, count), of(1, count)])
+def contributions(count: int) -> Any:
+    """Return the concatenation of both contributions."""
+    return np.concatenate([contribution(0, count), contribution(1, count)])
 
 
-def fresh() -> list[Step]:
-    """Memory of a world that nobody has used yet, and its call sites."""
+def first_barrier() -> list[Step]:
+    """Return a first barrier, which allocates memory and call sites of the world."""
     return [Step("barrier", ngd.barrier)]

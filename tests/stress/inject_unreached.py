@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of what inject.py does not reach, with the reasons; it is printed and checked.
+"""A table of the sites that inject.py does not reach, with reasons. It is printed and checked.
 
-A line names a file, a part of a line of its source, and why. An allocation that is never asked for
-cannot fail: those lines are no sites. What XLA calls are none either: no rank here has it. The
-others could, somewhere else.
+A row has a file, a part of a line of its source, and the reason. Some allocations cannot fail,
+because they are never made. Some are called only by XLA, which no rank here has. Both kinds do not
+count as sites. The other sites can fail in another environment.
 """
 
 from __future__ import annotations
@@ -74,22 +74,27 @@ Table = tuple[tuple[str, str, str], ...]
 
 
 def reasons(names: dict[int, str], table: Table, root: Path) -> tuple[dict[int, str], list[str]]:
-    """The reasons of the sites that a table names; and what is wrong with it."""
-    found: dict[int, str] = {}
+    """Return the reasons of the sites that a table names, and the findings about the table."""
+    reasons_by_site: dict[int, str] = {}
     stale = set(table)
     for number, name in names.items():
-        place = name.split(" ")[0]
-        text = source_line(root, place)
+        position = name.split(" ")[0]
+        text = source_line(root, position)
         for line in table:
-            if place.rpartition(":")[0].endswith(line[0]) and line[1] in text:
-                found[number] = line[2]
+            if position.rpartition(":")[0].endswith(line[0]) and line[1] in text:
+                reasons_by_site[number] = line[2]
                 stale.discard(line)
-    return found, [f"inject_unreached.py: no site is {line[:2]}" for line in sorted(stale)]
+    return reasons_by_site, [
+        f"inject_unreached.py: no site is {line[:2]}" for line in sorted(stale)
+    ]
 
 
-def source_line(root: Path, place: str) -> str:
-    """What stands at "src/cpp/base/shape.cpp:23"; Cython's own files are named without a folder."""
-    name, _, number = place.rpartition(":")
+def source_line(root: Path, position: str) -> str:
+    """Return the source line at a position such as "src/cpp/base/shape.cpp:23".
+
+    Cython's files have names without a folder.
+    """
+    name, _, number = position.rpartition(":")
     path = root / name if "/" in name else root / "python/ngd/_core" / name
     lines = path.read_text().splitlines() if path.exists() else []
     return lines[int(number) - 1] if int(number) <= len(lines) else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls that interrupts.py interrupts, each with what it must give where it is not.
+"""The public calls that interrupts.py interrupts, each with its result if it is not interrupted.
 
-Every rank makes the same case of the same run; the values depend on the run, so that what pairs
-with the call of another run is seen.
+In each run, every rank makes the same case. The values depend on the number of the run, so that a
+call that is matched with a call of another run gives a wrong result.
 """
 
 from __future__ import annotations
@@ -17,52 +17,55 @@ import ngd
 from ngd import ops
 
 ELEMENTS = (3, 700, 60_000)
-"""What rides beside the flag, travels in one piece, and in many."""
+"""Numbers of elements: beside the flag, in one chunk, and in many chunks."""
 
 SMALL = 40
 
 
 @dataclass
 class Case:
-    """A call; what it returns; and what can be looked at after it was interrupted."""
+    """A call, its result, and objects that a rank checks after an interrupt."""
 
     call: Callable[[], Any]
     want: Any
     works: list[ngd.Work] = field(default_factory=list)
-    """May be waited for again: each gives its place of `want`."""
+    """The works that a rank can wait for again. Work i gives `want[i]`."""
     group: ngd.Group | None = None
-    """Works, or is closed, as the world."""
+    """A group that must work, or be closed, as the world is."""
     state: Callable[[], str] = lambda: "nothing"
-    """What the call changes: "before" it, "after" it, or "poisoned"."""
+    """A function that returns the state of what the call changes.
+
+    It returns "before", "after" or "poisoned", or "nothing" if there is no such state.
+    """
 
 
 @dataclass
 class Run:
-    """What the cases are made of."""
+    """One run on a rank, from which cases take their operands."""
 
     number: int
     count: int
     rank: int
     size: int
     kept: dict[str, Any]
-    """Lives as long as the world."""
+    """Objects that live as long as the world."""
 
     def operand(self, rank: int | None = None, count: int | None = None, dtype: Any = float) -> Any:
-        """An array of a rank: whole numbers, so that sums are exact."""
+        """Return an array of a rank. It has integers, so that sums are exact."""
         mine = self.rank if rank is None else rank
-        places = np.arange(self.count if count is None else count) % 89
-        return ((places + 1) * (mine + 1) + self.number % 1000).astype(dtype)
+        values = np.arange(self.count if count is None else count) % 89
+        return ((values + 1) * (mine + 1) + self.number % 1000).astype(dtype)
 
     def total(self, count: int | None = None, dtype: Any = float) -> Any:
-        """The sum over the ranks."""
+        """Return the sum over the ranks."""
         return sum(self.operand(rank, count) for rank in range(self.size)).astype(dtype)
 
     def joined(self, count: int | None = None) -> Any:
-        """What all ranks gather."""
+        """Return the concatenation over the ranks."""
         return np.concatenate([self.operand(rank, count) for rank in range(self.size)])
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What is made at its first use in a world."""
+        """Return an object that is made at its first use in a world."""
         if name not in self.kept:
             self.kept[name] = make()
         return self.kept[name]
@@ -114,31 +117,31 @@ def all_reduce_rounded(run: Run) -> Case:
 
 
 def _sparse(run: Run, top: ngd.TopK, rank: int) -> tuple[Any, Any]:
-    """An array, of which one element is sent, and what is left of it."""
+    """Return an array of which TopK sends one element, and the residual."""
     x = np.arange(run.count, dtype=float) + run.number % 50 + rank
-    left = x.copy()
-    left[-1] = 0
+    residual = x.copy()
+    residual[-1] = 0
     top.reset()
-    return x, left
+    return x, residual
 
 
 def all_reduce_sparse(run: Run) -> Case:
     top = run.once("top", lambda: ngd.TopK(1e-9))
-    x, left = _sparse(run, top, run.rank)
+    x, residual = _sparse(run, top, run.rank)
     want = np.zeros(run.count)
     want[-1] = sum(run.count - 1 + run.number % 50 + r for r in range(run.size))
 
     def state() -> str:
         if top.residual is None:
             return "before"
-        return "after" if np.array_equal(top.residual, left) else f"residual {top.residual}"
+        return "after" if np.array_equal(top.residual, residual) else f"residual {top.residual}"
 
     return Case(lambda: ngd.all_reduce(x, op="sum", compression=top), want, state=state)
 
 
 def all_reduce_sparse_list(run: Run) -> Case:
     top = run.once("tops", lambda: ngd.TopK(1e-9))
-    x, left = _sparse(run, top, run.rank)
+    x, residual = _sparse(run, top, run.rank)
     want = np.zeros(run.count)
     want[-1] = sum(run.count - 1 + run.number % 50 + r for r in range(run.size))
 
@@ -146,7 +149,7 @@ def all_reduce_sparse_list(run: Run) -> Case:
         got = [top[i].residual for i in range(2)]
         if all(each is None for each in got):
             return "before"
-        good = all(each is not None and np.array_equal(each, left) for each in got)
+        good = all(each is not None and np.array_equal(each, residual) for each in got)
         return "after" if good else f"residuals {got}"
 
     call = lambda: ngd.all_reduce([x, x.copy()], op="sum", compression=top)  # noqa: E731
@@ -211,9 +214,9 @@ def scatter(run: Run) -> Case:
     root = run.number % run.size
     x = np.concatenate([run.operand(root) + r for r in range(run.size)])
     shape = run.operand().shape
-    given = x if run.rank == root else None
+    source = x if run.rank == root else None
     how: dict[str, Any] = {} if run.rank == root else {"shape": shape, "dtype": float}
-    return Case(lambda: ngd.scatter(given, root, **how), run.operand(root) + run.rank)
+    return Case(lambda: ngd.scatter(source, root, **how), run.operand(root) + run.rank)
 
 
 def all_to_all(run: Run) -> Case:
@@ -250,12 +253,12 @@ def works(run: Run) -> Case:
 
 
 def works_of_forms(run: Run) -> Case:
-    """Asynchronous forms that copy when they end."""
+    """Start works whose results are copied when they complete."""
     x, narrow = run.operand(), np.full(run.count, float(run.number % 16 + run.rank), np.float32)
     out = np.empty((run.count, run.size))
-    wide = np.stack([run.operand(rank) for rank in range(run.size)], axis=1)
+    columns = np.stack([run.operand(rank) for rank in range(run.size)], axis=1)
     sums = np.full(run.count, sum(run.number % 16 + r for r in range(run.size)), np.float32)
-    case = Case(lambda: None, [wide, sums, [run.total(), run.total(SMALL)]])
+    case = Case(lambda: None, [columns, sums, [run.total(), run.total(SMALL)]])
 
     def call() -> Any:
         small = run.operand(count=SMALL)
@@ -269,7 +272,7 @@ def works_of_forms(run: Run) -> Case:
 
 
 def works_asked(run: Run) -> Case:
-    """done() until it is, and waits that give up."""
+    """Poll with done() until it is true, and wait with timeouts."""
     x = run.operand()
     case = Case(lambda: None, [run.total(), run.joined()])
 
@@ -289,7 +292,7 @@ def works_asked(run: Run) -> Case:
 
 
 def works_dropped(run: Run) -> Case:
-    """The second is in nobody's hands."""
+    """Drop the work of the second call."""
     x = run.operand()
 
     def call() -> Any:
@@ -300,7 +303,7 @@ def works_dropped(run: Run) -> Case:
 
 
 def send_and_recv(run: Run) -> Case:
-    """The array goes round, from rank to rank."""
+    """Send the array to the next rank, and receive from the previous one."""
     x, before = run.operand(), (run.rank - 1) % run.size
 
     def call() -> Any:
@@ -317,7 +320,7 @@ def send_and_recv(run: Run) -> Case:
 
 
 def group_of_all(run: Run) -> Case:
-    """In a group of the world's ranks, in another order."""
+    """Call collectives in a group of all ranks in another order."""
     group = run.once("group", lambda: ngd.init().split(0, -run.rank, name="turned"))
     x = run.operand()
     return Case(
@@ -328,7 +331,7 @@ def group_of_all(run: Run) -> Case:
 
 
 def split(run: Run) -> Case:
-    """And a collective in what it makes."""
+    """Split the world, and call a collective in the new group."""
     x = run.operand()
 
     def call() -> Any:
@@ -346,7 +349,7 @@ def make_mesh(run: Run) -> Case:
 
 
 def join(run: Run) -> Case:
-    """Ranks with 1, 2, ... batches."""
+    """Join ranks with 1, 2, ... batches."""
 
     def call() -> Any:
         batches = [float(run.number)] * (run.rank + 1)
@@ -363,7 +366,7 @@ def comm_stats(run: Run) -> Case:
 
 
 def broadcast_variables(run: Run) -> Case:
-    """Two that are alike: what is meant for one must not reach the other."""
+    """Broadcast two variables of equal shape, whose values must not be mixed up."""
     names = ("a", "b")
     variables = run.once("alike", lambda: [ngd.variable(n, np.zeros(SMALL)) for n in names])
     for offset, variable in enumerate(variables):
@@ -387,7 +390,7 @@ def _value_of(variable: ngd.Variable, before: Any, after: Any) -> str:
 
 
 def _step(run: Run, device: str, collective: bool) -> Case:
-    """w += all_reduce(x), v += 2 all_reduce(x)."""
+    """Run a step that computes w += all_reduce(x) and v += 2 all_reduce(x)."""
 
     def make() -> Any:
         x = ngd.placeholder("x", (run.count,), np.float64)
@@ -433,7 +436,7 @@ def step_alone_of_the_interpreter(run: Run) -> Case:
 
 
 def step_twice(run: Run) -> Case:
-    """On the INTERPRETER, and again where the first was interrupted: it must not count twice."""
+    """Run a step on INTERPRETER, and again after an interrupt. The step must count once."""
     step, _, _ = run.once(f"twice {run.count}", lambda: _twice(run))
     x = run.operand()
 
@@ -453,20 +456,22 @@ def _twice(run: Run) -> Any:
 
 
 def compile_step(run: Run) -> Case:
-    """And run it once."""
+    """Compile a step, and run it once."""
     device = ("CPU", "INTERPRETER")[run.number % 2]
     x = run.operand(count=SMALL)
 
     def call() -> Any:
-        given = ngd.placeholder("x", (SMALL,), np.float64)
-        step = ngd.compile([given], [ops.all_reduce(given + 1.0, op="sum")], device=device)
+        x_in_graph = ngd.placeholder("x", (SMALL,), np.float64)
+        step = ngd.compile(
+            [x_in_graph], [ops.all_reduce(x_in_graph + 1.0, op="sum")], device=device
+        )
         return step(x)
 
     return Case(call, [run.total(SMALL) + run.size])
 
 
 def traced_function(run: Run) -> Case:
-    """Traced anew in each run; where a trace was interrupted, none is left behind."""
+    """Trace a function again in each run. An interrupted trace must not remain."""
     f = run.once("function", lambda: ngd.function(_sum_of_next))
     f.clear()
     x = run.operand(count=SMALL)
@@ -483,7 +488,7 @@ def compare_ranks(run: Run) -> Case:
 
 
 def assign(run: Run) -> Case:
-    """On two devices at once."""
+    """Assign a variable that has values on two devices."""
 
     def make() -> Any:
         v = ngd.variable("v", np.zeros(SMALL))
@@ -498,11 +503,11 @@ def assign(run: Run) -> Case:
         return [variable.numpy(), variable.numpy("CPU"), variable.numpy("INTERPRETER")]
 
     def state() -> str:
-        if (seen := _value_of(variable, before, after)) == "poisoned":
-            return seen
+        if (state_of_value := _value_of(variable, before, after)) == "poisoned":
+            return state_of_value
         values = [variable.numpy(d) for d in ("CPU", "INTERPRETER")] + [s()[0] for s in steps]
         same = all(np.array_equal(value, variable.numpy()) for value in values)
-        return seen if same else "devices that differ"
+        return state_of_value if same else "devices that differ"
 
     return Case(call, [after] * 3, state=state)
 
@@ -568,10 +573,10 @@ CASES: dict[str, Callable[[Run], Case]] = {
 }
 
 ALONE = ("comm_stats", "step_alone_on_the_cpu", "step_alone_of_the_interpreter", "assign")
-"""Calls that no other rank takes part in."""
+"""The calls that need no other rank."""
 
 LEAVE = ("init", "shutdown")
-"""Calls after which there is another world than before."""
+"""The calls that end or replace the world."""
 
 MESSAGES = ("send_and_recv",)
-"""Calls that may leave a message which was sent and which the interrupted rank did not receive."""
+"""The calls that may leave a message that was sent and not received by the interrupted rank."""

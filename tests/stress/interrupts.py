@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interrupts public calls at random points, and looks whether the ranks are whole afterwards.
+"""Interrupts public calls at random points, and checks the ranks afterwards.
 
     python -m tests.stress.interrupts --runs 2000 --seed 7 --mode tracer
 
-In a run all ranks of a world make the same call, and one of them (in mode signal: at times all) is
-interrupted in it: in mode tracer by a KeyboardInterrupt before a random bytecode of ngd's own
-Python, in mode signal by one or more signals at random microseconds, while the ranks wait for one
-another in native code. Then every rank looks, and docs/failure-model.md must hold:
+In a run, all ranks of a world make the same call. One of them is interrupted in it; in mode signal
+sometimes all of them are. In mode tracer, a KeyboardInterrupt is raised before a random bytecode of
+ngd's Python code. In mode signal, one or more signals arrive at random microseconds, while the
+ranks wait for each other in native code. Then every rank checks docs/failure-model.md:
 
-- all later collectives give exactly what they must on all ranks, or every rank is told that the
-  group is closed, and by which. A rank that has not taken part in a call, and goes on to the next
-  one, is seen: what it calls next is another collective than the others are in
-- what the others got from the call is right
-- no rank hangs or dies, and no memory is written to that was let go of
-- variables, and what a compression remembers, are as before or as after the call, or poisoned
+- All later collectives give exact results on all ranks, or every rank gets the error of a closed
+  group, which names the rank that closed it. A rank that has skipped a call is noticed, because its
+  next collective is another one than that of the other ranks.
+- The other ranks have right results of the call.
+- No rank hangs or dies, and no freed memory is written to.
+- Variables, and the residual of a compression, have the value before or after the call, or they are
+  poisoned.
 
-The last line is a JSON object; the exit code says whether anything was found. `--only N` repeats
-run N of a seed.
+The last line is a JSON object. The exit code is 1 if there are findings. `--only N` repeats run N
+of a seed.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from tests.stress import (
 from tests.support import harness
 
 TIMEOUT_SECONDS = 4
-"""Of a rank that waits for one that has gone another way: that of the ranks' world."""
+"""The NGD_TIMEOUT of the ranks, which limits the wait for a rank that makes another call."""
 
 RUN_SECONDS = 40
-"""After which a rank hangs."""
+"""A rank that takes more seconds for a run counts as hung."""
 
-TOLD = (
+NOTIFIED = (
     "GroupClosedError",
     "RemoteRankError",
     "RankLostError",
@@ -63,7 +64,7 @@ class HangError(Exception):
 
 
 class World:
-    """Ranks that stay."""
+    """Ranks that stay for many runs."""
 
     def __init__(self, communicator: str, ranks: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ngd-interrupts-"))
@@ -85,7 +86,7 @@ class World:
         self.start()
 
     def ask(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every rank answers."""
+        """Send an order to every rank, and return the answers."""
         line = json.dumps(order).encode() + b"\n"
         for pipe in self.orders:
             os.write(pipe, line)
@@ -103,7 +104,7 @@ class World:
                 raise HangError(f"a rank has ended: {self._everything()}")
             elif time.monotonic() > limit:
                 for process in self.job.processes.values():
-                    process.send_signal(10)  # they tell where they are
+                    process.send_signal(10)  # they print their stacks
                 time.sleep(1)
                 raise HangError(f"rank {rank} hangs: {self._everything()}")
         reply = json.loads(line)
@@ -119,7 +120,7 @@ class World:
         )
 
     def start(self) -> None:
-        """A new group, after one that was closed."""
+        """Make a new group, after one that was closed."""
         self.ask({"do": "start"})
 
     def close(self) -> None:
@@ -136,8 +137,11 @@ class World:
         return [process.pid for process in self.job.processes.values()]
 
 
-def drawn(seed: int, number: int, mode: str, ranks: int, only: str | None) -> dict[str, Any]:
-    """A run's order, from the seed and its number alone; `fraction` is of the call's bytecodes."""
+def draw_order(seed: int, number: int, mode: str, ranks: int, only: str | None) -> dict[str, Any]:
+    """Draw the order of a run, which depends only on the seed and the number of the run.
+
+    `fraction` selects the bytecode of the call.
+    """
     draw = random.Random(f"{seed} {number} {mode}")
     names = [n for n in interrupted_calls.CASES if mode == "tracer" or n not in SHORT]
     order: dict[str, Any] = {
@@ -164,47 +168,47 @@ def drawn(seed: int, number: int, mode: str, ranks: int, only: str | None) -> di
 
 
 SHORT = ("comm_stats", "assign")
-"""Calls that never wait."""
+"""The calls that never wait."""
 
 
-def closed(reply: dict[str, Any]) -> bool:
-    """Whether a rank was told that its group works no more."""
+def is_closed(reply: dict[str, Any]) -> bool:
+    """Return if a rank got the error of a closed group."""
     return any(probe != "right" for probe in reply["probes"])
 
 
 def judge(order: dict[str, Any], replies: list[dict[str, Any]]) -> list[str]:
-    """What is wrong about a run."""
+    """Return the findings of a run."""
     wrong = [f"rank {rank}: {what}" for rank, r in enumerate(replies) for what in r["wrong"]]
     for rank, reply in enumerate(replies):
         errors = [reply["error"], *reply["probes"], *reply["works"]]
         for error in errors:
             if error is None or error == "right":
                 continue
-            if not isinstance(error, list) or error[0] not in TOLD:
+            if not isinstance(error, list) or error[0] not in NOTIFIED:
                 wrong.append(f"rank {rank}: {error}")
             elif not any(word in error[1] for word in ("rank", "closed", "shut down")):
                 wrong.append(f"rank {rank}: an error that names nobody: {error}")
         if reply["outcome"] == "value" and reply["state"] not in ("nothing", "after"):
             wrong.append(f"rank {rank}: a call that has returned leaves {reply['state']}")
-    told = {closed(reply) for reply in replies}
-    if len(told) > 1:
+    states = {is_closed(reply) for reply in replies}
+    if len(states) > 1:
         wrong.append("the group works for some of the ranks only")
-    if told != {False}:
+    if states != {False}:
         return wrong
-    leaves = order["case"] in interrupted_calls.LEAVE  # the next call makes a new world
+    ends_world = order["case"] in interrupted_calls.LEAVE  # the next call makes a new world
     for rank, reply in enumerate(replies):
-        if (reply["outcome"] == "error" and not leaves) or reply["works"]:
+        if (reply["outcome"] == "error" and not ends_world) or reply["works"]:
             wrong.append(f"rank {rank}: an error, and yet the group works")
     others = {r["state"] for i, r in enumerate(replies) if i not in order["victims"]}
     mine = {replies[victim]["state"] for victim in order["victims"]}
-    alone = order["case"] in interrupted_calls.ALONE
-    if not alone and "after" in others and "before" in mine:
+    is_local = order["case"] in interrupted_calls.ALONE
+    if not is_local and "after" in others and "before" in mine:
         wrong.append("the others are a step ahead, and the group works")
     return wrong
 
 
 class Suite:
-    """All runs: two worlds, of two and of three ranks, at a time."""
+    """All runs. One world of two ranks and one of three run at a time."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -214,26 +218,30 @@ class Suite:
         self.cases: collections.Counter[str] = collections.Counter()
         self.findings: list[str] = []
 
-    def work(self, ranks: int) -> None:
-        """The runs of a world's size."""
+    def run_size(self, ranks: int) -> None:
+        """Make the runs of one size of world."""
         options, world = self.options, None
         numbers = range(options.runs) if options.only is None else [options.only]
         limit = time.monotonic() + options.seconds
         for number in numbers:
             if 2 + number % 2 != ranks or time.monotonic() > limit:
                 continue
-            order = drawn(options.seed, number, options.mode, ranks, options.case)
+            order = draw_order(options.seed, number, options.mode, ranks, options.case)
             try:
                 world = world or World(options.communicator, ranks)
-                replies = self.one(world, order)
+                replies = self.run_order(world, order)
                 wrong = judge(order, replies)
-                interrupted = any(reply["outcome"] == "interrupt" for reply in replies)
-                fresh = any(map(closed, replies)) or order["case"] in interrupted_calls.LEAVE
-                fresh = fresh or (interrupted and order["case"] in interrupted_calls.MESSAGES)
+                is_interrupted = any(reply["outcome"] == "interrupt" for reply in replies)
+                needs_new_group = (
+                    any(map(is_closed, replies)) or order["case"] in interrupted_calls.LEAVE
+                )
+                needs_new_group = needs_new_group or (
+                    is_interrupted and order["case"] in interrupted_calls.MESSAGES
+                )
                 self.note(order, replies, wrong)
-                if fresh and options.communicator == "mpi":
+                if needs_new_group and options.communicator == "mpi":
                     world, _ = None, world.close()
-                elif fresh:
+                elif needs_new_group:
                     world.start()
             except (HangError, AssertionError, OSError) as error:
                 self.note(order, [], [str(error)])
@@ -243,8 +251,8 @@ class Suite:
         if world is not None:
             world.close()
 
-    def one(self, world: World, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Make a run; how many bytecodes the call has is seen at its first run in a world."""
+    def run_order(self, world: World, order: dict[str, Any]) -> list[dict[str, Any]]:
+        """Make a run. The first run of a call in a world counts its bytecodes."""
         if order["mode"] == "tracer":
             key = order["case"], order["count"], order["victims"][0]
             if key not in world.bytecodes:
@@ -259,13 +267,13 @@ class Suite:
         return world.ask(order)
 
     def note(self, order: dict[str, Any], replies: list[dict[str, Any]], wrong: list[str]) -> None:
-        """Count a run."""
+        """Count a run, and print its findings."""
         with self.lock:
             self.runs += 1
             self.cases[order["case"]] += 1
             for victim in order["victims"] if replies else ():
                 what = replies[victim]["outcome"]
-                self.kinds[f"{what}, {'closed' if closed(replies[victim]) else 'open'}"] += 1
+                self.kinds[f"{what}, {'closed' if is_closed(replies[victim]) else 'open'}"] += 1
             if self.options.verbose:
                 print(order, [r["outcome"] for r in replies], flush=True)
             if wrong:
@@ -282,7 +290,7 @@ class Suite:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     options = argparse.ArgumentParser(description="Interrupt public calls at random points.")
     options.add_argument("--runs", type=int, default=2000)
     options.add_argument("--seed", type=int, default=None, help="default: another one each time")
@@ -296,12 +304,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs, and report."""
+    """Make the runs, and return the report."""
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {options.seed}", flush=True)
     suite, begin = Suite(options), time.monotonic()
-    threads = [threading.Thread(target=suite.work, args=(ranks,)) for ranks in (2, 3)]
+    threads = [threading.Thread(target=suite.run_size, args=(ranks,)) for ranks in (2, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:

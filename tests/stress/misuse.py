@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls every public callable of ngd with arguments that do not fit, and looks what it raises.
+"""Calls every public callable of ngd with bad arguments, and checks its errors.
 
     python -m tests.stress.misuse --runs 0 --seed 7
 
 A case is a callable of ngd, ops, nn, optim, data, train, checkpoint or metrics, or a method of a
-group, and one way to spoil its arguments: an unknown keyword, a wrong type, the wrong order, NaN,
-an empty array, a size that is zero, negative or huge, a wrong rank or dtype, or two objects of one
-name (misused_calls.py). A call must either be right or raise an error of a proper class whose
-message names the public call. A result that is right is equal on both devices. No call leaves a
-file, a thread, a call site, or a group that does not work.
+group, and one bad argument: an unknown keyword, a wrong type, the wrong order, NaN, an empty array,
+a size that is zero, negative or huge, a wrong rank or dtype, or two objects of one name
+(misused_calls.py). A call must either succeed or raise an error of a proper class whose message
+names the public call. A result must be equal on both devices. No call may leave a file, a thread, a
+call site, or a broken group.
 
 Cases run in child processes, so that a crash or a hang is one finding. A case takes milliseconds;
 `--seconds N` limits the time, and `--runs N` the number of cases (0: all). The last line is a JSON
@@ -42,7 +42,7 @@ BATCH: Final = 400
 """The number of cases of one child process."""
 
 CASE_SECONDS: Final = 20.0
-"""After which a case hangs, on a machine under load."""
+"""A case that takes more seconds counts as hung, even on a machine under load."""
 
 SPACE_BYTES: Final = 6 << 30
 """The address space of a child: a huge size is a MemoryError, and harms no other process."""
@@ -122,22 +122,22 @@ def main(arguments: Sequence[str]) -> int:
     begin, counts, found = time.monotonic(), Counter[str](), dict[str, list[str]]()
     while chosen and time.monotonic() - begin < options.seconds:
         batch, chosen = chosen[:BATCH], chosen[BATCH:]
-        for number, said in run_batch(batch, options.seconds - (time.monotonic() - begin)).items():
+        for number, entry in run_batch(batch, options.seconds - (time.monotonic() - begin)).items():
             counts["cases"] += 1
-            kind, _, text = said.partition(": ")
-            known = any(re.search(c, names[number]) and re.search(t, said) for c, t, _ in KNOWN)
+            kind, _, text = entry.partition(": ")
+            known = any(re.search(c, names[number]) and re.search(t, entry) for c, t, _ in KNOWN)
             counts["known" if known and text else kind] += 1
             if text and not known:
                 found.setdefault(f"{kind}: {text}", []).append(names[number])
-    for said, where in sorted(found.items(), key=lambda item: -len(item[1])):
-        print(f"{len(where)} x {said}\n    {'; '.join(where[: None if options.verbose else 4])}")
+    for entry, where in sorted(found.items(), key=lambda item: -len(item[1])):
+        print(f"{len(where)} x {entry}\n    {'; '.join(where[: None if options.verbose else 4])}")
     print(json.dumps({"seed": options.seed, **counts, "findings": len(found)}))
     return bool(found)
 
 
 def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
-    """Run cases in child processes; return what became of each, by number."""
-    said: dict[int, str] = {}
+    """Run cases in child processes, and return the outcome of each, by number."""
+    outcomes: dict[int, str] = {}
     begin = time.monotonic()
     while batch and time.monotonic() - begin < seconds:
         with tempfile.TemporaryDirectory() as folder:
@@ -159,17 +159,19 @@ def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
                 out, err = child.communicate()
         for line in out.splitlines():
             number, text = json.loads(line)
-            said[number] = text
-        left = [number for number in batch if int(number) not in said]
-        if left and child.returncode != 0:
-            said[int(left[0])] = f"crash: exit code {child.returncode}: {err.strip()[-300:]}"
-            left = left[1:]
-        batch = left
-    return said
+            outcomes[number] = text
+        remaining = [number for number in batch if int(number) not in outcomes]
+        if remaining and child.returncode != 0:
+            outcomes[int(remaining[0])] = (
+                f"crash: exit code {child.returncode}: {err.strip()[-300:]}"
+            )
+            remaining = remaining[1:]
+        batch = remaining
+    return outcomes
 
 
 def run_child(numbers: Sequence[str]) -> None:
-    """Run cases in this process; print a line for each, (number, what became of it)."""
+    """Run cases in this process, and print one line per case: its number and its outcome."""
     import numpy as np
 
     import ngd
@@ -187,15 +189,15 @@ def run_child(numbers: Sequence[str]) -> None:
         case = cases[int(number)]
         faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
         with contextlib.redirect_stdout(io.StringIO()):
-            said = outcome(case, known[case.target])
+            text = outcome(case, known[case.target])
         faulthandler.cancel_dump_traceback_later()
-        left = state_after(world, threads, case.target in SAVES and said == "right")
-        if left is not None:
-            said = said if said.startswith("class") else left
+        leftovers = state_after(world, threads, case.target in SAVES and text == "right")
+        if leftovers is not None:
+            text = text if text.startswith("class") else leftovers
             ngd.shutdown()
             world = ngd.init()
             known = {target.name: target for target in misused_calls.targets()}
-        print(json.dumps([int(number), said]), flush=True)
+        print(json.dumps([int(number), text]), flush=True)
 
 
 def outcome(case: Any, target: Any) -> str:
@@ -203,20 +205,20 @@ def outcome(case: Any, target: Any) -> str:
     from tests.stress import misused_calls
 
     try:
-        result = misused_calls.made(case, target)
+        result = misused_calls.make_call(case, target)
     except BaseException as error:
-        return judged(target.name, error)
+        return judge_error(target.name, error)
     try:
-        return compared(result)
+        return compare_devices(result)
     except BaseException as error:
-        return judged(target.name, error, "when it runs, ")
+        return judge_error(target.name, error, "when it runs, ")
 
 
 PROPER: Final = ("TypeError", "ValueError", "NotImplementedError", "MemoryError", "OSError")
 
 
-def judged(target: str, error: BaseException, when: str = "") -> str:
-    """Return whether an error is of a proper class, and names the public call."""
+def judge_error(target: str, error: BaseException, when: str = "") -> str:
+    """Return "raised" if an error has a proper class and names the public call, or a finding."""
     import ngd
 
     words = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
@@ -234,8 +236,8 @@ def judged(target: str, error: BaseException, when: str = "") -> str:
     return f"no name: {when}{words}"
 
 
-def compared(result: Any) -> str:
-    """Run what was built on both devices, where it is a graph; return "right" if they agree."""
+def compare_devices(result: Any) -> str:
+    """If the result is a graph, run it on both devices; return "right" if they agree."""
     import numpy as np
 
     import ngd
@@ -249,8 +251,8 @@ def compared(result: Any) -> str:
     if not nodes or any(n.type.bytes > LARGE_BYTES for n in everything):
         return "right"
     inputs = [n for n in everything if n.op is PLACEHOLDER]
-    given = [np.ones(n.shape, n.dtype) for n in inputs]
-    both = [ngd.compile(inputs, nodes, device=d)(*given) for d in ("CPU", "INTERPRETER")]
+    arrays = [np.ones(n.shape, n.dtype) for n in inputs]
+    both = [ngd.compile(inputs, nodes, device=d)(*arrays) for d in ("CPU", "INTERPRETER")]
     for ours, reference in zip(*both, strict=True):
         same = np.allclose(
             np.asarray(ours, np.float64),
@@ -265,7 +267,7 @@ def compared(result: Any) -> str:
 
 
 def state_after(world: Any, threads: int, may_save: bool) -> str | None:
-    """Return a description of leftovers of a call, or None."""
+    """Describe what a call has left: files, threads or broken groups. None if nothing."""
     import numpy as np
 
     from ngd._util import callsite as sites
@@ -273,12 +275,12 @@ def state_after(world: Any, threads: int, may_save: bool) -> str | None:
     if sites._shown.sites:
         sites._shown.sites.clear()
         return "state: a call site is left"
-    left = os.listdir(".")
-    if left:
-        for name in left:
+    files = os.listdir(".")
+    if files:
+        for name in files:
             subprocess.run(["rm", "-rf", name], check=True)
         if not may_save:
-            return f"state: files are left: {left}"
+            return f"state: files are left: {files}"
     if threading.active_count() > threads:
         return "state: a thread is left"
     try:

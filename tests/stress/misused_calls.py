@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that misuse.py makes: every public callable of ngd, with arguments that do not fit."""
+"""The calls of misuse.py: every public callable of ngd, with bad arguments."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MODULES: Final = {
 }
 
 NOT_CALLED: Final = {
-    # They end the group that all cases use, or are for the end of a program.
+    # They end the group that all cases use, or the program.
     *("ngd.shutdown", "ngd.init"),
-    # They listen on a port, or handle signals, for the rest of the process.
+    # They listen on a port, or handle signals, until the process ends.
     *("metrics.begin", "train.StopSignals"),
 }
 """Public callables that no case calls."""
@@ -46,31 +46,31 @@ GROUP: Final = (
     *("all_gather", "all_gather_v", "all_reduce", "all_to_all", "all_to_all_v", "barrier"),
     *("broadcast", "gather", "reduce", "reduce_scatter", "scatter", "split"),
 )
-"""The methods of a group that a rank may call alone. `send` and `recv` would wait for a peer."""
+"""The methods of a group that one rank can call alone. `send` and `recv` would wait for a rank."""
 
 WAITS: Final = {"ngd.send", "ngd.recv", "ops.send", "ops.recv", "ngd.newcomers", "ngd.join"}
-"""They wait for another rank."""
+"""Callables that wait for another rank."""
 
 
 class Target(NamedTuple):
-    """A public callable, as users name it."""
+    """A public callable, with the name that users write."""
 
     name: str
     call: Callable[..., Any]
 
 
 def targets() -> list[Target]:
-    """Return every public callable that a case may call, in one order."""
-    found = [Target(f"ops.{name}", call) for name, call in sorted(PUBLIC.items())]
+    """Return every public callable that a case may call, in a fixed order."""
+    all_targets = [Target(f"ops.{name}", call) for name, call in sorted(PUBLIC.items())]
     for module, home in MODULES.items():
         names = getattr(home, "__all__", None) or [n for n in dir(home) if n[0] != "_"]
         for name in sorted(names):
             value = getattr(home, name)
             own = getattr(value, "__module__", "").startswith("ngd")
             if callable(value) and own and name not in NOT_MADE:
-                found.append(Target(f"{module}.{name}", value))
-    found += [Target(f"Group.{name}", getattr(ngd.init(), name)) for name in GROUP]
-    return [t for t in found if t.name not in NOT_CALLED | WAITS]
+                all_targets.append(Target(f"{module}.{name}", value))
+    all_targets += [Target(f"Group.{name}", getattr(ngd.init(), name)) for name in GROUP]
+    return [t for t in all_targets if t.name not in NOT_CALLED | WAITS]
 
 
 def one_weight() -> Any:
@@ -84,7 +84,7 @@ def two_variables() -> list[Any]:
 
 
 def two_arrays(call: Callable[[list[Any]], Any]) -> None:
-    """Make a call with two variables of one name, which keep their values if it is allowed."""
+    """Call with two variables of one name. If the call succeeds, they must keep their values."""
     both = two_variables()
     call(both)
     assert [v.numpy().tolist() for v in both] == [[0.0, 0.0], [1.0, 1.0]]
@@ -140,7 +140,7 @@ WRONG: Final[dict[str, Callable[[], Any]]] = {
     "a placeholder": lambda: ngd.placeholder("p", (2, 3)),
     "a variable": one_weight,
 }
-"""Values, by their names in a report."""
+"""Bad values, by their names in a report."""
 
 VALID: Final[dict[str, Callable[[], Any]]] = {
     "axis": lambda: 0,
@@ -161,11 +161,11 @@ VALID: Final[dict[str, Callable[[], Any]]] = {
     "equation": lambda: "ij->ji",
     "parameters": one_weight,
 }
-"""Arguments that fit, by the name of the parameter; others are an array, or an integer of `nn`."""
+"""Good arguments by the name of the parameter. Others get an array, or an integer in `nn`."""
 
 
 class Case(NamedTuple):
-    """One call: a target, and how its arguments are spoiled."""
+    """One call: a target, and its bad argument."""
 
     target: str
     how: str
@@ -176,13 +176,13 @@ class Case(NamedTuple):
 
 
 def parameters_of(target: Target) -> list[inspect.Parameter]:
-    """Return the parameters that have a name; none where there is no signature."""
+    """Return the parameters that have a name, or none if there is no signature."""
     try:
         signature = inspect.signature(target.call)
     except ValueError:
         return []
     named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
-    return [p for p in named if p.name != "site"]  # of a call, which bridges give
+    return [p for p in named if p.name != "site"]  # the call site, which only bridges give
 
 
 def cases() -> Iterator[Case]:
@@ -197,8 +197,8 @@ def cases() -> Iterator[Case]:
                 yield Case(target.name, how, parameter.name)
 
 
-def fitting(target: Target) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments that fit, or are likely to: positional ones, and those by keyword."""
+def good_arguments(target: Target) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments that are good, or likely to be: positional ones and keywords."""
     drawn = np.random.default_rng(0)
     samples = iter(()) if not isinstance(target.call, Op) else iter(target.call.samples())
     sample = next(samples, None)
@@ -228,11 +228,11 @@ def fitting(target: Target) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
-def made(case: Case, target: Target) -> Any:
-    """Make the call of a case; return its result."""
+def make_call(case: Case, target: Target) -> Any:
+    """Make the call of a case, and return its result."""
     if case.how == "two of one name":
         return TWINS[target.name]()
-    args, kwargs = fitting(target)
+    args, kwargs = good_arguments(target)
     if case.how == "none":
         args, kwargs = [], {}
     elif case.how == "an unknown keyword":
@@ -243,10 +243,10 @@ def made(case: Case, target: Target) -> Any:
         args.reverse()
     elif case.parameter:
         names = [p.name for p in parameters_of(target) if p.kind is not p.VAR_POSITIONAL]
-        place = names.index(case.parameter) if case.parameter in names else len(args)
+        index = names.index(case.parameter) if case.parameter in names else len(args)
         spoiled = WRONG[case.how]()
-        if place < len(args):
-            args[place] = spoiled
+        if index < len(args):
+            args[index] = spoiled
         elif case.parameter in names:
             kwargs[case.parameter] = spoiled
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random collectives and their results by NumPy, for random_collectives.py."""
+"""Draws random collectives for random_collectives.py, and computes their results by NumPy."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ MOST_PENDING = 8
 
 @dataclass
 class Counts:
-    """Number of calls, and the file of wrong results."""
+    """The number of calls, and the file of wrong results."""
 
     path: Path
-    """File to which each wrong result is written at once, as a line."""
+    """The file to which each wrong result is written at once, as a line."""
 
     calls: int = 0
 
     def note(self, wrong: str) -> None:
-        """Write about a wrong result."""
+        """Write a wrong result."""
         with self.path.open("a") as file:
             file.write(f"{wrong}\n")
 
@@ -77,7 +77,7 @@ class Calls(Protocol):
 
 
 class Members(NamedTuple):
-    """A group and the world ranks in each part of the split that made it, in order."""
+    """A group, and the world ranks of each part of the split that made it, in order."""
 
     name: str
     group: Any
@@ -85,18 +85,18 @@ class Members(NamedTuple):
     colors: Sequence[int]
 
     def of(self, rank: int) -> list[int]:
-        """The world ranks of the part that has this rank."""
+        """Return the world ranks of the part that contains a rank."""
         return self.parts[self.colors[rank]]
 
 
 def make_groups(world: Any, per_host: tuple[int, ...]) -> list[Members]:
-    """Split the world by host, by place on the host, in reverse order, and by parity."""
+    """Split the world by host, by index on the host, in reverse order, and by parity."""
     ranks = range(world.size)
     hosts = [host for host, count in enumerate(per_host) for _ in range(count)]
-    places = [place for count in per_host for place in range(count)]
+    local_ranks = [local_rank for count in per_host for local_rank in range(count)]
     splits = {
         "host": (hosts, ranks),
-        "place": (places, ranks),
+        "place": (local_ranks, ranks),
         "reverse": ([0] * world.size, range(world.size, 0, -1)),
         "parity": ([rank % 2 for rank in ranks], ranks),
     }
@@ -112,7 +112,7 @@ def make_groups(world: Any, per_host: tuple[int, ...]) -> list[Members]:
 
 
 class Draw(NamedTuple):
-    """One call, drawn alike on all ranks."""
+    """One call, which is drawn equally on all ranks."""
 
     number: int
     seed: int
@@ -128,15 +128,15 @@ class Draw(NamedTuple):
     waits: bool
 
     def data(self, rank: int, length: int, part: int = 0) -> Array:
-        """The operand of a rank."""
+        """Return the operand of a rank."""
         generator = np.random.Generator(
             np.random.Philox(key=[self.seed, self.number], counter=[rank, part, 0, 0])
         )
         small = self.dtype in (ml_dtypes.bfloat16, np.uint8)  # so that no sum is rounded
         return generator.integers(0, 4 if small else 100, length).astype(self.dtype)
 
-    def reduced(self, operands: Sequence[Array]) -> Array:
-        """The operands combined by the op."""
+    def reduce_operands(self, operands: Sequence[Array]) -> Array:
+        """Return the operands combined by the op."""
         exact = [x.astype(np.float64) if self.dtype is ml_dtypes.bfloat16 else x for x in operands]
         combine: Any = {"sum": np.add, "min": np.minimum, "max": np.maximum}[self.op]
         result: Array = combine.reduce(np.stack(exact), axis=0)
@@ -144,7 +144,7 @@ class Draw(NamedTuple):
 
 
 def draw_call(number: int, job: Calls, groups: list[Members], common: random.Random) -> Draw:
-    """Draw the next call, the same on all ranks."""
+    """Draw the next call, which is the same on all ranks."""
     members = common.choice(groups)
     length = common.choice(LENGTHS) if common.random() < 0.8 else common.randrange(1, 1 << 20)
     dtype = common.choice(DTYPES)
@@ -166,7 +166,7 @@ def draw_call(number: int, job: Calls, groups: list[Members], common: random.Ran
 
 
 def call(draw: Draw, rank: int) -> tuple[Any, Array | None]:
-    """Make a call; return its result or work, and the result it must have (None: no result)."""
+    """Make a call; return its result or work, and the expected result, which may be None."""
     ranks = draw.members.of(rank)
     size, me, n, kind = len(ranks), ranks.index(rank), draw.length, draw.kind
     root = int(draw.root * size)
@@ -179,13 +179,13 @@ def call(draw: Draw, rank: int) -> tuple[Any, Array | None]:
             how["out"] = x
         if kind == "ring":
             how["algorithm"] = "ring"
-        expected = draw.reduced([draw.data(r, n) for r in ranks])
+        expected = draw.reduce_operands([draw.data(r, n) for r in ranks])
         return ngd.all_reduce(x, op=draw.op, **how), expected
     if kind == "reduce_scatter":
         x = draw.data(rank, n * size)
         if draw.in_place:
             how["out"] = x[mine]
-        expected = draw.reduced([draw.data(r, n * size)[mine] for r in ranks])
+        expected = draw.reduce_operands([draw.data(r, n * size)[mine] for r in ranks])
         return ngd.reduce_scatter(x, op=draw.op, **how), expected
     if kind == "all_gather":
         x = draw.data(rank, n)
@@ -211,29 +211,33 @@ def call(draw: Draw, rank: int) -> tuple[Any, Array | None]:
         result = ngd.gather(draw.data(rank, n), root, **how)
         return result, expected if me == root else None
     if kind == "reduce":
-        expected = draw.reduced([draw.data(r, n) for r in ranks])
+        expected = draw.reduce_operands([draw.data(r, n) for r in ranks])
         result = ngd.reduce(draw.data(rank, n), root, op=draw.op, **how)
         return result, expected if me == root else None
     if kind == "scatter":
-        whole = draw.data(ranks[root], n * size)
+        source = draw.data(ranks[root], n * size)
         result = ngd.scatter(
-            whole if me == root else None, root, out=np.zeros(n, draw.dtype), **how
+            source if me == root else None, root, out=np.zeros(n, draw.dtype), **how
         )
-        return result, whole[mine]
+        return result, source[mine]
     return call_of_lengths(draw, rank, how)
 
 
 def call_of_lengths(draw: Draw, rank: int, how: dict[str, Any]) -> tuple[Any, Array | None]:
-    """Make a call of the kinds whose ranks give different lengths."""
+    """Make a call of a kind whose ranks give different lengths."""
     ranks, counts = draw.members.of(rank), draw.counts
     me = ranks.index(rank)
     if draw.kind == "all_gather_v":
-        lengths = counts[: len(ranks)]
-        expected = np.concatenate([draw.data(r, k) for r, k in zip(ranks, lengths, strict=True)])
-        return ngd.all_gather_v(draw.data(rank, lengths[me]), counts=lengths, **how), expected
+        counts_of_ranks = counts[: len(ranks)]
+        expected = np.concatenate(
+            [draw.data(r, k) for r, k in zip(ranks, counts_of_ranks, strict=True)]
+        )
+        return ngd.all_gather_v(
+            draw.data(rank, counts_of_ranks[me]), counts=counts_of_ranks, **how
+        ), expected
     assert draw.kind == "all_to_all_v"
-    places = range(len(ranks))
-    table = [[counts[(i * 7 + j * 3) % len(counts)] for j in places] for i in places]
+    indices = range(len(ranks))
+    table = [[counts[(i * 7 + j * 3) % len(counts)] for j in indices] for i in indices]
     blocks = []
     for sender, row in zip(ranks, table, strict=True):
         begin = sum(row[:me])
@@ -245,7 +249,7 @@ def call_of_lengths(draw: Draw, rank: int, how: dict[str, Any]) -> tuple[Any, Ar
 
 
 def call_at_once(draw: Draw, rank: int, check: Callable[[Any, Array, str], None]) -> bool:
-    """Make and check a call of the kinds that are no single work; return whether it was one."""
+    """Make and check a call that is not a single work; return if it was one."""
     ranks, group, n = draw.members.of(rank), draw.members.group, draw.length
     if draw.kind == "barrier":
         ngd.barrier(group=group)
@@ -260,18 +264,22 @@ def call_at_once(draw: Draw, rank: int, check: Callable[[Any, Array, str], None]
         sent.wait()
         check(result, draw.data(ranks[source], n), "")
     elif draw.kind == "list":
-        lengths = [*draw.counts[:5], n]
-        operands = [draw.data(rank, k, part) for part, k in enumerate(lengths)]
+        counts_of_calls = [*draw.counts[:5], n]
+        operands = [draw.data(rank, k, part) for part, k in enumerate(counts_of_calls)]
         results = ngd.all_reduce(operands, op=draw.op, group=group)
-        for part, k in enumerate(lengths):
-            check(results[part], draw.reduced([draw.data(r, k, part) for r in ranks]), f" {part}")
+        for part, k in enumerate(counts_of_calls):
+            check(
+                results[part],
+                draw.reduce_operands([draw.data(r, k, part) for r in ranks]),
+                f" {part}",
+            )
     else:
         return False
     return True
 
 
 def make_calls(job: Calls, world: Any, counts: Counts, ready: Callable[[], None]) -> None:
-    """Make the calls of a job, and note wrong results; `ready` is called before the first one."""
+    """Make the calls of a job, and record wrong results. `ready` is called before the first."""
     common, own = random.Random(job.seed), random.Random(f"{job.seed} {world.rank}")
     groups = make_groups(world, job.per_host)
     pending: list[tuple[Any, Array | None, Draw]] = []
@@ -281,9 +289,9 @@ def make_calls(job: Calls, world: Any, counts: Counts, ready: Callable[[], None]
         wrong = np.flatnonzero(got != expected)
         if wrong.size:
             first = int(wrong[0])
-            shown: dict[str, Any] = draw._asdict() | {"members": draw.members.name, "counts": []}
+            fields: dict[str, Any] = draw._asdict() | {"members": draw.members.name, "counts": []}
             counts.note(
-                f"{shown}{part}: {wrong.size} of {got.size} elements are wrong, the first is "
+                f"{fields}{part}: {wrong.size} of {got.size} elements are wrong, the first is "
                 f"{first}: {got[first]} for {expected[first]}"
             )
 

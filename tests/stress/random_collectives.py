@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares random collectives between hosts with NumPy, while ranks die, stop and lose their links.
+"""Compares random collectives between hosts with NumPy, while ranks and links fail.
 
     python -m tests.stress.random_collectives --hosts 2,2 --calls 20000
     python -m tests.stress.random_collectives --hosts 1,2,3 --kills 70 --stops 17 --cuts 7
 
 A job makes hosts of network namespaces and starts the given number of ranks on each. The ranks make
 collectives of random kinds, lengths, dtypes, groups and roots, some of them asynchronous or in
-place, and wait for them in orders of their own. NumPy computes every result from the same seed, and
-each must be equal to it bit for bit.
+place, and wait for them in random orders. NumPy computes every result from the same seed, and each
+result must be equal to it bit for bit.
 
-A fault of the system strikes a job at a random moment: a rank is killed, a rank is stopped for some
-seconds, or the link of a host is cut. Every other rank must then come to its end or to an error of
-ngd within the deadline (NGD_TIMEOUT) and `SLACK_SECONDS`, without a wrong result.
+One fault of the system happens in a job at a random moment: a rank is killed, a rank is stopped for
+some seconds, or the link of a host is cut. Every other rank must then end, or get an error of ngd,
+within the deadline (NGD_TIMEOUT) and `SLACK_SECONDS`, without a wrong result.
 
-Prints the seed first; the last line is JSON. Exit code 0 if nothing was found. Needs root and mode
-OMPI.
+Prints the seed first. The last line is JSON. The exit code is 0 if there is no finding. Needs root
+and mode OMPI.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tests.stress.random_calls import Counts, make_calls
 from tests.stress.started_ranks import START_SECONDS, last_words, meet, start
 
 TIMEOUT_SECONDS = 8.0
-"""NGD_TIMEOUT of the ranks."""
+"""The NGD_TIMEOUT of the ranks."""
 
 SLACK_SECONDS = 4.0
-"""Time after their deadline in which ranks must end: two cores run all of them."""
+"""Additional seconds in which ranks must end, because two cores run all of them."""
 
 CALLS_PER_JOB = 1000
 JOB_SECONDS = 300.0
-"""A job in which nothing fails must have ended by then."""
+"""The seconds in which a job without failures must end."""
 
 STOPPED_SECONDS = (0.5, 2.0, TIMEOUT_SECONDS + 3)
 
@@ -61,10 +61,10 @@ class Job:
     most_bytes: int
     fault: str
     victim: int
-    """The rank, or for a cut link the host, that the fault strikes."""
+    """The rank that fails, or the host whose link is cut."""
 
     seconds: float
-    """From the start of the calls to the fault."""
+    """The seconds from the start of the calls to the fault."""
 
     stopped: float
     rate: str
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def fails(self) -> bool:
-        """Return True if calls of the other ranks must fail."""
+        """Return if calls of the other ranks must fail."""
         return self.fault in ("kill", "cut") or (
             self.fault == "stop" and self.stopped > TIMEOUT_SECONDS
         )
@@ -101,7 +101,7 @@ def draw(
 
 
 def rank_main(job: Job) -> None:
-    """Make the calls of a job as one rank, and write what came of them."""
+    """Make the calls of a job as one rank, and write a report."""
     import ngd
 
     folder = Path(job.folder)
@@ -119,20 +119,20 @@ def rank_main(job: Job) -> None:
         make_calls(job, world, counts, lambda: write("pid", str(os.getpid())))
     except ngd.errors.Error as error:
         report = {"error": type(error).__name__, "message": str(error)[:500]}
-    except Exception as error:  # no error of ngd: a finding, whatever struck the job
+    except Exception as error:  # not an error of ngd, so a finding under every fault
         counts.note(f"{type(error).__name__}: {error}".replace("\n", " ")[:500])
     write("json", json.dumps(report | {"calls": counts.calls}))
     limit = time.monotonic() + START_SECONDS
     while not (folder / "end").exists() and time.monotonic() < limit:
-        time.sleep(0.02)  # mpirun ends the others when one leaves without finalizing MPI
-    os._exit(0)  # Open MPI's finalization would wait for the ranks that are dead
+        time.sleep(0.02)  # mpirun ends the other ranks when one exits without MPI_Finalize
+    os._exit(0)  # Open MPI's finalization would wait for dead ranks
 
 
 # ---- the jobs
 
 
 def run(job: Job) -> tuple[list[str], int]:
-    """Run a job; return what was found, and the fewest calls that a rank has made."""
+    """Run a job; return the findings, and the smallest number of calls that a rank has made."""
     from namespaces import Hosts, command
 
     folder, ranks = Path(job.folder), sum(job.per_host)
@@ -161,7 +161,7 @@ def run(job: Job) -> tuple[list[str], int]:
 
 
 def wait_for_pids(process: Any, folder: Path, ranks: int) -> list[int] | None:
-    """Wait until all ranks are about to make their first call; return their process numbers."""
+    """Wait until all ranks are ready for their first call, and return their process IDs."""
     limit = time.monotonic() + START_SECONDS
     while len(list(folder.glob("*.pid"))) < ranks:
         if process.poll() is not None or time.monotonic() > limit:
@@ -171,14 +171,14 @@ def wait_for_pids(process: Any, folder: Path, ranks: int) -> list[int] | None:
 
 
 def strike_and_wait(job: Job, pids: list[int]) -> list[int]:
-    """Kill or stop a rank, and wait for the ends of the others; return those that are late."""
+    """Kill or stop a rank, and wait for the others to end; return those that are late."""
     folder, struck = Path(job.folder), time.monotonic()
     allowed = TIMEOUT_SECONDS + SLACK_SECONDS
     if job.fault in ("kill", "stop"):
         number = signal.SIGKILL if job.fault == "kill" else signal.SIGSTOP
         send(pids[job.victim], number)
     if not job.fails:
-        allowed = JOB_SECONDS  # they make all calls
+        allowed = JOB_SECONDS  # the ranks make all calls
     resumed = job.fault != "stop"
     while True:
         waiting = [
@@ -198,13 +198,13 @@ def strike_and_wait(job: Job, pids: list[int]) -> list[int]:
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that may have ended."""
+    """Send a signal to a process, which may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
+    """Return if a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -213,28 +213,28 @@ def is_alive(pid: int) -> bool:
 
 
 def findings_of(job: Job, late: list[int]) -> tuple[list[str], int]:
-    """Read the reports of the ranks; return what was found and the fewest calls of a rank."""
+    """Read the reports of the ranks; return the findings and the smallest number of calls."""
     folder, ranks = Path(job.folder), sum(job.per_host)
-    found = [f"rank {rank} had not ended in time" for rank in late]
+    findings = [f"rank {rank} had not ended in time" for rank in late]
     reports = {
         int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))
     }
     for path in sorted(folder.glob("*.wrong")):
-        found += [f"rank {path.stem}: {line}" for line in path.read_text().splitlines()]
+        findings += [f"rank {path.stem}: {line}" for line in path.read_text().splitlines()]
     for rank in range(ranks):
         report = reports.get(rank)
         if report is None:
-            # Open MPI ends a rank when it reads from the socket of a dead one or of a lost host.
+            # Open MPI ends a rank that reads from the socket of a dead rank or of a lost host.
             if rank not in late and job.fault not in ("kill", "cut"):
-                found.append(f"rank {rank} ended without a report: {last_words(folder)}")
+                findings.append(f"rank {rank} ended without a report: {last_words(folder)}")
             continue
         if report["error"] and not job.fails:
-            found.append(f"rank {rank}: {report['error']}: {report['message']}")
-    return found, min((report["calls"] for report in reports.values()), default=0)
+            findings.append(f"rank {rank}: {report['error']}: {report['message']}")
+    return findings, min((report["calls"] for report in reports.values()), default=0)
 
 
 def main() -> int:
-    """Run jobs and print what was found."""
+    """Run jobs, and print the findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", default="2,2", help="the ranks of each host")
     parser.add_argument("--calls", type=int, default=0, help="collectives in jobs without faults")
@@ -246,8 +246,8 @@ def main() -> int:
     parser.add_argument("--rank", help="for the ranks")
     args = parser.parse_args()
     if args.rank:
-        given = json.loads(args.rank)
-        rank_main(Job(**{**given, "per_host": tuple(given["per_host"])}))
+        fields = json.loads(args.rank)
+        rank_main(Job(**{**fields, "per_host": tuple(fields["per_host"])}))
     from namespaces import why_not
 
     if reason := why_not():
@@ -261,7 +261,7 @@ def main() -> int:
         repeat("stop", args.stops),
         repeat("cut", args.cuts),
     )
-    made, failed, begun = 0, 0, 0
+    num_calls, failed, num_started = 0, 0, 0
     for number, fault in enumerate(faults):
         if number < args.first:
             continue
@@ -270,13 +270,15 @@ def main() -> int:
             calls = CALLS_PER_JOB
         folder = tempfile.mkdtemp(prefix="ngd-random-collectives-")
         job = draw(random.Random(f"{args.seed} {number}"), per_host, fault, calls, folder)
-        found, calls = run(job)
-        made, begun = made + calls, begun + 1
-        if found:
+        findings, calls = run(job)
+        num_calls, num_started = num_calls + calls, num_started + 1
+        if findings:
             failed += 1
-            print(f"job {number}: {job}", *found, sep="\n  ", flush=True)
+            print(f"job {number}: {job}", *findings, sep="\n  ", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"seed": args.seed, "jobs": begun, "calls": made, "failed": failed}))
+    print(
+        json.dumps({"seed": args.seed, "jobs": num_started, "calls": num_calls, "failed": failed})
+    )
     return 1 if failed else 0
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills trainings at random, resumes them, and compares them with trainings that were not killed.
+"""Kills trainings at random, resumes them, and compares them with trainings without kills.
 
     python -m tests.stress.resume --runs 500 --seed 7
 
 A run is one training with a drawn optimizer, schedule, average, loss scale, sampler, number of
 loading processes, random state and sharding, by `ngd.compile`, `@ngd.function` or `train.Trainer`,
-on one or two ranks. It is killed up to three times: SIGKILL from outside at a random time, or at a
-random system call of a save. Each time a new process resumes it. At the end all variables, states
-and losses must have the bits of a training that was never killed.
+on one or two ranks. It is killed up to three times: by SIGKILL from outside at a random time, or at
+a random system call of a save. After each kill, a new process resumes it. At the end all variables,
+states and losses must have the bits of a training that was never killed.
 
 Prints one line of JSON: the seed, counts of runs and kills, and the findings. The exit code is 1 if
-there is a finding. Without --runs it stops after --seconds. `--first N` begins at run N of a seed.
+there is a finding. Without --runs it stops after --seconds. `--first N` starts at run N of a seed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CALLS = {
     "after replace": 20,
     "unlink": 9,
 }
-"""The calls of a save at which a process dies -> the number of those in some ten saves, about."""
+"""The calls of a save at which a process dies, and about how many of them ten saves make."""
 MOST_KILLS = 3
 DEADLINE = 120.0
-"""Seconds for a life."""
+"""The seconds in which one process of a training must end."""
 
 ENVIRONMENT = {"NGD_THREADS": "1", "NGD_CHECK": "0"}
 
@@ -56,7 +56,7 @@ class Suite:
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []
         self.seconds = 1.0
-        """The time that a training takes: a moving average."""
+        """The time that a training takes, as a moving average."""
 
     def run(self, number: int) -> None:
         """Train, kill, resume and compare once."""
@@ -72,7 +72,7 @@ class Suite:
                     break
             if done[-1] != "finished":
                 done.append(self.life(scenario, folder, None))
-        except BaseException as error:  # pytest.fail's, too
+        except BaseException as error:  # also that of pytest.fail
             self.found.append(f"{self.seed}.{number}: {scenario}, {done}: {error}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +110,7 @@ class Suite:
             return self.end_of(job, begin, "killed from outside")
 
     def end_of(self, job: harness.Job, begin: float, killed: str) -> str:
-        """Wait for the end of a life, and check that it ended as planned."""
+        """Wait for the end of a process, and check that it ended as planned."""
         while not is_over(job):
             time.sleep(0.002)
             if time.monotonic() > begin + DEADLINE:
@@ -149,31 +149,31 @@ def number_of_saves(folder: str) -> int:
 
 
 def is_over(job: harness.Job) -> bool:
-    """Return whether the training of a job has finished or a rank has ended."""
+    """Return if the training of a job has finished, or a rank has ended."""
     return "finished" in job.read(0, "out") or job.any_has_ended()
 
 
 def main() -> int:
-    """See the module's text."""
+    """Run the command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=0, help="trainings; 0: as --seconds says")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--first", type=int, default=0, help="the number of the first run")
-    wanted = parser.parse_args()
-    begin, number = time.monotonic(), wanted.first
-    suite = Suite(wanted.seed)
+    options = parser.parse_args()
+    begin, number = time.monotonic(), options.first
+    suite = Suite(options.seed)
 
     def is_enough() -> bool:
-        if wanted.runs:
-            return number >= wanted.first + wanted.runs
-        return time.monotonic() - begin >= wanted.seconds
+        if options.runs:
+            return number >= options.first + options.runs
+        return time.monotonic() - begin >= options.seconds
 
     while not suite.found and not is_enough():
         suite.run(number)
         number += 1
     seconds = round(time.monotonic() - begin, 1)
-    report = {"seed": wanted.seed, "runs": number - wanted.first, "seconds": seconds}
+    report = {"seed": options.seed, "runs": number - options.first, "seconds": seconds}
     print(json.dumps({**report, **dict(sorted(suite.counts.items())), "found": suite.found}))
     return 1 if suite.found else 0
 

@@ -22,7 +22,7 @@ EPOCHS = 4
 SAMPLES, FEATURES, CLASSES = 46, 6, 3
 
 SCALE = 2.0**124
-"""The first loss scale: after some steps gradients overflow, and updates are skipped."""
+"""The first loss scale. After some steps gradients overflow, and updates are skipped."""
 
 HOW = ("compile", "function", "trainer")
 
@@ -58,7 +58,7 @@ SAMPLERS: dict[str, dict[str, bool]] = {
 }
 
 
-def drawn(random_: random.Random, number: int) -> dict[str, Any]:
+def draw_scenario(random_: random.Random, number: int) -> dict[str, Any]:
     """Draw a scenario. Its API, optimizer and number of ranks depend on the number of the run."""
     optimizers = [*OPTIMIZERS]
     how, ranks = HOW[number % len(HOW)], 1 + number // len(HOW) % 2
@@ -86,7 +86,7 @@ def drawn(random_: random.Random, number: int) -> dict[str, Any]:
 
 
 class Training:
-    """One training, as a new process makes it."""
+    """One training in a new process."""
 
     def __init__(self, scenario: dict[str, Any], folder: str) -> None:
         self.scenario, self.folder = scenario, folder
@@ -121,9 +121,9 @@ class Training:
         if scenario["groups"]:
             group = optim.ParameterGroup(optim.is_vector, lr_factor=0.5)
             common["groups"] = [group]
-        made = OPTIMIZERS[scenario["optimizer"]](rate, loss_scale=self.scale, **common)
-        self.optimizers = [made]
-        if scenario["optimizer"] == "Muon":  # of matrices alone
+        optimizer = OPTIMIZERS[scenario["optimizer"]](rate, loss_scale=self.scale, **common)
+        self.optimizers = [optimizer]
+        if scenario["optimizer"] == "Muon":  # Muon trains only matrices
             scaled = optim.LossScale(SCALE, name="other", growth_interval=4) if self.scale else None
             self.optimizers.append(optim.AdamW(rate, loss_scale=scaled))
         self.average: optim.ExponentialMovingAverage | None = None
@@ -132,7 +132,7 @@ class Training:
             self.average = optim.ExponentialMovingAverage(0.9, warm_up=warm_up)
 
     def _parts(self) -> list[tuple[optim.Optimizer, list[Any]]]:
-        """The optimizers, and the parameters of each."""
+        """Return the optimizers, and the parameters of each."""
         parameters = [*self.model.parameters().values()]
         if len(self.optimizers) == 1:
             return [(self.optimizers[0], parameters)]
@@ -153,24 +153,26 @@ class Training:
     def _build(self, x: Any, y: Any, weight: Any) -> Any:
         loss, updates = self._loss(x, y)
         micro_batches = self.scenario["micro_batches"]
-        made: dict[Any, Any] = {}
+        all_updates: dict[Any, Any] = {}
         for optimizer, variables in self._parts():
-            made |= optimizer.minimize(loss, variables, weight=weight, micro_batches=micro_batches)
+            all_updates |= optimizer.minimize(
+                loss, variables, weight=weight, micro_batches=micro_batches
+            )
         if self.average is not None:
-            made |= self.average.updates(made, self.model.parameters())
-        return [ops.all_reduce(loss, op="mean", weight=weight)], [made, updates]
+            all_updates |= self.average.updates(all_updates, self.model.parameters())
+        return [ops.all_reduce(loss, op="mean", weight=weight)], [all_updates, updates]
 
     def _compiled(self, build: Callable[..., Any], x: Any, y: Any) -> Any:
         key = build.__name__, x.shape
         if key not in self._steps:
-            given = [ngd.placeholder("x", x.shape), ngd.placeholder("y", y.shape, y.dtype)]
-            given.append(ngd.placeholder("weight", ()))
-            results, updates = build(*given)
-            self._steps[key] = ngd.compile(given, results, updates, **self._how)
+            placeholders = [ngd.placeholder("x", x.shape), ngd.placeholder("y", y.shape, y.dtype)]
+            placeholders.append(ngd.placeholder("weight", ()))
+            results, updates = build(*placeholders)
+            self._steps[key] = ngd.compile(placeholders, results, updates, **self._how)
         return self._steps[key]
 
     def step(self, x: Any, y: Any, weight: float, *, is_last: bool = True) -> float:
-        """Make a step, or add up a micro-batch."""
+        """Make a step, or accumulate a micro-batch."""
         build, function = self._build, self._function
         if not is_last:
             build, function = self._accumulate, self._adding
@@ -181,18 +183,18 @@ class Training:
 
     @property
     def states(self) -> list[Any]:
-        """The live states."""
+        """Return the live states."""
         average = [] if self.average is None else [self.average.state]
         return [self.random.state, *average, *(each.state for each in self.optimizers)]
 
     @property
     def is_collective(self) -> bool:
-        """Return whether all ranks save together, and rank 0 writes."""
+        """Return if all ranks save together, and rank 0 writes."""
         return self.scenario["statistics"] or self.scenario["shard"] == "world"
 
     @property
-    def saved(self) -> dict[str, Any]:
-        """The arguments of checkpoint.save."""
+    def save_arguments(self) -> dict[str, Any]:
+        """Return the arguments of checkpoint.save."""
         return {
             "variables": [self.model.parameters(), self.states],
             "private": self.model.buffers() if self.is_collective else None,
@@ -200,7 +202,7 @@ class Training:
         }
 
     def run(self) -> None:
-        """Train from the checkpoint, if there is one, to the end."""
+        """Train to the end, from the checkpoint if there is one."""
         if self.scenario["how"] == "trainer":
             self._run_trainer()
         else:
@@ -210,7 +212,7 @@ class Training:
     def _run_loop(self) -> None:
         every, micro_batches = self.scenario["every"], self.scenario["micro_batches"]
         if checkpoint.exists(self.folder):
-            position = checkpoint.load(self.folder, **self.saved)
+            position = checkpoint.load(self.folder, **self.save_arguments)
             self.sampler.load_state(position["sampler"])
             self.losses = position["losses"]
         while self.sampler.epoch < EPOCHS:
@@ -225,15 +227,15 @@ class Training:
         self.save()
 
     def save(self) -> None:
-        """Replace the checkpoint; if all ranks hold the same values, rank 0 saves."""
+        """Replace the checkpoint. If all ranks have equal values, rank 0 saves."""
         position = {"sampler": self.sampler.state(), "losses": self.losses}
         if self.is_collective or self.world.rank == 0:
-            checkpoint.save(self.folder, **self.saved, position=position)
+            checkpoint.save(self.folder, **self.save_arguments, position=position)
         if not self.is_collective:
-            ngd.barrier()  # a rank that is ahead must not save into the folder too
+            ngd.barrier()  # a rank that is ahead must not save into the folder, too
 
     def _run_trainer(self) -> None:
-        saved = self.saved
+        save_arguments = self.save_arguments
         log = Path(self.folder) / "log"
 
         def step(x: Any, y: Any) -> list[float]:
@@ -247,7 +249,7 @@ class Training:
                 return {"norm": float(sum(np.abs(value).sum() for value in values))}
 
         trainer = train.Trainer(
-            step, self.loader, saved["variables"], epochs=EPOCHS, evaluate=evaluate,
+            step, self.loader, save_arguments["variables"], epochs=EPOCHS, evaluate=evaluate,
             model=self.model if self.scenario["statistics"] else None, save=self.folder,
             every=self.scenario["every"], resume=True, log=log, progress=False,
         )  # fmt: skip
@@ -256,22 +258,22 @@ class Training:
             self.losses = [json.loads(line) for line in (log / train.LOG).read_text().splitlines()]
 
     def _variables(self) -> dict[str, Any]:
-        found = {v.name: v for v in self.model.variables().values()}
+        variables = {v.name: v for v in self.model.variables().values()}
         for state in self.states:
-            found |= state.variables
-        return found
+            variables |= state.variables
+        return variables
 
     def values(self) -> dict[str, Any]:
-        """All that must be equal at the end."""
-        found: dict[str, Any] = {name: v.numpy() for name, v in self._variables().items()}
+        """Return all values that must be equal at the end."""
+        values_by_name: dict[str, Any] = {name: v.numpy() for name, v in self._variables().items()}
         for state in self.states:
-            found |= state.pending  # where nothing was left to train
-        found |= {"losses": self.losses, "position": self.sampler.state()}
-        return found | {"noise": self.noise.bit_generator.state}
+            values_by_name |= state.pending  # if nothing was left to train
+        values_by_name |= {"losses": self.losses, "position": self.sampler.state()}
+        return values_by_name | {"noise": self.noise.bit_generator.state}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the names of the values that differ between two trainings in a bit."""
+    """Return the names of the values whose bits differ between two trainings."""
 
     def is_equal(a: Any, b: Any) -> bool:
         if isinstance(a, np.ndarray):
@@ -284,12 +286,12 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def die_in_a_save(number: int, where: str) -> None:
-    """Kill this process at the number-th call of `where`, in the middle of a save."""
-    left = [number]
+    """Kill this process at call `number` of `where`, in the middle of a save."""
+    remaining = [number]
 
     def die() -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        remaining[0] -= 1
+        if remaining[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "write":
@@ -315,8 +317,10 @@ def die_in_a_save(number: int, where: str) -> None:
     setattr(os, call.__name__, wrapped)
 
 
-def live(scenario: dict[str, Any], folder: str, victim: int, number: int, where: str) -> list[str]:
-    """Run a rank: the training from its checkpoint to the end, and once more without a kill.
+def train_and_compare(
+    scenario: dict[str, Any], folder: str, victim: int, number: int, where: str
+) -> list[str]:
+    """Run the training of a rank from its checkpoint to the end, and once more without a kill.
 
     Returns the names of the values that differ between both.
     """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a rank of a training loop at a random point, again and again.
+"""Kills a rank of a training loop at a random point, many times.
 
     python -m tests.stress.soak --times 1000
 
-Every kill has a job of its own, started by hand and under `ngd run` in turns. Half of the ranks are
-killed from outside at a random time; the others die in the middle of a step: a timer goes off in
-it. In half of the jobs the ranks share the variable (`shard="host"`). After the death a rank reads
-it whole, or gets an error. Every other rank must raise RankLostError that names the right one in
-under a second, nothing of the job may be left (processes, what they mapped, sockets, files in
-/dev/shm), and the next job must start; by hand it has the same key. The exit code says whether all
-went well.
+Every kill has its own job, alternately with plain ranks and under `ngd run`. Half of the ranks are
+killed from outside at a random time. The others die in the middle of a step, by a timer. In half of
+the jobs the ranks share the variable (`shard="host"`). After the death a rank reads the complete
+variable, or gets an error. Every other rank must raise RankLostError within a second, and name the
+right rank. The job may leave nothing (processes, their mappings, sockets, files in /dev/shm), and
+the next job must start; plain ranks use the same key again. The exit code is 1 if there are
+failures.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from tests.support import harness
 
 LAUNCHERS = ("plain", "ngd run")
 COUNTS = (3, 700, 60_000, 1_000_000)
-"""Elements that ride beside the flag, inline, in one piece, and in many."""
+"""Numbers of elements: beside the flag, inline, in one chunk, and in many chunks."""
 
 
 def train(count: int, victim: int, fuse: float, shard: str, depth: int) -> None:
-    """Train for ever; where `fuse` is positive, the victim dies so many seconds into a step.
+    """Train until a rank dies.
 
-    Where it is negative, after such a share of what a step takes. `depth` is how many ops a new
-    value is made by; they run behind all collectives of the step. The batch is a rank's number, so
-    that all elements of the variable are equal between two steps.
+    If `fuse` is positive, the victim dies `fuse` seconds into a step. If it is negative, the victim
+    dies after the fraction -fuse of the duration of a step. `depth` is the number of ops that
+    compute a new value after all collectives of the step. The batch is the number of the rank, so
+    all elements of the variable are equal between two steps.
     """
     world = ngd.init()
     w = ngd.variable("w", np.zeros(count))
@@ -58,15 +59,15 @@ def train(count: int, victim: int, fuse: float, shard: str, depth: int) -> None:
     half = world.split(world.rank % 2)
     harness.say(json.dumps({"pid": os.getpid(), "maps": segments_of("self")}))
     try:
-        number, took = 0, 0.0
+        number, duration = 0, 0.0
         while True:
             number += 1
             begin = time.monotonic()
             if fuse != 0 and number == 8 and world.rank == victim:
-                seconds = fuse if fuse > 0 else -fuse * took
-                signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles its signal: death
+                seconds = fuse if fuse > 0 else -fuse * duration
+                signal.setitimer(signal.ITIMER_REAL, seconds)  # without a handler: death
             step(mine)
-            took = time.monotonic() - begin
+            duration = time.monotonic() - begin
             ngd.all_reduce(batch, op="max")
             ngd.broadcast(batch, root=number % world.size)
             half.all_reduce(batch, op="sum")
@@ -77,13 +78,13 @@ def train(count: int, victim: int, fuse: float, shard: str, depth: int) -> None:
             if number % 3 == 0:
                 ngd.barrier()
     except ngd.errors.CollectiveError as error:
-        told = {"at": time.monotonic(), "error": type(error).__name__, "message": str(error)}
-        harness.say(json.dumps({**told, "value": state_of(w)}))
+        report = {"at": time.monotonic(), "error": type(error).__name__, "message": str(error)}
+        harness.say(json.dumps({**report, "value": state_of(w)}))
         raise
 
 
 def state_of(w: ngd.Variable) -> str:
-    """Whether the variable is whole, or not and says so, or is torn."""
+    """Return "whole", "poisoned", or "torn" if only a part of the variable was updated."""
     try:
         value = w.numpy()
     except ngd.errors.PoisonedVariableError:
@@ -92,53 +93,53 @@ def state_of(w: ngd.Variable) -> str:
 
 
 def segments_of(process: str) -> list[str]:
-    """The inodes of the segments that a process maps or holds open; none if it is gone."""
-    found: set[str] = set()
+    """Return the inodes of the segments that a process maps or holds open."""
+    inodes: set[str] = set()
     with contextlib.suppress(OSError):
         maps = Path(f"/proc/{process}/maps").read_text()
-        found |= set(re.findall(r" (\d+) +/memfd:ngd", maps))
+        inodes |= set(re.findall(r" (\d+) +/memfd:ngd", maps))
         for entry in os.scandir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
                 if "/memfd:ngd" in os.readlink(entry.path):
-                    found.add(str(os.stat(entry.path).st_ino))
-    return sorted(found)
+                    inodes.add(str(os.stat(entry.path).st_ino))
+    return sorted(inodes)
 
 
 def leftovers(segments: set[str]) -> list[str]:
-    """Who still holds one of these segments, and sockets of ngd's that no process owns."""
+    """Return processes that hold one of these segments, and sockets of ngd without a process."""
     pids = [entry for entry in os.listdir("/proc") if entry.isdecimal()]
-    held = [f"process {pid} holds a segment" for pid in pids if segments & set(segments_of(pid))]
+    holders = [f"process {pid} holds a segment" for pid in pids if segments & set(segments_of(pid))]
     names = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    # Number 0 is a connection that its listener, which may be another job's, has yet to accept.
-    bound = {name[6] for name in names if name[-1].startswith("@ngd-")} - {"0"}
-    owned: set[str] = set()
-    for pid in pids if bound else []:
+    # Inode 0 is a connection that its listener, maybe of another job, has not yet accepted.
+    inodes = {name[6] for name in names if name[-1].startswith("@ngd-")} - {"0"}
+    owned_inodes: set[str] = set()
+    for pid in pids if inodes else []:
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    owned |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(entry.path)))
-    return held + [f"socket {inode} is nobody's" for inode in bound - owned]
+                    owned_inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(entry.path)))
+    return holders + [f"socket {inode} is nobody's" for inode in inodes - owned_inodes]
 
 
-def said(job: harness.Job, rank: int) -> list[dict[str, Any]]:
-    """The lines that a rank has printed so far."""
+def lines_of(job: harness.Job, rank: int) -> list[dict[str, Any]]:
+    """Return the lines that a rank has printed so far."""
     lines = job.read(rank, "out").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def wait_until_said(job: harness.Job, rank: int, seconds: float) -> dict[str, Any]:
+def wait_for_line(job: harness.Job, rank: int, seconds: float) -> dict[str, Any]:
     limit = time.monotonic() + seconds
-    while not said(job, rank):
+    while not lines_of(job, rank):
         started = [*job.processes.values(), *([job.launcher] if job.launcher else [])]
-        ended = any(harness.has_ended(process.pid) for process in started)
-        if ended or time.monotonic() > limit:
+        has_ended = any(harness.has_ended(process.pid) for process in started)
+        if has_ended or time.monotonic() > limit:
             raise AssertionError(f"no training: {job.outcome(rank)}{job.said}")
         time.sleep(0.005)
-    return said(job, rank)[0]
+    return lines_of(job, rank)[0]
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has died, be it a zombie or not."""
+def is_dead(pid: int) -> bool:
+    """Return if a process has died. A zombie counts as dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -146,10 +147,10 @@ def gone(pid: int) -> bool:
 
 
 def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, float, float]:
-    """Run a job and kill one of its ranks.
+    """Run a job, and kill one of its ranks.
 
-    Returns what was done and found, the seconds until the last of the others was told, and those
-    until all had begun to train. Raises AssertionError for whatever is wrong.
+    Returns a description of the outcome, the seconds until the last rank raised its error, and the
+    seconds until all ranks had started to train. Raises AssertionError if something is wrong.
     """
     victim, count = random_.randrange(ranks), random_.choice(COUNTS)
     fuse = random_.choice((0.0, random_.uniform(1e-6, 2e-3)))
@@ -164,13 +165,13 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
     arguments["depth"] = depth
     begin = time.monotonic()
     with harness.Job(train, ranks, arguments=arguments, launcher=launcher) as job:
-        started = [wait_until_said(job, rank, 60) for rank in range(ranks)]
+        started = [wait_for_line(job, rank, 60) for rank in range(ranks)]
         training = time.monotonic() - begin
         if not fuse:
             time.sleep(delay)
             os.kill(started[victim]["pid"], signal.SIGKILL)
         limit = time.monotonic() + 30
-        while not gone(started[victim]["pid"]):
+        while not is_dead(started[victim]["pid"]):
             assert time.monotonic() < limit, f"{what}: it did not die"
             time.sleep(0.0005)
         death = time.monotonic()
@@ -178,12 +179,12 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
         if job.launcher is not None:
             number = signal.SIGALRM if fuse else signal.SIGKILL
             assert job.launcher.returncode == 128 + number, f"{what}: {job.said}"
-        told = [said(job, rank)[1:] for rank in range(ranks)]
-        assert not told[victim]
+        errors_of = [lines_of(job, rank)[1:] for rank in range(ranks)]
+        assert not errors_of[victim]
     slowest = 0.0
     for rank in set(range(ranks)) - {victim}:
-        assert len(told[rank]) == 1, f"{what}: rank {rank} was not told: {outcomes[rank]}"
-        (error,) = told[rank]
+        assert len(errors_of[rank]) == 1, f"{what}: rank {rank} was not told: {outcomes[rank]}"
+        (error,) = errors_of[rank]
         assert error["error"] == "RankLostError", f"{what}: rank {rank}: {error}"
         assert f"rank {victim} " in error["message"], f"{what}: rank {rank}: {error}"
         assert outcomes[rank].code in (1, None), f"{what}: {outcomes[rank]}"
@@ -192,15 +193,15 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
         slowest = max(slowest, error["at"] - death)
     assert slowest < 1, f"{what}: told after {slowest:.2f} s"
     segments = {inode for each in started for inode in each["maps"]}
-    limit = time.monotonic() + 2  # another job may be meeting while we look
-    while left := leftovers(segments):
-        assert time.monotonic() < limit, f"{what}: {left}"
+    limit = time.monotonic() + 2  # the rendezvous of another job may be open
+    while remaining := leftovers(segments):
+        assert time.monotonic() < limit, f"{what}: {remaining}"
         time.sleep(0.05)
     return what, slowest, training
 
 
 def main() -> int:
-    """Run and count."""
+    """Run the kills, and report."""
     parser = argparse.ArgumentParser(description="Kill ranks of a training loop at random points.")
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=4)
@@ -211,7 +212,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     random_ = random.Random(seed)
-    failures, amid, delays, begin = 0, 0, [], time.monotonic()
+    failures, poisoned, delays, begin = 0, 0, [], time.monotonic()
     for number in range(options.times):
         launcher = options.launcher or LAUNCHERS[number % len(LAUNCHERS)]
         try:
@@ -221,14 +222,16 @@ def main() -> int:
             print(f"kill {number}: {error}", flush=True)
             continue
         delays.append(slowest)
-        amid += "poisoned" in what
+        poisoned += "poisoned" in what
         if options.verbose:
             print(f"{what}: told in {slowest * 1e3:.1f} ms, began in {training:.2f} s", flush=True)
     seconds = time.monotonic() - begin
     if delays:
         median, most = statistics.median(delays) * 1e3, max(delays) * 1e3
         print(f"the others were told within {median:.1f} ms (median), {most:.1f} ms (at most)")
-    print(f"{options.times} kills in {seconds:.0f} s, {amid} amid an update, {failures} failures")
+    print(
+        f"{options.times} kills in {seconds:.0f} s, {poisoned} amid an update, {failures} failures"
+    )
     return 1 if failures else 0
 
 

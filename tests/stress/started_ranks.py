@@ -16,7 +16,7 @@ from tests.support.paths import PYTHONPATH
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 START_SECONDS = 60.0
-"""The ranks of a job must have started by then."""
+"""The seconds in which all ranks of a job must start."""
 
 if TYPE_CHECKING:
     from namespaces import Hosts
@@ -29,9 +29,9 @@ def start(
     folder: Path,
     options: Iterable[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run a command line as ranks; what they print goes to folder/output.
+    """Run a command line as ranks. Their output goes to folder/output.
 
-    LD_PRELOAD of this process is not given to mpirun; `words` can set it for the ranks.
+    mpirun does not get LD_PRELOAD of this process; `words` can set it for the ranks.
     """
     from namespaces import OPEN_MPI
 
@@ -52,7 +52,7 @@ def start(
 
 
 def meet(folder: Path, ranks: int) -> None:
-    """Wait, as a rank, until all ranks are here: their interpreters start at different speeds."""
+    """Wait until all ranks have started, because their interpreters start at different speeds."""
     (folder / f"{os.getpid()}.here").touch()
     limit = time.monotonic() + START_SECONDS
     while len(list(folder.glob("*.here"))) < ranks and time.monotonic() < limit:

@@ -3,11 +3,11 @@
 
     python -m tests.stress.strangers --runs 500 --seed 1
 
-Each run draws a launcher, a number of ranks, one to four kinds of attackers, and how many of the
-job's names the squatters hold from the begin. Where they leave a name free the job must work; where
-they hold all it must fail, on every rank, with the error that names the user; no attacker may hear
-a byte of any rank, and `ngd run` must name the rank that left, with its exit code. Prints one JSON
-line; the exit code is 1 if there is a finding. Needs root, to become the other user.
+Each run draws a launcher, a number of ranks, one to four kinds of attackers, and the number of the
+job's names that squatters hold from the start. If a name is free, the job must work. If they hold
+all names, it must fail on every rank with the error that names the user. No attacker may receive a
+byte of any rank, and `ngd run` must name the rank that left, with its exit code. Prints one line of
+JSON. The exit code is 1 if there is a finding. Needs root, to become the other user.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tests.support.attackers import (
 from tests.support.harness import Job
 
 SECONDS = 240.0
-"""For a job whose ranks share two cores with all attackers; more than twice NGD_TIMEOUT."""
+"""The seconds for a job whose ranks share two cores with all attackers: over twice NGD_TIMEOUT."""
 
 TIMEOUT = "100"
-"""NGD_TIMEOUT of a job; it meets twice."""
+"""The NGD_TIMEOUT of a job, which has two rendezvous."""
 
 LAUNCHERS = ("key", "torchrun", "plain", "ngd run", "mpirun")
 
 
-def place_of(launcher: str) -> tuple[dict[str, str], str | None]:
-    """The environment of a job, and its key where others can guess it."""
-    if launcher == "key":  # set by hand, and known
+def environment_of(launcher: str) -> tuple[dict[str, str], str | None]:
+    """Return the environment of a job, and its key if other users can guess it."""
+    if launcher == "key":  # set by hand, and known to others
         job = f"guessed-{secrets.token_hex(8)}"
         return {"NGD_JOB": job}, f"ngd:{job}"
     if launcher == "torchrun":
@@ -60,34 +60,36 @@ def place_of(launcher: str) -> tuple[dict[str, str], str | None]:
 
 
 def attack(draw: random.Random) -> tuple[str, list[str]]:
-    """One run: what it was, and what was found."""
+    """Make one run; return a description and the findings."""
     launcher = draw.choice([each for each in LAUNCHERS if each != "mpirun" or harness.HAS_OPEN_MPI])
-    env, key = place_of(launcher)
+    env, key = environment_of(launcher)
     ranks = draw.randint(2, 4)
-    held = draw.choice((1, 2, NAMES - 1, NAMES)) if key is not None else 0
-    kinds = draw.sample(SQUATTERS, 1) if held else []
+    num_held = draw.choice((1, 2, NAMES - 1, NAMES)) if key is not None else 0
+    kinds = draw.sample(SQUATTERS, 1) if num_held else []
     kinds += draw.sample((*KNOCKERS, "forge"), draw.randint(0 if kinds else 1, 3))
     leaves = launcher == "ngd run" and draw.random() < 0.5
-    taken = held if kinds[0] != "datagram" else 0  # a datagram's name is another socket's too
-    what = f"{launcher}, {ranks} ranks, {kinds} on {held} names{', one leaves' if leaves else ''}"
+    num_taken = num_held if kinds[0] != "datagram" else 0  # occupies no name
+    what = (
+        f"{launcher}, {ranks} ranks, {kinds} on {num_held} names{', one leaves' if leaves else ''}"
+    )
     env |= {"NGD_TIMEOUT": TIMEOUT}
     how = launcher if launcher in ("ngd run", "mpirun") else "plain"
     program = leave_with_3 if leaves else meet_twice
     findings: list[str] = []
-    with attackers(kinds, names_of(key)[:held] if key else []) as started:
+    with attackers(kinds, names_of(key)[:num_held] if key else []) as started:
         with Job(program, ranks, env=env, launcher=how) as job:
             outcomes = job.wait(SECONDS)
             code = job.launcher.returncode if job.launcher is not None else 0
-            said = job.said
-        heard = [each.end() for each in started]
-    findings += [f"an attacker heard {text!r}" for text in heard if text != "got 0 0\n"]
+            output = job.said
+        reports = [each.end() for each in started]
+    findings += [f"an attacker heard {text!r}" for text in reports if text != "got 0 0\n"]
     if leaves:
-        if code != 3 or "rank 1" not in said:
-            findings.append(f"exit code {code}: {said}")
+        if code != 3 or "rank 1" not in output:
+            findings.append(f"exit code {code}: {output}")
         return what, findings
     for outcome in outcomes:
         value = outcome.value or {}
-        if taken == NAMES:
+        if num_taken == NAMES:
             good = f"uid {NOBODY} holds {NAMES} of" in value.get("message", "")
         else:
             good = value == {"sums": [sum(10**rank for rank in range(ranks))] * 2}
@@ -97,7 +99,7 @@ def attack(draw: random.Random) -> tuple[str, list[str]]:
 
 
 def main() -> int:
-    """Attack so many times, and tell."""
+    """Make the runs, and report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=int(time.time()))

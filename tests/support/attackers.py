@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of another user that disturb a job from outside, and jobs for them to disturb.
+"""Processes of another user that attack a job, and jobs for them to attack.
 
-An attacker knows what every user of the host can know: the names of sockets, and how ngd makes them
-of a key that can be guessed. test_strangers.py shows it what each attack must not achieve;
-tests/stress/strangers.py mixes them at random.
+An attacker knows what every user of the host can know: the names of sockets, and how ngd computes
+them from a key that can be guessed. tests/comm/test_strangers.py has what each attack must not
+achieve; tests/stress/strangers.py combines the attacks at random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.harness import say
 
 NOBODY = 65534
 NAMES = 16
-"""Under which a job may meet: src/cpp/comm/shm/names.hpp."""
+"""The number of names of a rendezvous, as in src/cpp/comm/shm/names.hpp."""
 SQUATTERS = ("silent", "closing", "talking", "bound", "datagram", "full", "greedy")
 KNOCKERS = ("flood", "hello")
 
@@ -35,13 +35,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 def names_of(key: str) -> list[str]:
-    """The names under which the job with this key may meet."""
+    """Return the names under which the rendezvous of a job can be."""
     hashes = [hashlib.sha256(f"{key}/{i}".encode()).hexdigest()[:32] for i in range(NAMES)]
     return [f"ngd-{os.geteuid()}-{each}" for each in hashes]
 
 
 def hello(rank: int, size: int) -> bytes:
-    """What a rank says first: Message in src/cpp/comm/shm/channel.hpp."""
+    """Return the first message of a rank, Message in src/cpp/comm/shm/channel.hpp."""
     header = Path(__file__).parents[2] / "src/cpp/comm/shm/segment.hpp"
     version = re.search(r"kLayoutVersion = (\d+)", header.read_text())
     assert version is not None
@@ -53,7 +53,7 @@ def hello(rank: int, size: int) -> bytes:
 
 @contextlib.contextmanager
 def attackers(kinds: Sequence[str], names: Sequence[str] = ()) -> Iterator[list[Attacker]]:
-    """An attacker of each kind, up when this returns; they are gone afterwards."""
+    """Start an attacker of each kind, and end all of them with the context."""
     started: list[Attacker] = []
     try:
         for kind in kinds:
@@ -79,12 +79,12 @@ class Attacker:
         )
 
     def wait_until_up(self) -> None:
-        """Return when it has begun."""
+        """Wait until the attack has started."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "up\n"
 
     def end(self) -> str:
-        """End it, and return what it has found out."""
+        """End the process, and return its report."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.communicate(timeout=10)[0]
@@ -200,7 +200,7 @@ while True:
 
 
 def meet_twice() -> dict[str, Any]:
-    """What two meetings of one job come to."""
+    """Join and leave the world twice, and return the sums or the error."""
     say("coming")
     try:
         sums = []
@@ -216,7 +216,7 @@ def meet_twice() -> dict[str, Any]:
 
 
 def leave_with_3() -> None:
-    """Rank 1 goes, some time after all have met."""
+    """Exit on rank 1 with code 3, some time after all ranks have joined."""
     rank = ngd.init().rank
     ngd.barrier()
     time.sleep(0.5)

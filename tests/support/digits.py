@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-learn's handwritten digits, as the tests of frameworks train on them."""
+"""scikit-learn's handwritten digits, for the tests of frameworks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _all() -> tuple[Any, Any]:
 
 
 def batch(step: int, rows: int) -> tuple[Any, Any]:
-    """The images of a step, of 64 values from 0 to 1, and their classes: all ranks' together."""
+    """Return the images of a step for all ranks, with 64 values from 0 to 1, and their classes."""
     images, labels = _all()
-    here = slice(step * rows, (step + 1) * rows)
-    assert here.stop <= len(labels)
-    return images[here], labels[here]
+    rows_of_step = slice(step * rows, (step + 1) * rows)
+    assert rows_of_step.stop <= len(labels)
+    return images[rows_of_step], labels[rows_of_step]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FakeGroup:
-    """The number of this rank, and the number of ranks."""
+    """A group of which only this rank's number and the number of ranks are known."""
 
     rank: int = 0
     size: int = 1

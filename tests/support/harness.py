@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function of a test file as the ranks of a job: real processes, a deadline, no leftovers.
+"""Runs a function of a test file as the ranks of a job: real processes with a deadline.
 
     outcomes = harness.run(program, ranks=2, arguments={"count": 5})
 
-Every rank imports the test's file, calls the function, and its return value (anything that JSON
-holds) is `outcomes[rank].value`. What happens to a rank that raises is what would happen to any
-script. `Job` gives a test the running processes, to do them harm.
+Every rank imports the test's file and calls the function. Its return value, which must be JSON, is
+`outcomes[rank].value`. A rank that raises ends as any script does. `Job` gives a test access to the
+running processes, so that it can kill or stop them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ LAUNCHED = re.compile(
     r"|MPI_LOCAL|SLURM_|FLUX_|PET_|NGD_).*)"
 )
 MPI_OWN = re.compile(r"(mpich_shm|sm_segment|vader_segment|ucx_shm|psm2|sem\.|open_?mpi)")
-"""What MPIs keep in /dev/shm while it runs, and after somebody kills it.
+"""Files that MPI keeps in /dev/shm while it runs, and leaves after it was killed.
 
-In TMPDIR it keeps a folder named after the process ID of mpirun. An mpirun that finds such a folder
-of a killed one, whose number it got, does not start: each job has a TMPDIR of its own.
+In TMPDIR it keeps a folder with the process ID of mpirun in its name. If an mpirun finds such a
+folder of a killed one with the same process ID, it does not start. Therefore each job has its own
+TMPDIR.
 """
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -56,7 +57,7 @@ needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUT
 
 
 def mpi_of_mpirun() -> str | None:
-    """Whose mpirun is there, as NGD_MPI calls it."""
+    """Return the MPI of the installed mpirun as NGD_MPI names it, or None."""
     if MPIRUN is None:
         return None
     version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, timeout=30)
@@ -74,15 +75,15 @@ needs_mpi = pytest.mark.skipif(
 
 
 def communicators() -> list[Any]:
-    """The communicators of this build, as parameters of a test."""
+    """Return the communicators of this build as parameters of a test."""
     return [pytest.param("shm", marks=needs_ranks), pytest.param("mpi", marks=needs_mpi)]
 
 
 def worlds(*sizes: int) -> list[Any]:
-    """(communicator, ranks), as parameters of a test: these numbers of ranks, by default 1 to 4.
+    """Return pairs (communicator, ranks) as parameters of a test.
 
-    MPI, which is far the slowest of them here, with one of them: the default is the least that has
-    a middle.
+    The numbers of ranks are `sizes`, by default 1 to 4. MPI is by far the slowest, so it is tested
+    with only one number: the smallest of `sizes`, or 3, the smallest number with a middle rank.
     """
     shm, mpi = communicators()
     pairs = [(shm, ranks) for ranks in sizes or (1, 2, 3, 4)] + [(mpi, min(sizes, default=3))]
@@ -91,7 +92,7 @@ def worlds(*sizes: int) -> list[Any]:
 
 @dataclass
 class Outcome:
-    """How a rank ended. `code` is None where only its launcher knows."""
+    """The end of a rank. `code` is None if only its launcher knows it."""
 
     rank: int
     code: int | None
@@ -100,12 +101,12 @@ class Outcome:
     value: Any
 
     def __str__(self) -> str:
-        ended = f"rank {self.rank} ended with {self.code} and returned {self.value!r}"
-        return f"{ended}\n--- out\n{self.out}--- err\n{self.err}"
+        summary = f"rank {self.rank} ended with {self.code} and returned {self.value!r}"
+        return f"{summary}\n--- out\n{self.out}--- err\n{self.err}"
 
 
 class Job:
-    """Ranks that run; a context manager that lets none of them, nor what they made, survive."""
+    """Running ranks. At the end of the context, no process and no file of them remains."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Job:
         self.shm_before = set(os.listdir("/dev/shm"))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
-        self.answers = True  # for what it leaves
+        self.answers = True  # True if the job must leave no processes and files
         self.env = {k: v for k, v in os.environ.items() if not LAUNCHED.fullmatch(k)}
         self.env |= {
             MARKER: self.marker,
@@ -144,7 +145,7 @@ class Job:
             self.launcher = self._popen([*launcher_command(launcher, ranks), *self.command], {})
 
     def start(self, rank: int, env: Mapping[str, str], wrapper: Sequence[str] = ()) -> None:
-        """Start one more rank, which `env` tells who it is."""
+        """Start one more rank. `env` has its number."""
         self.processes[rank] = self._popen([*wrapper, *self.command], env)
 
     def _popen(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -159,12 +160,12 @@ class Job:
             )
 
     def read(self, rank: int, what: str) -> str:
-        """What a rank has written so far: "out" or "err"."""
+        """Return the output of a rank so far. `what` is "out" or "err"."""
         path = self.folder / f"{rank}.{what}"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for(self, rank: int, text: str, seconds: float = 60) -> None:
-        """Return when a rank has printed `text`."""
+        """Wait until a rank has printed `text`."""
         limit = time.monotonic() + seconds
         while text not in self.read(rank, "out"):
             if time.monotonic() > limit:
@@ -172,18 +173,18 @@ class Job:
             time.sleep(0.002)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Signal a rank, and leave the dead one a zombie."""
+        """Send a signal to a rank. A dead rank remains a zombie."""
         os.kill(self.processes[rank].pid, number)
 
     def abandon(self) -> None:
-        """Kill the launcher. Its ranks may go on, as those of mpirun do: `with` ends them."""
+        """Kill the launcher. Its ranks may continue until the context ends, as under mpirun."""
         assert self.launcher is not None
         self.launcher.kill()
         self.launcher.wait()
         self.answers = False
 
     def wait(self, seconds: float, ranks: Sequence[int] | None = None) -> list[Outcome]:
-        """Wait until ranks (all of them) have ended, and only then reap. Fail at the deadline."""
+        """Wait until ranks (default: all) have ended, and then reap them. Fail at the deadline."""
         limit = time.monotonic() + seconds
         waited = self.processes if ranks is None else {r: self.processes[r] for r in ranks}
         pids = [p.pid for p in waited.values()] or [self._launcher_pid()]
@@ -199,7 +200,7 @@ class Job:
         return [self.outcome(rank) for rank in (waited or range(self.ranks))]
 
     def values(self, ranks: Sequence[int], seconds: float = 60) -> list[Any]:
-        """What these ranks return, before their launcher ends them."""
+        """Return the values of these ranks, before their launcher ends them."""
         limit = time.monotonic() + seconds
         while any(self.outcome(rank).value is None for rank in ranks):
             assert time.monotonic() < limit, self.everything
@@ -207,7 +208,7 @@ class Job:
         return [self.outcome(rank).value for rank in ranks]
 
     def any_has_ended(self) -> bool:
-        """Whether a rank, or the launcher, has."""
+        """Return if a rank, or the launcher, has ended."""
         pids = [p.pid for p in self.processes.values()] or [self._launcher_pid()]
         return any(has_ended(pid) for pid in pids)
 
@@ -217,16 +218,16 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What the launcher said."""
+        """The output of the launcher."""
         return (self.folder / "launcher.txt").read_text(errors="replace")
 
     @property
     def everything(self) -> str:
-        """What is known of all ranks, and what the launcher has said."""
+        """The outcomes of all ranks, and the output of the launcher."""
         return "\n".join([*(str(self.outcome(r)) for r in range(self.ranks)), self.said])
 
     def outcome(self, rank: int) -> Outcome:
-        """How a rank ended, or where it is."""
+        """Return the outcome of a rank, which may still run."""
         process, value = self.processes.get(rank), self.folder / f"{rank}.json"
         return Outcome(
             rank,
@@ -243,32 +244,32 @@ class Job:
         started = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
         for process in started:
             if process.poll() is None:
-                self.answers = False  # only a job that ended by itself does
+                self.answers = False  # only a job that ends by itself must leave nothing
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        left = self._left(3 if self.answers else 0)
-        for pid in left:
+        remaining = self._left(3 if self.answers else 0)
+        for pid in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._left(10)  # a killed one may still be writing into the folder
+        self._left(10)  # a killed process may still write into the folder
         new = set(os.listdir("/dev/shm")) - self.shm_before
         shm = {file for file in new if not MPI_OWN.match(file)}
         shutil.rmtree(self.folder, ignore_errors=True)
         if kind is None and self.answers:
-            assert not left, f"processes were left: {left}"
+            assert not remaining, f"processes were left: {remaining}"
             assert not shm, f"files were left in /dev/shm: {shm}"
 
     def _left(self, seconds: float) -> list[int]:
-        """The processes of the job that are there still after so many seconds."""
+        """Return the processes of the job that remain after `seconds`."""
         limit = time.monotonic() + seconds
-        while (left := marked_processes(self.marker)) and time.monotonic() < limit:
+        while (remaining := marked_processes(self.marker)) and time.monotonic() < limit:
             time.sleep(0.02)
-        return left
+        return remaining
 
 
 def plain_environment(rank: int, ranks: int) -> dict[str, str]:
-    """What a shell loop would export."""
+    """Return the environment that a shell loop would export."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -278,7 +279,7 @@ def plain_environment(rank: int, ranks: int) -> dict[str, str]:
 
 
 def launcher_command(launcher: str | Sequence[str], ranks: int) -> list[str]:
-    """The command line before the program's."""
+    """Return the command line of a launcher, to which the program's is added."""
     if launcher == "mpirun":
         assert MPIRUN is not None
         return [MPIRUN, *(["--oversubscribe"] if HAS_OPEN_MPI else []), "-np", str(ranks)]
@@ -297,7 +298,7 @@ def run(
     launcher: str | Sequence[str] = "plain",
     seconds: float = 120,
 ) -> list[Outcome]:
-    """Run a job whose ranks must all succeed, and return how they ended."""
+    """Run a job whose ranks must all succeed, and return their outcomes."""
     with Job(program, ranks, arguments=arguments, env=env, launcher=launcher) as job:
         outcomes = job.wait(seconds)
         good = job.launcher is None or job.launcher.returncode == 0
@@ -307,14 +308,14 @@ def run(
 
 
 def over(communicator: str, ranks: int = 2, **how: Any) -> dict[str, Any]:
-    """For Job and run: over "shm" in the plain environment, or over "mpi" under mpirun."""
+    """Return arguments of Job and run for "shm" in the plain environment, or "mpi" under mpirun."""
     name = communicator if ranks > 1 else "auto"
     env = {"NGD_COMM": name, **how.pop("env", {})}
     return {"launcher": "mpirun" if communicator == "mpi" else "plain", "env": env, **how}
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child is a zombie; it stays one."""
+    """Return if a child is a zombie, without reaping it."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, flags) is not None
@@ -322,13 +323,13 @@ def has_ended(pid: int) -> bool:
 
 
 def marked_processes(marker: str) -> list[int]:
-    """The live processes that carry the marker of a job in their environment."""
-    wanted = f"{MARKER}={marker}".encode()
-    return [pid for pid, environment in environments() if wanted in environment.split(b"\0")]
+    """Return the live processes that have the marker of a job in their environment."""
+    entry = f"{MARKER}={marker}".encode()
+    return [pid for pid, environment in environments() if entry in environment.split(b"\0")]
 
 
 def environments() -> Iterator[tuple[int, bytes]]:
-    """The environment of every process that we may see; a zombie has none."""
+    """Yield the environment of every process that is accessible. A zombie has none."""
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             with contextlib.suppress(OSError):
@@ -336,12 +337,12 @@ def environments() -> Iterator[tuple[int, bytes]]:
 
 
 def say(text: str) -> None:
-    """Print for Job.wait_for."""
+    """Print a line for Job.wait_for."""
     print(text, flush=True)
 
 
 def hurried(seconds: float) -> ngd.Group:
-    """The world, whose ranks are given so long from here on; to start they may take longer."""
+    """Return a new world with this timeout. The first init() has the longer timeout of the job."""
     ngd.init()
     os.environ["NGD_TIMEOUT"] = str(seconds)
     ngd.shutdown()
@@ -349,7 +350,7 @@ def hurried(seconds: float) -> ngd.Group:
 
 
 def caught(call: Callable[[], Any]) -> dict[str, Any]:
-    """The class and the message of the error that a call must raise, and the ranks it speaks of."""
+    """Return the class, the message and the ranks of the error that a call must raise."""
     try:
         result = call()
     except (ngd.errors.Error, ValueError, TypeError, NotImplementedError, MemoryError) as error:
@@ -359,13 +360,13 @@ def caught(call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def own_rank() -> str:
-    """Which rank its launcher says that this process is."""
+    """Return the number of this rank, by its launcher."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
     return next((os.environ[n] for n in names if n in os.environ), "0")
 
 
 def rank_main(file: str, name: str, arguments: str, folder: str) -> None:
-    """What a rank runs."""
+    """Run the program of one rank."""
     rank = own_rank()
     for what, stream in (("out", sys.stdout), ("err", sys.stderr)):
         descriptor = os.open(f"{folder}/{rank}.{what}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

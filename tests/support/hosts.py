@@ -4,8 +4,8 @@
     with hosts.Hosts(2) as both:
         harness.run(program, 4, launcher=both.launcher(ranks_per_host=2))
 
-`python -m tests.support.hosts HOSTS RANKS COMMAND...` runs a command so, with `--rate 1gbit` on
-links that slow.
+`python -m tests.support.hosts HOSTS RANKS COMMAND...` runs a command on such hosts. `--rate 1gbit`
+limits the speed of their links.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from namespaces import address, command
 __all__ = ["Hosts", "address", "command", "permitted", "sent_bytes", "why_not"]
 
 PASSED_ON = (harness.MARKER, "NGD_TIMEOUT", "NGD_CHECK", "OMP_NUM_THREADS")
-"""What the harness sets, for mpirun to give to the ranks of the other hosts."""
+"""Variables that the harness sets. mpirun passes them to ranks on the other hosts."""
 
 
 def why_not() -> str | None:
-    """The reason why this machine cannot play several hosts; None if it can."""
+    """Return the reason why this machine cannot simulate several hosts, or None."""
     return namespaces.why_not() if harness.HAS_OPEN_MPI else "needs Open MPI's mpirun"
 
 
 class Hosts(namespaces.Hosts):
-    """Namespaces while the context lasts, and what may happen to them."""
+    """Hosts of network namespaces while the context lasts, with faults of their links."""
 
     def launcher(self, ranks_per_host: int | Sequence[int], *options: str) -> list[str]:
-        """The command line before that of a program to be run on all hosts."""
+        """Return the command line of a launcher on all hosts, to which the program's is added."""
         names = [*PASSED_ON, *(["PYTHONPATH"] if "PYTHONPATH" in os.environ else [])]
         return self.mpirun(ranks_per_host, names, options)
 
     def lost(self, host: int) -> int:
-        """The packets that a slow link has lost."""
+        """Return the number of packets that a slow link has lost."""
         words = self.inside(host, "tc", "-s", "qdisc", "show", "dev", "eth0").split()
         return int(words[words.index("(dropped") + 1].rstrip(","))
 
     def cut_off(self, host: int) -> None:
-        """Take a host off the network."""
+        """Disconnect a host from the network."""
         command("ip", "link", "set", self.port(host), "down")
 
 
 def sent_bytes() -> int:
-    """What the host of this process has sent so far."""
+    """Return the number of bytes that the host of this process has sent."""
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
 @pytest.fixture
 def permitted() -> None:
-    """Skip a test where there can be no hosts, and say why."""
+    """Skip a test if several hosts are not possible, and give the reason."""
     if reason := why_not():
         pytest.skip(reason)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of the tree, and how programs that tests start find the tests' packages."""
+"""The root of the tree, and the path by which programs find the packages of the tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import ModuleType
 ROOT = Path(__file__).parents[2]
 
 PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-"""The variable for a program that imports `tests`, and that pytest has not started."""
+"""The value of PYTHONPATH for a program that imports `tests` and is not started by pytest."""
 
 
 def import_file(file: str) -> ModuleType:
-    """Import a file of the tests from its package."""
+    """Import a file of the tests as a module of its package."""
     return importlib.import_module(".".join(Path(file).relative_to(ROOT).with_suffix("").parts))

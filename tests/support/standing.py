@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds of ranks that stay between tests, for the many programs that must simply succeed.
+"""Worlds of ranks that stay between tests, for programs that must simply succeed.
 
     outcomes = run_in_world(program, "shm", 3, count=5)
 
-The processes are those of a `harness.Job`, started when the first test asks for that world; every
-test is an `ngd.init()` of its own in them, which is what starting Python and MPI anew costs a
-second for. A program that raises ends its world, and the next test gets another one. What is about
-processes (their start, their environment, their end) has `harness.run` and `harness.Job`.
+The processes are those of a `harness.Job`, which starts when the first test needs that world. Every
+test calls `ngd.init()` in them. To start Python and MPI again would cost one second per test. A
+program that raises ends its world, and the next test gets another one. Tests of processes (their
+start, their environment, their end) use `harness.run` and `harness.Job`.
 
-Where a group has failed, MPI cannot be finalized any more. So programs that make one fail, and
-catch the error, have worlds of their own: `fail_in_world`.
+After a failure of a group, MPI cannot be finalized. Therefore programs that cause a failure, and
+catch the error, have separate worlds: `fail_in_world`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _worlds: dict[tuple[str, int, bool], World] = {}
 def run_in_world(
     program: Callable[..., Any], communicator: str, ranks: int, **arguments: Any
 ) -> list[Outcome]:
-    """Call a function on the ranks of a world; all of them must succeed."""
+    """Call a function on the ranks of a world. All ranks must succeed."""
     return _call(program, communicator, ranks, False, arguments)
 
 
 def fail_in_world(
     program: Callable[..., Any], communicator: str, ranks: int, **arguments: Any
 ) -> list[Outcome]:
-    """Call a function that catches the error of a group."""
+    """Call a function that catches the error of a failed group."""
     return _call(program, communicator, ranks, True, arguments)
 
 
@@ -66,7 +66,7 @@ def _call(
 
 
 def close_worlds() -> None:
-    """End all ranks at once, and look at what they leave."""
+    """End all ranks at once, and check what they leave."""
     for world in _worlds.values():
         world.dismiss()
     while _worlds:
@@ -87,12 +87,12 @@ class World:
         self.job = Job(serve, ranks, **how)
 
     def call(self, program: Callable[..., Any], arguments: dict[str, Any]) -> list[Outcome]:
-        """What the program returned and printed on every rank."""
+        """Return the outcome of the program on every rank, with its output."""
         self.calls += 1
         ranks = range(self.job.ranks)
         file = program.__globals__["__file__"]
         call = json.dumps([self.calls, file, program.__name__, arguments]).encode() + b"\n"
-        said = [(len(self.job.read(r, "out")), len(self.job.read(r, "err"))) for r in ranks]
+        offsets = [(len(self.job.read(r, "out")), len(self.job.read(r, "err"))) for r in ranks]
         results = [self.folder / f"{rank}.{self.calls}.json" for rank in ranks]
         for pipe in self.pipes:
             os.write(pipe, call)
@@ -106,15 +106,15 @@ class World:
             Outcome(
                 rank,
                 None,
-                self.job.read(rank, "out")[said[rank][0] :],
-                self.job.read(rank, "err")[said[rank][1] :],
+                self.job.read(rank, "out")[offsets[rank][0] :],
+                self.job.read(rank, "err")[offsets[rank][1] :],
                 json.loads(results[rank].read_text()),
             )
             for rank in ranks
         ]
 
     def dismiss(self) -> None:
-        """Let the ranks end: they find that nobody holds their pipes any more."""
+        """Close the pipes of the ranks, which then end."""
         while self.pipes:
             os.close(self.pipes.pop())
 
@@ -129,7 +129,7 @@ class World:
 
 
 def serve(folder: str) -> None:
-    """What a rank does: call after call, each in a group of its own."""
+    """Run calls on a rank, each in a new group."""
     rank = harness.own_rank()
     with Path(folder, f"{rank}.calls").open() as calls:
         for line in calls:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of Horovod's names for PyTorch, and what they gave: one program for both.
+"""Make random calls of Horovod's API for PyTorch, and store the results.
 
-python horovod_calls.py MODULE SEED CALLS FOLDER   # MODULE: horovod.torch or ngd.horovod.torch
+    python horovod_calls.py MODULE SEED CALLS FOLDER
 
-Values are small whole numbers, so that sums are exact in whatever order.
+MODULE is horovod.torch or ngd.horovod.torch, so that both run the same program. Values are small
+integers, whose sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHAPES = ((), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 2))
 
 
 class Calls:
-    """The calls of a seed: all ranks draw the same ones, and values of their own."""
+    """The random calls of a seed. All ranks draw the same calls, and each rank its own values."""
 
     def __init__(self, hvd: Any, seed: int) -> None:
         self.hvd, self.seed = hvd, seed
@@ -48,86 +49,100 @@ class Calls:
         ops = [self.hvd.Sum, self.hvd.Min, self.hvd.Max, self.hvd.Product]
         return self.draw(*ops, *([self.hvd.Average] * 2 if dtype.is_floating_point else []))
 
-    def scaled(self, op: Any, dtype: Any) -> dict[str, Any]:
+    def scale_factors(self, op: Any, dtype: Any) -> dict[str, Any]:
         if not dtype.is_floating_point or op not in (self.hvd.Sum, self.hvd.Average):
             return {}
         return {"prescale_factor": self.draw(1.0, 0.5), "postscale_factor": self.draw(1.0, 2.0)}
 
-    def allreduce(self, of: Any) -> Any:
+    def allreduce(self, process_set: Any) -> Any:
         dtype, shape = self.draw(*REDUCED), self.draw(*SHAPES)
         op = self.op(dtype)
-        how = {"op": op, "process_set": of, "name": f"call.{self.number}", **self.scaled(op, dtype)}
+        how = {
+            "op": op,
+            "process_set": process_set,
+            "name": f"call.{self.number}",
+            **self.scale_factors(op, dtype),
+        }
         kind = self.draw("", "_", "_async", "_async_")
-        given = self.tensor(shape, dtype)
+        tensor = self.tensor(shape, dtype)
         if self.draw(True, False) and kind == "" and dtype == torch.float32:
             how["compression"] = self.hvd.Compression.fp16
-        made = getattr(self.hvd, f"allreduce{kind}")(given, **how)
-        return self.hvd.synchronize(made) if "async" in kind else made
+        result = getattr(self.hvd, f"allreduce{kind}")(tensor, **how)
+        return self.hvd.synchronize(result) if "async" in kind else result
 
-    def grouped_allreduce(self, of: Any) -> Any:
+    def grouped_allreduce(self, process_set: Any) -> Any:
         dtype = self.draw(*REDUCED)
         shapes = [self.draw(*SHAPES) for _ in range(self.draw(1, 2, 4))]
-        given = [self.tensor(shape, dtype, i) for i, shape in enumerate(shapes)]
+        tensors = [self.tensor(shape, dtype, i) for i, shape in enumerate(shapes)]
         return self.hvd.grouped_allreduce(
-            given, op=self.op(dtype), process_set=of, name=f"call.{self.number}"
+            tensors, op=self.op(dtype), process_set=process_set, name=f"call.{self.number}"
         )
 
-    def allgather(self, of: Any) -> Any:
+    def allgather(self, process_set: Any) -> Any:
         dtype, rest = self.draw(*DTYPES), self.draw((), (3,), (2, 2))
         rows = [int(n) for n in self.random.integers(0, 4, size=self.hvd.size())]
-        given = self.tensor((rows[self.hvd.rank()], *rest), dtype)
-        return self.hvd.allgather(given, process_set=of, name=f"call.{self.number}")
+        tensor = self.tensor((rows[self.hvd.rank()], *rest), dtype)
+        return self.hvd.allgather(tensor, process_set=process_set, name=f"call.{self.number}")
 
-    def broadcast(self, of: Any) -> Any:
+    def broadcast(self, process_set: Any) -> Any:
         dtype, shape = self.draw(*DTYPES), self.draw(*SHAPES)
-        root = self.draw(*of.ranks)
+        root = self.draw(*process_set.ranks)
         call = self.hvd.broadcast if self.draw(True, False) else self.hvd.broadcast_
-        return call(self.tensor(shape, dtype), root, process_set=of, name=f"call.{self.number}")
-
-    def alltoall(self, of: Any) -> Any:
-        dtype, size = self.draw(*DTYPES), len(of.ranks)
-        table = self.random.integers(0, 3, size=(size, size))
-        mine = table[of.ranks.index(self.hvd.rank())]
-        given = self.tensor((int(mine.sum()), 2), dtype)
-        splits = torch.tensor(mine, dtype=torch.int32)
-        return list(
-            self.hvd.alltoall(given, splits=splits, process_set=of, name=f"call.{self.number}")
+        return call(
+            self.tensor(shape, dtype), root, process_set=process_set, name=f"call.{self.number}"
         )
 
-    def reducescatter(self, of: Any) -> Any:
+    def alltoall(self, process_set: Any) -> Any:
+        dtype, size = self.draw(*DTYPES), len(process_set.ranks)
+        table = self.random.integers(0, 3, size=(size, size))
+        mine = table[process_set.ranks.index(self.hvd.rank())]
+        tensor = self.tensor((int(mine.sum()), 2), dtype)
+        splits = torch.tensor(mine, dtype=torch.int32)
+        return list(
+            self.hvd.alltoall(
+                tensor, splits=splits, process_set=process_set, name=f"call.{self.number}"
+            )
+        )
+
+    def reducescatter(self, process_set: Any) -> Any:
         dtype, rows = self.draw(*REDUCED), int(self.random.integers(4, 8))
         op = self.draw(self.hvd.Sum, self.hvd.Average if dtype.is_floating_point else self.hvd.Sum)
         return self.hvd.reducescatter(
-            self.tensor((rows, 3), dtype), op=op, process_set=of, name=f"call.{self.number}"
+            self.tensor((rows, 3), dtype),
+            op=op,
+            process_set=process_set,
+            name=f"call.{self.number}",
         )
 
-    def objects(self, of: Any) -> Any:
+    def objects(self, process_set: Any) -> Any:
         mine = {"rank": self.hvd.rank(), "values": self.tensor((3,), torch.int64).tolist()}
         name = f"call.{self.number}"
-        if of is self.sets[0] and self.draw(True, False):
+        if process_set is self.sets[0] and self.draw(True, False):
             return self.hvd.allgather_object(mine, name=name)
-        root = self.draw(*of.ranks)
-        return self.hvd.broadcast_object(mine, root_rank=root, process_set=of, name=name)
+        root = self.draw(*process_set.ranks)
+        return self.hvd.broadcast_object(mine, root_rank=root, process_set=process_set, name=name)
 
     def run(self, count: int) -> list[Any]:
         kinds = ["allreduce"] * 3 + ["grouped_allreduce", "allgather", "broadcast", "alltoall"]
         kinds += ["reducescatter", "objects"]
-        seen = []
+        results = []
         for self.number in range(count):
-            kind, of, state = self.draw(*kinds), self.draw(*self.sets), self.random
+            kind, process_set, state = self.draw(*kinds), self.draw(*self.sets), self.random
             self.random = np.random.default_rng([self.seed, self.number])
-            inside = self.hvd.rank() in of.ranks
-            seen.append([kind, plain(getattr(self, kind)(of)) if inside else "not a member"])
+            is_member = self.hvd.rank() in process_set.ranks
+            results.append(
+                [kind, to_json(getattr(self, kind)(process_set)) if is_member else "not a member"]
+            )
             self.random = state
-        return seen
+        return results
 
 
-def plain(result: Any) -> Any:
-    """As JSON holds it."""
+def to_json(result: Any) -> Any:
+    """Return a result in a form that JSON can store."""
     if isinstance(result, torch.Tensor):
         return [str(result.dtype), list(result.shape), result.tolist()]
     if isinstance(result, (list, tuple)):
-        return [plain(each) for each in result]
+        return [to_json(each) for each in result]
     return result
 
 
@@ -135,8 +150,8 @@ def main() -> None:
     module, seed, count, folder = sys.argv[1:]
     hvd = importlib.import_module(module)
     hvd.init()
-    seen = Calls(hvd, int(seed)).run(int(count))
-    Path(folder, f"{module}.{hvd.rank()}.json").write_text(json.dumps(seen))
+    results = Calls(hvd, int(seed)).run(int(count))
+    Path(folder, f"{module}.{hvd.rank()}.json").write_text(json.dumps(results))
     hvd.barrier()
     hvd.shutdown()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names beside Horovod 0.28.1 itself, over gloo: random calls, and what they gave."""
+"""Compare ngd.horovod.torch with Horovod 0.28.1 over gloo, in random calls."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def results(launcher: list[str], module: str, ranks: int, folder: Path) -> list[
     return [json.loads((folder / f"{module}.{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def same(a: Any, b: Any, where: str) -> None:
-    """Equal, but for the last bit of a mean of three: Horovod multiplies by a third."""
+def check_equal(a: Any, b: Any, where: str) -> None:
+    """Check equality, except the last bit of a mean of three, which Horovod multiplies by 1/3."""
     if isinstance(a, list):
         assert len(a) == len(b), where
         for one, other in zip(a, b, strict=True):
-            same(one, other, where)
+            check_equal(one, other, where)
     elif isinstance(a, float):
         np.testing.assert_allclose(b, a, rtol=2e-7, err_msg=where)
     else:
@@ -47,7 +47,7 @@ def same(a: Any, b: Any, where: str) -> None:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_random_calls_give_what_horovod_gives(ranks: int, tmp_path: Path) -> None:
+def test_random_calls_have_the_results_of_horovod(ranks: int, tmp_path: Path) -> None:
     horovodrun = ["horovodrun", "-np", str(ranks), "--gloo"]
     ngd_run = [sys.executable, "-m", "ngd.launch", "-n", str(ranks)]
     theirs = results(horovodrun, "horovod.torch", ranks, tmp_path)
@@ -55,4 +55,4 @@ def test_random_calls_give_what_horovod_gives(ranks: int, tmp_path: Path) -> Non
     for rank in range(ranks):
         assert len(theirs[rank]) == CALLS
         for i, (a, b) in enumerate(zip(theirs[rank], ours[rank], strict=True)):
-            same(a, b, f"rank {rank}, call {i}")
+            check_equal(a, b, f"rank {rank}, call {i}")

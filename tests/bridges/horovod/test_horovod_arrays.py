@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names on arrays, against NumPy's results of what all ranks give."""
+"""Compare ngd.horovod.numpy with NumPy: each rank computes the operands of all ranks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ CALLS = 120
 
 
 def value(random: Any, dtype: str, shape: Any) -> Any:
-    """Small whole numbers, whose sums and products no dtype rounds."""
+    """Return small integers, whose sums and products are exact in every dtype."""
     return random.integers(0, 4, shape).astype(dtype)
 
 
-def reduced(values: list[Any], op: int) -> Any:
-    """By NumPy."""
+def reduce_with_numpy(values: list[Any], op: int) -> Any:
+    """Return the reduction by NumPy."""
     if op == hvd.Average:
         total = np.sum(values, axis=0, dtype=np.float64) / len(values)
-        whole = values[0].dtype.kind in "iu"
-        return (np.trunc(total) if whole else total).astype(values[0].dtype)
+        is_integer = values[0].dtype.kind in "iu"
+        return (np.trunc(total) if is_integer else total).astype(values[0].dtype)
     functions: Any = {hvd.Sum: np.sum, hvd.Product: np.prod, hvd.Min: np.min, hvd.Max: np.max}
     return functions[op](values, axis=0).astype(values[0].dtype)
 
 
 def random_calls(seed: int) -> int:
-    """Every rank knows what all of them give."""
+    """Make random calls, and compare each result with NumPy."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     some = hvd.ProcessSet(range(0, size, 2))
@@ -47,56 +47,56 @@ def random_calls(seed: int) -> int:
         kind = random.choice(
             ["allreduce", "grouped", "allgather", "broadcast", "alltoall", "reducescatter"]
         )
-        dtype, few = random.choice(DTYPES), size > 1 and random.random() < 0.3
+        dtype, is_subset = random.choice(DTYPES), size > 1 and random.random() < 0.3
         shape = tuple(random.integers(0, 5, random.integers(1, 4)))
-        members = list(range(0, size, 2)) if few else list(range(size))
-        ranks = some if few else hvd.global_process_set
-        n, included = len(members), rank in members
-        me = members.index(rank) if included else -1
+        members = list(range(0, size, 2)) if is_subset else list(range(size))
+        ranks = some if is_subset else hvd.global_process_set
+        n, is_member = len(members), rank in members
+        me = members.index(rank) if is_member else -1
         if kind in ("allreduce", "grouped"):
             op = int(random.choice([hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product]))
-            given = [[value(random, dtype, shape) for _ in range(3)] for _ in range(n)]
-            if not included:
+            terms = [[value(random, dtype, shape) for _ in range(3)] for _ in range(n)]
+            if not is_member:
                 continue
             if kind == "allreduce":
-                got = [hvd.allreduce(given[me][0], op=op, process_set=ranks)]
+                got = [hvd.allreduce(terms[me][0], op=op, process_set=ranks)]
             else:
-                got = hvd.grouped_allreduce(given[me], op=op, process_set=ranks)
+                got = hvd.grouped_allreduce(terms[me], op=op, process_set=ranks)
             for i, each in enumerate(got):
-                expected = reduced([of[i] for of in given], op)
-                same(each, expected, 1e-3 if dtype == "float16" else 1e-6)
+                expected = reduce_with_numpy([of_rank[i] for of_rank in terms], op)
+                check_equal(each, expected, 1e-3 if dtype == "float16" else 1e-6)
         elif kind == "allgather":
             rows = random.integers(0, 4, n)
-            given = [value(random, dtype, (k, *shape[1:])) for k in rows]
-            if included:
-                same(hvd.allgather(given[me], process_set=ranks), np.concatenate(given))
+            terms = [value(random, dtype, (k, *shape[1:])) for k in rows]
+            if is_member:
+                check_equal(hvd.allgather(terms[me], process_set=ranks), np.concatenate(terms))
         elif kind == "broadcast":
             root = int(random.integers(n))
-            given = [value(random, dtype, shape) for _ in range(n)]
-            if included:
-                same(hvd.broadcast(given[me], members[root], process_set=ranks), given[root])
+            terms = [value(random, dtype, shape) for _ in range(n)]
+            if is_member:
+                check_equal(hvd.broadcast(terms[me], members[root], process_set=ranks), terms[root])
         elif kind == "alltoall":
             splits = random.integers(0, 4, (n, n))
-            given = [value(random, dtype, (k.sum(), *shape[1:])) for k in splits]
-            if included:
-                got, received = hvd.alltoall(given[me], splits[me], process_set=ranks)
+            terms = [value(random, dtype, (k.sum(), *shape[1:])) for k in splits]
+            if is_member:
+                got, received = hvd.alltoall(terms[me], splits[me], process_set=ranks)
                 ends = np.cumsum(splits, axis=1)
                 parts = [
-                    g[e[me] - s[me] : e[me]] for g, e, s in zip(given, ends, splits, strict=True)
+                    g[e[me] - s[me] : e[me]] for g, e, s in zip(terms, ends, splits, strict=True)
                 ]
-                same(got, np.concatenate(parts))
+                check_equal(got, np.concatenate(parts))
                 assert received.tolist() == splits[:, me].tolist()
         else:
             op = int(random.choice([hvd.Average, hvd.Sum]))
-            given = [value(random, dtype, shape) for _ in range(n)]
-            if included:
-                got = hvd.reducescatter(given[me], op=op, process_set=ranks)
-                expected = np.array_split(reduced(given, op), n)[me]
-                same(got, expected, 1e-3 if dtype == "float16" else 1e-6)
+            terms = [value(random, dtype, shape) for _ in range(n)]
+            if is_member:
+                got = hvd.reducescatter(terms[me], op=op, process_set=ranks)
+                expected = np.array_split(reduce_with_numpy(terms, op), n)[me]
+                check_equal(got, expected, 1e-3 if dtype == "float16" else 1e-6)
     return CALLS
 
 
-def same(got: Any, expected: Any, tolerance: float = 0.0) -> None:
+def check_equal(got: Any, expected: Any, tolerance: float = 0.0) -> None:
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     np.testing.assert_allclose(
@@ -106,7 +106,7 @@ def same(got: Any, expected: Any, tolerance: float = 0.0) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_calls(ranks: int, seed: int) -> None:
+def test_random_calls_equal_numpy(ranks: int, seed: int) -> None:
     outcomes = harness.run(random_calls, ranks, arguments={"seed": seed})
     assert [outcome.value for outcome in outcomes] == [CALLS] * ranks
 
@@ -120,18 +120,18 @@ def test_random_calls_over_each_communicator(communicator: str) -> None:
     assert [outcome.value for outcome in outcomes] == [CALLS] * 3
 
 
-def who() -> list[Any]:
+def world_facts() -> list[Any]:
     before = hvd.is_initialized()
     hvd.init()
     hvd.init()
-    seen = [before, hvd.is_initialized(), hvd.rank(), hvd.size(), hvd.local_rank()]
-    seen += [hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()]
+    facts = [before, hvd.is_initialized(), hvd.rank(), hvd.size(), hvd.local_rank()]
+    facts += [hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()]
     hvd.shutdown()
-    return [*seen, hvd.is_initialized(), hvd.nccl_built(), hvd.gloo_enabled()]
+    return [*facts, hvd.is_initialized(), hvd.nccl_built(), hvd.gloo_enabled()]
 
 
-def test_who_is_there() -> None:
-    outcomes = harness.run(who, 3)
+def test_ranks_and_sizes_of_the_world() -> None:
+    outcomes = harness.run(world_facts, 3)
     for rank, outcome in enumerate(outcomes):
         assert outcome.value == [
             *[False, True, rank, 3, rank, 3],
@@ -139,8 +139,8 @@ def test_who_is_there() -> None:
         ]
 
 
-def uneven() -> list[Any]:
-    """Rank r calls r + 1 times."""
+def call_and_join() -> list[Any]:
+    """Make rank + 1 calls, and then join."""
     hvd.init()
     sums = [
         hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum).tolist() for _ in range(hvd.rank() + 1)
@@ -149,8 +149,8 @@ def uneven() -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_join_one_after_the_other(ranks: int) -> None:
-    outcomes = harness.run(uneven, ranks)
+def test_ranks_can_join_at_different_times(ranks: int) -> None:
+    outcomes = harness.run(call_and_join, ranks)
     for rank, outcome in enumerate(outcomes):
         sums, last, greatest = outcome.value
         assert sums == [[float(ranks - i)] * 3 for i in range(rank + 1)]
@@ -159,18 +159,18 @@ def test_ranks_join_one_after_the_other(ranks: int) -> None:
 
 
 class BusyOnce:
-    """A work that another thread holds up once."""
+    """A work whose first wait raises BusyError."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.num_calls = 0
 
     def wait(self) -> None:
-        self.asked += 1
-        if self.asked == 1:
+        self.num_calls += 1
+        if self.num_calls == 1:
             raise ngd.errors.BusyError("another thread")
 
 
-def held_up() -> list[Any]:
+def wait_for_a_busy_work() -> list[Any]:
     hvd.init()
     handle = hvd.allreduce_async(np.ones(2), op=hvd.Sum)
     handle.works.insert(0, BusyOnce())
@@ -181,13 +181,13 @@ def held_up() -> list[Any]:
     return []
 
 
-def test_a_handle_that_another_thread_holds_up_goes_on() -> None:
-    (outcome,) = harness.run(held_up, 1)
+def test_a_busy_handle_can_be_waited_for_again() -> None:
+    (outcome,) = harness.run(wait_for_a_busy_work, 1)
     assert outcome.value == [False, [1.0, 1.0]]
 
 
-def joined_twice() -> list[int]:
-    """First rank 1 has more to do, then rank 0."""
+def join_twice() -> list[int]:
+    """Join twice: rank 1 makes more calls the first time, and rank 0 the second time."""
     hvd.init()
     last = []
     for more in (1, 0):
@@ -197,26 +197,26 @@ def joined_twice() -> list[int]:
     return last
 
 
-def test_the_last_to_join_is_told_each_time() -> None:
-    assert [outcome.value for outcome in harness.run(joined_twice, 2)] == [[1, 0]] * 2
+def test_join_returns_the_last_rank_each_time() -> None:
+    assert [outcome.value for outcome in harness.run(join_twice, 2)] == [[1, 0]] * 2
 
 
-def joined_beside_every_reduction() -> list[Any]:
-    """Rank 0 joins at once; the others go on."""
+def join_during_reductions() -> list[Any]:
+    """Join at once on rank 0 while the other ranks make every kind of reduction."""
     hvd.init()
     if hvd.rank() == 0:
         return [hvd.join()]
     three = np.full(2, 3, np.int32)
     ops = (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product)
-    seen = [hvd.allreduce(three, op=op).tolist() for op in ops]
-    seen += [hvd.allreduce(-three.astype(np.float32), op=op).tolist() for op in ops]
+    results = [hvd.allreduce(three, op=op).tolist() for op in ops]
+    results += [hvd.allreduce(-three.astype(np.float32), op=op).tolist() for op in ops]
     hvd.barrier()
     many = hvd.grouped_allreduce([np.ones(1, np.float16), np.ones((2, 2), np.int8)], op=hvd.Sum)
-    return [*seen, [each.ravel().tolist() for each in many], hvd.join()]
+    return [*results, [each.ravel().tolist() for each in many], hvd.join()]
 
 
 def test_a_joined_rank_changes_no_reduction() -> None:
-    first, *others = harness.run(joined_beside_every_reduction, 3)
+    first, *others = harness.run(join_during_reductions, 3)
     assert first.value[0] == 2
     for other in others:
         assert other.value == [
@@ -227,7 +227,7 @@ def test_a_joined_rank_changes_no_reduction() -> None:
         ]
 
 
-def others_gather() -> str:
+def gather_after_join() -> str:
     hvd.init()
     try:
         if hvd.rank() == 1:
@@ -238,80 +238,80 @@ def others_gather() -> str:
     return "nothing"
 
 
-def test_join_says_what_it_cannot_answer() -> None:
-    job = harness.Job(others_gather, 2)
+def test_an_unsupported_call_after_join_raises() -> None:
+    job = harness.Job(gather_after_join, 2)
     with job:
         outcomes = job.wait(60)
     assert "got another call of rank 0, while rank 1 has joined" in outcomes[1].value
     assert outcomes[0].value != "nothing"
 
 
-def differing(what: str) -> str:
+def call_differently(what: str) -> str:
     hvd.init()
     me = hvd.rank()
     names = {"name": ("a", "b")}.get(what, ("a", "a"))
     shapes = {"shape": ((2, 3), (3, 2)), "size": ((2,), (3,))}.get(what, ((2,), (2,)))
     ops = {"op": (hvd.Sum, hvd.Average)}.get(what, (hvd.Sum,) * 2)
-    scales = {"pair of scale factors": (1.0, 2.0)}.get(what, (1.0,) * 2)
+    reduce_with_factors = {"pair of scale factors": (1.0, 2.0)}.get(what, (1.0,) * 2)
     dtypes = {"dtype": ("float32", "float64")}.get(what, ("float32",) * 2)
     try:
         x = np.ones(shapes[me], "int64" if what == "op" else dtypes[me])
-        hvd.allreduce(x, name=names[me], op=ops[me], postscale_factor=scales[me])
+        hvd.allreduce(x, name=names[me], op=ops[me], postscale_factor=reduce_with_factors[me])
     except hvd.HorovodInternalError as error:
         return str(error)
     return "nothing"
 
 
 @pytest.mark.parametrize("what", ["name", "shape", "size", "dtype", "op", "pair of scale factors"])
-def test_ranks_that_differ_are_told(what: str) -> None:
-    for outcome in harness.run(differing, 2, arguments={"what": what}):
+def test_different_calls_raise_on_all_ranks(what: str) -> None:
+    for outcome in harness.run(call_differently, 2, arguments={"what": what}):
         assert outcome.value != "nothing"
         if what not in ("size", "dtype"):
             assert f"expected one {what} on all ranks" in outcome.value
 
 
-def adasums() -> list[Any]:
+def reduce_with_adasum() -> list[Any]:
     hvd.init()
-    apart = np.zeros(4)
-    apart[hvd.rank()] = hvd.rank() + 1
-    alike = np.array([3.0, -4.0])
+    orthogonal = np.zeros(4)
+    orthogonal[hvd.rank()] = hvd.rank() + 1
+    equal = np.array([3.0, -4.0])
     at_an_angle = np.array([[1.0, 0.0], [1.0, 1.0]])[hvd.rank() % 2]
-    nothing = np.zeros(3, np.float32)
-    given = (apart, alike, at_an_angle, nothing)
-    return [hvd.allreduce(each, op=hvd.Adasum).tolist() for each in given]
+    zeros = np.zeros(3, np.float32)
+    operands = (orthogonal, equal, at_an_angle, zeros)
+    return [hvd.allreduce(each, op=hvd.Adasum).tolist() for each in operands]
 
 
-def test_adasum_adds_what_is_orthogonal_and_averages_what_is_equal() -> None:
-    # (1, 0) and (1, 1): their product is 1, their squares 1 and 2; so (1 - 1/2) of the first and
-    # (1 - 1/4) of the second are summed.
-    for outcome in harness.run(adasums, 2):
+def test_adasum_adds_orthogonal_and_averages_equal_vectors() -> None:
+    # (1, 0) and (1, 1) have the dot product 1 and the squares 1 and 2. Adasum adds (1 - 1/2) of the
+    # first one and (1 - 1/4) of the second one.
+    for outcome in harness.run(reduce_with_adasum, 2):
         assert outcome.value == [[1, 2, 0, 0], [3, -4], [0.5 + 0.75, 0.75], [0, 0, 0]]
-    for outcome in harness.run(adasums, 4):
+    for outcome in harness.run(reduce_with_adasum, 4):
         assert outcome.value[:2] == [[1, 2, 3, 4], [3, -4]]
 
 
-def objects() -> list[Any]:
+def exchange_objects() -> list[Any]:
     hvd.init()
     mine = {"rank": hvd.rank(), "text": "x" * 1000 * hvd.rank()}
     one = hvd.broadcast_object(mine if hvd.rank() == 1 else None, 1)
     return [one["rank"], [len(each["text"]) for each in hvd.allgather_object(mine)]]
 
 
-def test_objects() -> None:
-    for outcome in harness.run(objects, 3):
+def test_objects_are_broadcast_and_gathered() -> None:
+    for outcome in harness.run(exchange_objects, 3):
         assert outcome.value == [1, [0, 1000, 2000]]
 
 
-def scales() -> list[Any]:
+def reduce_with_factors() -> list[Any]:
     hvd.init()
     x = np.array([1.0, 2.0], np.float32) * (hvd.rank() + 1)
-    whole = np.array([5, -7]) * (hvd.rank() + 1)
+    integers = np.array([5, -7]) * (hvd.rank() + 1)
     return [
         hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0).tolist(),
         hvd.allreduce(x, average=False).tolist(),
         hvd.allreduce(x, average=True).tolist(),
-        hvd.allreduce(whole).tolist(),
-        hvd.allreduce(whole, op=hvd.Sum, postscale_factor=0.5).tolist(),
+        hvd.allreduce(integers).tolist(),
+        hvd.allreduce(integers, op=hvd.Sum, postscale_factor=0.5).tolist(),
         x.tolist(),
         hvd.allreduce(np.array([-64, 63], np.int8)).tolist(),
         hvd.allreduce(np.float16([1e4]), op=hvd.Sum, prescale_factor=1e-4).tolist(),
@@ -320,10 +320,10 @@ def scales() -> list[Any]:
     ]
 
 
-def test_factors_and_averages() -> None:
-    for rank, outcome in enumerate(harness.run(scales, 2)):
+def test_scale_factors_and_averages() -> None:
+    for rank, outcome in enumerate(harness.run(reduce_with_factors, 2)):
         assert outcome.value[:3] == [[4.5, 9.0], [3.0, 6.0], [1.5, 3.0]]
-        assert outcome.value[3:5] == [[7, -10], [7, -10]]  # of 15 and -21, towards zero
+        assert outcome.value[3:5] == [[7, -10], [7, -10]]  # rounded towards zero
         assert outcome.value[5] == [1.0 + rank, 2.0 + 2 * rank]
         assert outcome.value[6] == [-64, 63]
         assert outcome.value[7] == pytest.approx([2.0], rel=1e-3)
@@ -331,7 +331,7 @@ def test_factors_and_averages() -> None:
         assert outcome.value[9] == [10.0, 10.0]
 
 
-def refused() -> list[str]:
+def make_bad_calls() -> list[str]:
     hvd.init()
     hvd.add_process_set([1])
     calls: list[Any] = [
@@ -354,8 +354,8 @@ def refused() -> list[str]:
     return messages
 
 
-def test_refusals_name_the_call() -> None:
-    for outcome in harness.run(refused, 2):
+def test_errors_name_the_call() -> None:
+    for outcome in harness.run(make_bad_calls, 2):
         got = outcome.value
         assert "hvd.allreduce: op: expected one of Average" in got[0]
         assert "expected op or average; got both" in got[1]
@@ -368,7 +368,7 @@ def test_refusals_name_the_call() -> None:
         assert "expected an mpi4py communicator" in got[8]
 
 
-def traced(path: str) -> int:
+def write_timeline(path: str) -> int:
     hvd.init()
     hvd.start_timeline(path)
     for _ in range(3):
@@ -380,7 +380,7 @@ def traced(path: str) -> int:
 
 def test_a_timeline_is_written(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    harness.run(traced, 2, arguments={"path": str(path)})
+    harness.run(write_timeline, 2, arguments={"path": str(path)})
     events = json.loads(path.read_text())["traceEvents"]
     for rank in range(2):
         mine = [e for e in events if e.get("name") == "hvd.allreduce" and e["pid"] == rank]

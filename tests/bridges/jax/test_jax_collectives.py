@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in programs of JAX, against NumPy and against one process with all of the batch."""
+"""Compare collectives in JAX programs with NumPy, and with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ def run(program: Any, ranks: int, **arguments: Any) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-def expected(kind: str, given: list[Any], op: str, root: int, rank: int) -> Any:
-    """By NumPy, of what all ranks give."""
-    size, wide = len(given), [np.asarray(g, np.float64) for g in given]
-    reduced = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "prod": np.prod}
+def numpy_result(kind: str, operands: list[Any], op: str, root: int, rank: int) -> Any:
+    """Return a rank's result by NumPy from the operands of all ranks."""
+    size, operands_64 = len(operands), [np.asarray(g, np.float64) for g in operands]
+    functions = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "prod": np.prod}
     if kind == "all_reduce":
-        return reduced[op](wide, axis=0)
+        return functions[op](operands_64, axis=0)
     if kind == "reduce_scatter":
-        return np.split(reduced[op](wide, axis=0), size)[rank]
+        return np.split(functions[op](operands_64, axis=0), size)[rank]
     if kind == "all_gather":
-        return np.concatenate(wide)
+        return np.concatenate(operands_64)
     if kind == "broadcast":
-        return wide[root]
-    return np.concatenate([np.split(w, size)[rank] for w in wide])
+        return operands_64[root]
+    return np.concatenate([np.split(w, size)[rank] for w in operands_64])
 
 
 def random_calls(seed: int) -> int:
-    """Programs of three calls each, of small whole numbers, which no dtype rounds."""
+    """Run programs of three random calls on small integers, which are exact in every dtype."""
     world = ngd.init()
     rank, size = world.rank, world.size
     random, own = np.random.default_rng(seed), np.random.default_rng(seed + rank)
     for _ in range(CALLS // 3 + 1):
-        calls, givens, wanted = [], [], []
+        calls, inputs, expected = [], [], []
         for _ in range(3):
             kind = str(random.choice(KINDS))
             dtype = str(random.choice(DTYPES))
@@ -62,33 +62,33 @@ def random_calls(seed: int) -> int:
             root = int(random.integers(size))
             rows = size * int(random.integers(1, 4))
             shape = (rows, *random.integers(0, 4, random.integers(0, 3)))
-            given = [
+            operands = [
                 random.integers(0, 3, shape) * (size if op == "mean" else 1) for _ in range(size)
             ]
             how: Any = {"op": op} if kind in ("all_reduce", "reduce_scatter") else {}
             how |= {"root": root} if kind == "broadcast" else {}
             how["async_op"] = bool(own.integers(2))
             calls.append((getattr(nj, kind), how))
-            givens.append(jnp.asarray(given[rank].astype("float32")).astype(dtype))
-            wanted.append(expected(kind, given, op, root, rank))
+            inputs.append(jnp.asarray(operands[rank].astype("float32")).astype(dtype))
+            expected.append(numpy_result(kind, operands, op, root, rank))
 
         def program(*xs: Any, calls: Any = calls) -> Any:
             return [call(x, **how) for (call, how), x in zip(calls, xs, strict=True)]
 
         for function in (program, jax.jit(program)):
-            for got, value, given in zip(function(*givens), wanted, givens, strict=True):
-                assert got.dtype == given.dtype
+            for got, value, operands in zip(function(*inputs), expected, inputs, strict=True):
+                assert got.dtype == operands.dtype
                 np.testing.assert_array_equal(np.asarray(got, np.float64), value)
     return seed
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_calls(ranks: int) -> None:
+def test_random_calls_equal_numpy(ranks: int) -> None:
     assert run(random_calls, ranks, seed=ranks) == [ranks] * ranks
 
 
-def gradients() -> list[Any]:
-    """Of the sum of weights * collective(x), where the weights are each rank's own."""
+def gradients_of_collectives() -> list[Any]:
+    """Return gradients of sum(weights * collective(x)), with different weights per rank."""
     world = ngd.init()
     size = world.size
     weights = jnp.arange(1.0, 2 * size + 1) + 10 * world.rank
@@ -101,27 +101,27 @@ def gradients() -> list[Any]:
         lambda x: nj.broadcast(x, 1) * weights,
         lambda x: nj.all_to_all(x) * weights,
     ]
-    seen = []
+    gradients = []
     for call in calls:
         of = jax.grad(lambda x, call=call: call(x).sum())
         x = jnp.ones(2 * size)
         plain, compiled = of(x), jax.jit(of)(x)
         np.testing.assert_array_equal(plain, compiled)
-        seen.append(plain.tolist())
-    return seen
+        gradients.append(plain.tolist())
+    return gradients
 
 
-def test_gradients_are_those_of_the_sum_of_all_ranks_results() -> None:
+def test_gradients_are_of_the_sum_over_all_ranks() -> None:
     size = 2
     w = [np.arange(1.0, 5) + 10 * rank for rank in range(size)]
-    for rank, seen in enumerate(run(gradients, size)):
+    for rank, gradients in enumerate(run(gradients_of_collectives, size)):
         both = (w[0] + w[1]).tolist()
         gathered = np.zeros(4)
         gathered[:2] = (w[0] + w[1])[2 * rank : 2 * rank + 2]
         scattered = np.concatenate([w[0][:2], w[1][:2]])
         root = both if rank == 1 else [0.0] * 4
         exchanged = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)])
-        assert seen == [
+        assert gradients == [
             both,
             (np.array(both) / 2).tolist(),
             gathered.tolist(),
@@ -132,8 +132,8 @@ def test_gradients_are_those_of_the_sum_of_all_ranks_results() -> None:
         ]
 
 
-def batches() -> bool:
-    """vmap gives what a loop gives; over any axis, and twice."""
+def compare_vmap_with_loop() -> bool:
+    """Check that vmap over any axis, and nested vmap, equal a loop."""
     world = ngd.init()
     x = jnp.arange(24.0 * world.size).reshape(3, 4 * world.size, 2) + world.rank
     for call in (
@@ -143,20 +143,20 @@ def batches() -> bool:
         lambda v: nj.reduce_scatter(v, op="mean"),
         lambda v: nj.broadcast(v, world.size - 1),
     ):
-        looped = jnp.stack([call(each) for each in x])
-        np.testing.assert_array_equal(jax.vmap(call)(x), looped)
-        moved = jnp.moveaxis(x, 0, 2)
-        np.testing.assert_array_equal(jax.vmap(call, in_axes=2)(moved), looped)
-        np.testing.assert_array_equal(jax.vmap(jax.vmap(call))(x[:, None]), looped[:, None])
+        expected = jnp.stack([call(each) for each in x])
+        np.testing.assert_array_equal(jax.vmap(call)(x), expected)
+        batch_last = jnp.moveaxis(x, 0, 2)
+        np.testing.assert_array_equal(jax.vmap(call, in_axes=2)(batch_last), expected)
+        np.testing.assert_array_equal(jax.vmap(jax.vmap(call))(x[:, None]), expected[:, None])
     return True
 
 
-def test_vmap() -> None:
-    assert run(batches, 2) == [True, True]
+def test_vmap_equals_a_loop() -> None:
+    assert run(compare_vmap_with_loop, 2) == [True, True]
 
 
 def train() -> list[float]:
-    """An MLP on digits, data-parallel, and beside it one process with all of the batch."""
+    """Train an MLP on digits on all ranks and in one process; return the largest difference."""
     world = ngd.init()
     random = np.random.default_rng(0)
     sizes = [digits.FEATURES, 300, 300, digits.CLASSES]
@@ -177,36 +177,36 @@ def train() -> list[float]:
         return [w - 0.1 * g for w, g in zip(ws, means, strict=True)]
 
     @jax.jit
-    def whole(ws: Any, x: Any, t: Any) -> Any:
+    def step_of_one_process(ws: Any, x: Any, t: Any) -> Any:
         return [w - 0.1 * g for w, g in zip(ws, jax.grad(loss)(ws, x, t), strict=True)]
 
-    mine = theirs = start
+    mine = reference = start
     for number in range(20):
         x, t = digits.batch(number, 8 * world.size)
         part = slice(8 * world.rank, 8 * world.rank + 8)
-        mine, theirs = step(mine, x[part], t[part]), whole(theirs, x, t)
-    pairs = list(zip(mine, theirs, strict=True))
+        mine, reference = step(mine, x[part], t[part]), step_of_one_process(reference, x, t)
+    pairs = list(zip(mine, reference, strict=True))
     return [max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_train_as_one_process(ranks: int) -> None:
-    for (apart,) in run(train, ranks):
-        assert apart < 1e-5
+    for (difference,) in run(train, ranks):
+        assert difference < 1e-5
 
 
 def independent_calls() -> int:
-    """Calls that need nothing of one another keep the order of the program, on all ranks."""
+    """Run calls without data dependencies, which must keep the program's order on all ranks."""
     world = ngd.init()
     half = world.split(0, name="the same")
 
     @jax.jit
     def program(xs: Any) -> Any:
-        found = []
+        results = []
         for i, x in enumerate(xs):
             heavy = jnp.linalg.matrix_power(jnp.eye(40) * 1.0, 3 + (i + world.rank) % 5)
-            found.append(nj.all_reduce(x * heavy[0, 0], op="sum", group=half if i % 3 else None))
-        return found
+            results.append(nj.all_reduce(x * heavy[0, 0], op="sum", group=half if i % 3 else None))
+        return results
 
     for _ in range(20):
         xs = [jnp.full(1 + i, i + world.rank, jnp.float32) for i in range(30)]
@@ -220,9 +220,9 @@ def test_independent_calls_keep_their_order() -> None:
     assert run(independent_calls, 2) == [30, 30]
 
 
-def messages() -> list[Any]:
-    """Rank 0 sends and rank 1 receives: plain, compiled, differentiated, in batches."""
-    world, seen = ngd.init(), []
+def send_and_receive() -> list[Any]:
+    """Send from rank 0 to rank 1: plain, compiled, differentiated, and in vmap."""
+    world, results = ngd.init(), []
     x, v = jnp.arange(3.0), jnp.asarray([1.0, 2.0, 3.0])
     for async_op in (False, True):
         how: Any = {"async_op": async_op, "tag": 3}
@@ -235,27 +235,27 @@ def messages() -> list[Any]:
 
         for wrapped in (lambda f: f, jax.jit):
             if world.rank == 0:
-                seen += [wrapped(send)(2.0), wrapped(jax.grad(send))(2.0)]
-                seen.append(wrapped(jax.vmap(send))(jnp.asarray([1.0, 2.0])))
-                seen.append(wrapped(jax.vmap(jax.grad(send)))(jnp.asarray([1.0, 2.0])))
+                results += [wrapped(send)(2.0), wrapped(jax.grad(send))(2.0)]
+                results.append(wrapped(jax.vmap(send))(jnp.asarray([1.0, 2.0])))
+                results.append(wrapped(jax.vmap(jax.grad(send)))(jnp.asarray([1.0, 2.0])))
             else:
                 starts = jnp.zeros(2)
-                seen += [wrapped(loss)(v, 0.0), wrapped(jax.grad(loss, (0, 1)))(v, 0.0)]
-                seen.append(wrapped(jax.vmap(loss, (None, 0)))(v, starts))
+                results += [wrapped(loss)(v, 0.0), wrapped(jax.grad(loss, (0, 1)))(v, 0.0)]
+                results.append(wrapped(jax.vmap(loss, (None, 0)))(v, starts))
                 of_both = jax.vmap(jax.grad(loss, (0, 1)), (None, 0))
-                seen.append(wrapped(of_both)(v, starts))
-    return jax.tree.map(lambda a: a.tolist(), seen)
+                results.append(wrapped(of_both)(v, starts))
+    return jax.tree.map(lambda a: a.tolist(), results)
 
 
-def test_send_and_recv() -> None:
-    sent, received = run(messages, 2)
-    # By hand: rank 1 gets w * (0, 1, 2), and weighs it by (1, 2, 3): 8 w.
+def test_send_and_recv_have_values_and_gradients() -> None:
+    sent, received = run(send_and_receive, 2)
+    # By hand: rank 1 receives w * (0, 1, 2) and weights it by (1, 2, 3), which gives 8 w.
     assert sent == [0, 8, [0, 0], [8, 8]] * 4
     assert received == [16, [[0, 2, 4], 0], [8, 16], [[[0, 1, 2], [0, 2, 4]], [0, 0]]] * 4
 
 
-def pipeline() -> list[float]:
-    """Each rank has a layer; the gradients go back as the values came."""
+def run_pipeline() -> list[float]:
+    """Compute a gradient through one layer per rank, and compare it with one process."""
     world = ngd.init()
     rank, last = world.rank, world.size - 1
     weights = [
@@ -268,24 +268,24 @@ def pipeline() -> list[float]:
         h = jnp.tanh(h @ w)
         return (h**2).sum() if rank == last else nj.send(h, rank + 1)
 
-    def whole(ws: Any) -> Any:
+    def loss_of_all_layers(ws: Any) -> Any:
         h = x
         for w in ws:
             h = jnp.tanh(h @ w)
         return (h**2).sum()
 
     gradient, _ = jax.jit(jax.grad(stage, (0, 1)))(weights[rank], jnp.zeros((), x.dtype))
-    return float(jnp.abs(gradient - jax.grad(whole)(weights)[rank]).max())
+    return float(jnp.abs(gradient - jax.grad(loss_of_all_layers)(weights)[rank]).max())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gradients_go_through_a_pipeline(ranks: int) -> None:
-    assert max(run(pipeline, ranks)) < 1e-6
+    assert max(run(run_pipeline, ranks)) < 1e-6
 
 
-def mistaken() -> list[str]:
+def make_bad_calls() -> list[str]:
     world = ngd.init()
-    messages = []
+    send_and_receive = []
     for call in (
         lambda: nj.all_reduce(jnp.ones(2), op="average"),
         lambda: nj.all_reduce(jnp.ones(2, jnp.int32), op="mean"),
@@ -306,12 +306,12 @@ def mistaken() -> list[str]:
         try:
             jax.block_until_ready(call())
         except Exception as error:
-            messages.append(f"{type(error).__name__}: {error}")
-    return messages
+            send_and_receive.append(f"{type(error).__name__}: {error}")
+    return send_and_receive
 
 
-def test_mistakes_are_errors_that_name_the_call() -> None:
-    for got in run(mistaken, 2):
+def test_errors_name_the_call() -> None:
+    for got in run(make_bad_calls, 2):
         parts = [
             "ngd.jax.all_reduce: expected op among sum, mean, min, max, prod; got 'average'",
             'ngd.jax.all_reduce(op="mean"): expected floats; got int32',
@@ -334,7 +334,7 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
             assert part in message
 
 
-def lost(asynchronous: bool) -> str:
+def call_after_an_exit(asynchronous: bool) -> str:
     world = ngd.init()
     step = jax.jit(lambda x: nj.all_reduce(x, op="sum", async_op=asynchronous))
     step(jnp.ones(3))
@@ -349,13 +349,13 @@ def lost(asynchronous: bool) -> str:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_rank_that_leaves_is_named(asynchronous: bool) -> None:
-    first, second = run(lost, 2, asynchronous=asynchronous)
+    first, second = run(call_after_an_exit, 2, asynchronous=asynchronous)
     assert "rank 1" in first
     assert second == "left"
 
 
-def bad_call(attribute: str, asynchronous: bool) -> list[str]:
-    """Rank 0's first call cannot be made; both go on to another one."""
+def call_badly_on_rank_0(attribute: str, asynchronous: bool) -> list[str]:
+    """Make a call that fails on rank 0, and then a call that all ranks can make."""
     world = ngd.init()
     group = nj.number_of(world)
     nj.register()
@@ -374,33 +374,31 @@ def bad_call(attribute: str, asynchronous: bool) -> list[str]:
         [jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)],
         has_side_effect=True,
     )
-    found = []
-    for given in (first, attributes):
-        step = jax.jit(functools.partial(call, **given))
+    results = []
+    for attributes_of_call in (first, attributes):
+        step = jax.jit(functools.partial(call, **attributes_of_call))
         try:
             result, _ = jax.block_until_ready(step(jnp.ones(3), np.int32(0)))
-            found.append(str(np.asarray(result)))
+            results.append(str(np.asarray(result)))
         except Exception as error:
-            found.append(str(error))
-    return found
+            results.append(str(error))
+    return results
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("attribute", ["kind", "root"])
-def test_a_call_that_fails_on_one_rank_meets_no_later_one(
-    attribute: str, asynchronous: bool
-) -> None:
-    first, second = run(bad_call, 2, attribute=attribute, asynchronous=asynchronous)
-    said = {"kind": "nonsense", "root": "expected an int64"}[attribute]
-    assert said in first[0]
-    assert said in first[1], "the group is closed"
+def test_a_failed_call_is_not_matched_with_a_later_call(attribute: str, asynchronous: bool) -> None:
+    first, second = run(call_badly_on_rank_0, 2, attribute=attribute, asynchronous=asynchronous)
+    text = {"kind": "nonsense", "root": "expected an int64"}[attribute]
+    assert text in first[0]
+    assert text in first[1], "the group is closed"
     for each in second:
         assert "rank 0" in each
-        assert said in each
+        assert text in each
 
 
-def page() -> list[float]:
-    """What docs/jax.md shows."""
+def run_page() -> list[float]:
+    """Run the program of docs/jax.md, and return its weights."""
     text = (Path(__file__).parents[3] / "docs" / "jax.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
@@ -409,7 +407,7 @@ def page() -> list[float]:
 
 
 def test_the_page_runs() -> None:
-    first, second = run(page, 2)
+    first, second = run(run_page, 2)
     assert first == second
     assert all(0 < w < 1 for w in first)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declarations of XLA's interface in ngd, against the header that jaxlib ships."""
+"""Compare ngd's declarations of XLA's interface with the header that jaxlib contains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def members(body: str) -> list[str]:
 
 
 def assertions() -> list[str]:
-    """Return the checks, as C++: offsets and sizes of all members, and values of enumerators."""
+    """Return C++ checks of the offsets and sizes of members, and of the values of enumerators."""
     text = OURS.read_text()
     checks = []
     for name, body in STRUCT.findall(text):
@@ -45,7 +45,7 @@ def assertions() -> list[str]:
     return checks
 
 
-def compiled(checks: list[str], folder: Path) -> str:
+def compile_checks(checks: list[str], folder: Path) -> str:
     """Compile the checks, and return the errors of the compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
@@ -67,9 +67,9 @@ def compiled(checks: list[str], folder: Path) -> str:
 def test_declarations_have_the_layout_of_the_header(tmp_path: Path) -> None:
     checks = assertions()
     assert len(checks) > 150
-    assert compiled(checks, tmp_path) == ""
+    assert compile_checks(checks, tmp_path) == ""
 
 
-def test_a_different_layout_is_found(tmp_path: Path) -> None:
+def test_a_different_layout_fails_to_compile(tmp_path: Path) -> None:
     wrong = "offsetof(ours::XLA_FFI_Buffer, data) == offsetof(XLA_FFI_Buffer, dims)"
-    assert "static assertion failed" in compiled([wrong], tmp_path)
+    assert "static assertion failed" in compile_checks([wrong], tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names for TensorFlow and Keras: ranks train as one process does."""
+"""Tests of Horovod's API for TensorFlow and Keras: ranks train as one process does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import digits, harness
 
-# To import it takes one of its backends: the ranks choose.
+# The import of Keras needs a backend. Only the ranks import it, and choose theirs.
 if importlib.util.find_spec("keras") is None:
     pytest.skip("Keras is not installed", allow_module_level=True)
 
@@ -22,17 +22,17 @@ STEPS, BATCH = 20, 6
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def installed() -> list[Any]:
-    """The backends of Keras that are there."""
-    found = []
+def backends_of_keras() -> list[Any]:
+    """Return the backends of Keras as parameters. A backend that is not installed is skipped."""
+    backends = []
     for name in ("tensorflow", "jax", "torch"):
         try:
             __import__(name)
             marks: Any = ()
         except ImportError:
             marks = pytest.mark.skip(reason=f"{name} is not installed")
-        found.append(pytest.param(name, marks=marks))
-    return found
+        backends.append(pytest.param(name, marks=marks))
+    return backends
 
 
 def run(program: Any, ranks: int, backend: str = "tensorflow", **arguments: Any) -> list[Any]:
@@ -41,8 +41,8 @@ def run(program: Any, ranks: int, backend: str = "tensorflow", **arguments: Any)
     return [outcome.value for outcome in outcomes]
 
 
-def farthest(a: Any, b: Any) -> float:
-    """The largest difference of two lists of arrays, as a part of the largest value."""
+def largest_difference(a: Any, b: Any) -> float:
+    """Return the largest difference of two lists of arrays, relative to the largest value."""
     import numpy as np
 
     pairs = [(np.asarray(p), np.asarray(q)) for p, q in zip(a, b, strict=True)]
@@ -66,9 +66,9 @@ def train_with_a_tape() -> float:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    model, alone = network(rank), network(0)
+    model, reference = network(rank), network(0)
     loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    mine, theirs = tf.keras.optimizers.SGD(0.1, 0.9), tf.keras.optimizers.SGD(0.1, 0.9)
+    mine, reference_optimizer = tf.keras.optimizers.SGD(0.1, 0.9), tf.keras.optimizers.SGD(0.1, 0.9)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
@@ -83,16 +83,18 @@ def train_with_a_tape() -> float:
         x, y = digits.batch(i, size * BATCH)
         step(tf.constant(x[rank * BATCH :][:BATCH]), tf.constant(y[rank * BATCH :][:BATCH]))
         with tf.GradientTape() as tape:
-            loss = loss_of(y, alone(x, training=True))
-        gradients = tape.gradient(loss, alone.trainable_variables)
-        theirs.apply_gradients(zip(gradients, alone.trainable_variables, strict=True))
-    return farthest(model.get_weights(), alone.get_weights())
+            loss = loss_of(y, reference(x, training=True))
+        gradients = tape.gradient(loss, reference.trainable_variables)
+        reference_optimizer.apply_gradients(
+            zip(gradients, reference.trainable_variables, strict=True)
+        )
+    return largest_difference(model.get_weights(), reference.get_weights())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_tape_in_a_function(ranks: int) -> None:
+def test_a_gradient_tape_trains_as_one_process(ranks: int) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    assert all(apart < 1e-5 for apart in run(train_with_a_tape, ranks))
+    assert all(difference < 1e-5 for difference in run(train_with_a_tape, ranks))
 
 
 def fit(compression: str) -> list[Any]:
@@ -103,14 +105,14 @@ def fit(compression: str) -> list[Any]:
 
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    model, alone = network(rank), network(0)
+    model, reference = network(rank), network(0)
     batches = [digits.batch(i, size * BATCH) for i in range(STEPS)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.1, 0.9), compression=getattr(hvd.Compression, compression)
     )
     model.compile(optimizer, loss, metrics=["accuracy"])
-    alone.compile(keras.optimizers.SGD(0.1, 0.9), loss, metrics=["accuracy"])
+    reference.compile(keras.optimizers.SGD(0.1, 0.9), loss, metrics=["accuracy"])
     x = np.concatenate([x[rank * BATCH :][:BATCH] for x, _ in batches])
     y = np.concatenate([y[rank * BATCH :][:BATCH] for _, y in batches])
     calls = [
@@ -119,24 +121,24 @@ def fit(compression: str) -> list[Any]:
     ]
     how = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
     mine = model.fit(x, y, callbacks=calls, **how)
-    whole = [np.concatenate([each[i] for each in batches]) for i in range(2)]
-    theirs = alone.fit(*whole, **{**how, "batch_size": size * BATCH})
+    all_data = [np.concatenate([each[i] for each in batches]) for i in range(2)]
+    theirs = reference.fit(*all_data, **{**how, "batch_size": size * BATCH})
     metrics = [[h.history[name][0] for name in ("loss", "accuracy")] for h in (mine, theirs)]
-    return [farthest(model.get_weights(), alone.get_weights()), *metrics]
+    return [largest_difference(model.get_weights(), reference.get_weights()), *metrics]
 
 
-@pytest.mark.parametrize("backend", installed())
+@pytest.mark.parametrize("backend", backends_of_keras())
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 def test_fit_on_each_backend(backend: str, compression: str) -> None:
-    for apart, mine, theirs in run(fit, 2, backend, compression=compression):
+    for difference, mine, theirs in run(fit, 2, backend, compression=compression):
         if compression == "none":
-            assert apart < 1e-5
+            assert difference < 1e-5
             assert mine == pytest.approx(theirs, rel=1e-4)
         else:
-            assert 1e-6 < apart < 0.3
+            assert 1e-6 < difference < 0.3
 
 
-def tensors() -> list[Any]:
+def reduce_tensors() -> list[Any]:
     import numpy as np
     import tensorflow as tf
 
@@ -145,7 +147,7 @@ def tensors() -> list[Any]:
     hvd.init()
     r, n = hvd.rank(), hvd.size()
     x = tf.Variable([1.0, 1.0])
-    seen: list[Any] = []
+    results: list[Any] = []
     for call in (
         lambda: hvd.allreduce(x) * (r + 1),
         lambda: hvd.allreduce(x, op=hvd.Sum, postscale_factor=2.0) * (r + 1),
@@ -157,23 +159,23 @@ def tensors() -> list[Any]:
         for function in (call, tf.function(call)):
             with tf.GradientTape() as tape:
                 total = tf.reduce_sum(function())
-            seen.append(tape.gradient(total, x).numpy().tolist())
+            results.append(tape.gradient(total, x).numpy().tolist())
     rows = tf.IndexedSlices(tf.ones((1, 1)) * (r + 1), tf.constant([r]), tf.constant([3, 1]))
-    seen.append(tf.convert_to_tensor(hvd.allreduce(rows)).numpy().ravel().tolist())
+    results.append(tf.convert_to_tensor(hvd.allreduce(rows)).numpy().ravel().tolist())
     half = tf.constant([0.5, 1.0], tf.bfloat16) * r
-    seen.append(hvd.allreduce(half, op=hvd.Sum).numpy().astype(np.float32).tolist())
-    seen.append(hvd.alltoall(tf.range(4) + 10 * r).numpy().tolist())
-    seen.append([int(hvd.rank_op()), int(hvd.size_op())])
-    return seen
+    results.append(hvd.allreduce(half, op=hvd.Sum).numpy().astype(np.float32).tolist())
+    results.append(hvd.alltoall(tf.range(4) + 10 * r).numpy().tolist())
+    results.append([int(hvd.rank_op()), int(hvd.size_op())])
+    return results
 
 
-def test_tensors_and_their_gradients() -> None:
+def test_collectives_of_tensors_have_gradients() -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    first, second = run(tensors, 2)
+    first, second = run(reduce_tensors, 2)
     expected: Any = [
         ([1.5, 1.5], [1.5, 1.5]),
         ([6.0, 6.0], [6.0, 6.0]),
-        ([1.5, 3.0], [4.5, 6.0]),  # averages, as Horovod has them
+        ([1.5, 3.0], [4.5, 6.0]),  # averages, as in Horovod
         ([0.0, 0.0], [1.5, 1.5]),
         ([1.0, 2.0], [10.0, 20.0]),
         ([1.0, 2.0], [1.0, 2.0]),
@@ -187,7 +189,7 @@ def test_tensors_and_their_gradients() -> None:
     assert (first[15], second[15]) == ([0, 2], [1, 2])
 
 
-def warmed_up() -> list[Any]:
+def train_with_schedules() -> list[Any]:
     import keras
     import numpy as np
 
@@ -213,15 +215,15 @@ def warmed_up() -> list[Any]:
     return rates
 
 
-@pytest.mark.parametrize("backend", installed())
-def test_learning_rates(backend: str) -> None:
-    # From 0.2 (one of two ranks') to 0.4 in four batches; then as it is, then halved each epoch.
-    for rates in run(warmed_up, 2, backend):
+@pytest.mark.parametrize("backend", backends_of_keras())
+def test_callbacks_set_the_learning_rate(backend: str) -> None:
+    # From 0.2 (half of 0.4, for two ranks) to 0.4 in four batches; then constant, then halved.
+    for rates in run(train_with_schedules, 2, backend):
         assert rates[:6] == pytest.approx([0.25, 0.3, 0.35, 0.4, 0.4, 0.4])
         assert rates[6:] == pytest.approx([0.4, 0.4, 0.2, 0.2])
 
 
-def saved_and_loaded(path: str) -> list[Any]:
+def save_and_load(path: str) -> list[Any]:
     import keras
 
     import ngd.horovod.keras as hvd
@@ -239,18 +241,21 @@ def saved_and_loaded(path: str) -> list[Any]:
     for each in (model, loaded):
         each.fit(x * (hvd.rank() + 1), y, verbose=0, shuffle=False)
     name = type(keras.models.load_model(path).optimizer).__name__
-    return [farthest(loaded.get_weights(), model.get_weights()), name]
+    return [largest_difference(loaded.get_weights(), model.get_weights()), name]
 
 
-def test_a_saved_model_goes_on(tmp_path: Any) -> None:
-    backend = next(p.values[0] for p in installed() if not p.marks)
-    for apart, name in run(saved_and_loaded, 2, backend, path=str(tmp_path / "model.keras")):
-        assert apart < 1e-5
+def test_a_loaded_model_continues_the_training(tmp_path: Any) -> None:
+    backend = next(p.values[0] for p in backends_of_keras() if not p.marks)
+    for difference, name in run(save_and_load, 2, backend, path=str(tmp_path / "model.keras")):
+        assert difference < 1e-5
         assert name == "Adam"
 
 
-def built_by_its_first_batch(half: bool) -> list[Any]:
-    """No Input: the first batch makes the variables. Dropout, whose seeds are the ranks' own."""
+def fit_without_input(half: bool) -> list[Any]:
+    """Fit a model without Input, so that the first batch makes the variables.
+
+    Each rank has its own seeds of dropout.
+    """
     import keras
     import numpy as np
 
@@ -266,7 +271,7 @@ def built_by_its_first_batch(half: bool) -> list[Any]:
     x = np.random.default_rng(hvd.rank()).normal(size=(32, 4)).astype(np.float32)
     y = x.sum(1, keepdims=True)
     if half and hvd.rank() == 1:
-        y[8:16] = 1e30  # an infinity in the gradients of one rank: all of them leave the step out
+        y[8:16] = 1e30  # infinite gradients on one rank: all ranks skip the step
     calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=calls)
     seeds = [v for v in model.variables if v.name == hvd.callbacks.SEEDS]
@@ -274,15 +279,15 @@ def built_by_its_first_batch(half: bool) -> list[Any]:
     return [weights.tolist(), [np.asarray(seed.value).tolist() for seed in seeds]]
 
 
-@pytest.mark.parametrize("backend", installed())
+@pytest.mark.parametrize("backend", backends_of_keras())
 @pytest.mark.parametrize("half", [False, True])
-def test_models_that_are_built_late_or_in_half_precision(backend: str, half: bool) -> None:
-    first, second = run(built_by_its_first_batch, 2, backend, half=half)
+def test_models_built_by_the_first_batch_or_in_float16(backend: str, half: bool) -> None:
+    first, second = run(fit_without_input, 2, backend, half=half)
     assert first[0] == second[0]
     assert first[1] != second[1]
 
 
-def refused() -> list[str]:
+def make_bad_optimizers() -> list[str]:
     import keras
 
     import ngd.horovod.keras as hvd
@@ -305,9 +310,9 @@ def refused() -> list[str]:
     return messages
 
 
-def test_refusals() -> None:
-    backend = next(p.values[0] for p in installed() if not p.marks)
-    (got,) = run(refused, 1, backend)
+def test_errors_of_the_optimizer() -> None:
+    backend = next(p.values[0] for p in backends_of_keras() if not p.marks)
+    (got,) = run(make_bad_optimizers, 1, backend)
     assert "gradient_accumulation_steps" in got[0]
     assert "expected op=Average" in got[1]
     assert "an optimizer that has not been used" in got[2]
@@ -315,7 +320,7 @@ def test_refusals() -> None:
     assert os.environ.get("KERAS_BACKEND", "") in ("", backend)
 
 
-def page() -> list[float]:
+def run_page() -> list[float]:
     """Run the program of docs/keras.md and return the weights of its layer."""
     text = (Path(__file__).parents[3] / "docs" / "keras.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -324,8 +329,8 @@ def page() -> list[float]:
     return [float(w) for w in names["model"].get_weights()[0].ravel()]
 
 
-@pytest.mark.parametrize("backend", installed())
+@pytest.mark.parametrize("backend", backends_of_keras())
 def test_the_page_runs(backend: str) -> None:
-    first, second = run(page, 2, backend)
+    first, second = run(run_page, 2, backend)
     assert first == second
     assert len(first) == 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.kvstore on arrays, against NumPy's results of what all ranks give."""
+"""Compare ngd.kvstore on arrays with NumPy: each rank computes the operands of all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ones(shape: Any = (2, 3), by: float = 1.0) -> Any:
     return np.full(shape, by, F32)
 
 
-def pulled(store: Any, key: Any) -> Any:
+def pull(store: Any, key: Any) -> Any:
     out = np.zeros((2, 3), F32)
     store.pull(key, out=out)
     return out
@@ -30,26 +30,26 @@ def test_a_push_replaces_and_its_values_are_summed() -> None:
     store = kvstore.create("local")
     store.init(["a", "b"], [ones(), ones(by=2)])
     store.push(["b", "a", "a"], [ones(by=7), [ones(by=3), ones(by=4)], ones(by=5)], priority=-1)
-    assert pulled(store, "a").tolist() == ones(by=12).tolist()
-    assert pulled(store, "b").tolist() == ones(by=7).tolist()
-    given = [ones(by=1), ones(by=2)]
-    store.pushpull("a", given)
-    assert [each.tolist() for each in given] == [ones(by=3).tolist()] * 2
+    assert pull(store, "a").tolist() == ones(by=12).tolist()
+    assert pull(store, "b").tolist() == ones(by=7).tolist()
+    values = [ones(by=1), ones(by=2)]
+    store.pushpull("a", values)
+    assert [each.tolist() for each in values] == [ones(by=3).tolist()] * 2
     doubles = np.zeros((2, 3))
-    store.pull("a", out=[doubles, given[0]])
+    store.pull("a", out=[doubles, values[0]])
     assert doubles.tolist() == ones(by=3).tolist()
 
 
-def test_what_is_pushed_stays_the_callers() -> None:
+def test_a_push_copies_its_arrays() -> None:
     store = kvstore.create("local")
-    start, given = ones(), ones(by=2)
+    start, value = ones(), ones(by=2)
     store.init(0, start)
-    store.push(0, given)
-    start[:], given[:] = 9, 9
-    assert pulled(store, 0).tolist() == ones(by=2).tolist()
+    store.push(0, value)
+    start[:], value[:] = 9, 9
+    assert pull(store, 0).tolist() == ones(by=2).tolist()
 
 
-def test_broadcast_and_rows() -> None:
+def test_broadcast_and_row_sparse_pull() -> None:
     store = kvstore.create()
     out = [np.zeros((4, 2), F32), np.zeros((4, 2), F32)]
     values = np.arange(8, dtype=F32).reshape(4, 2)
@@ -101,12 +101,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "words", "call"), REFUSED)
-def test_refusals(kind: type[Exception], words: str, call: Any) -> None:
+def test_bad_calls_raise_and_change_nothing(kind: type[Exception], words: str, call: Any) -> None:
     store = kvstore.create("local")
     store.init("x", ones())
     with pytest.raises(kind, match=words):
         call(store)
-    assert pulled(store, "x").tolist() == ones().tolist()
+    assert pull(store, "x").tolist() == ones().tolist()
 
 
 @pytest.mark.parametrize(
@@ -118,23 +118,23 @@ def test_refusals(kind: type[Exception], words: str, call: Any) -> None:
         ("group", {"name": "local", "group": ngd.comm.world.alone()}),
     ],
 )
-def test_refused_stores(words: str, arguments: Any) -> None:
+def test_bad_stores_raise(words: str, arguments: Any) -> None:
     with pytest.raises(ValueError, match=words):
         kvstore.create(**arguments)
 
 
-def test_two_bits_keep_what_they_leave_out() -> None:
-    """By hand, with threshold 0.5: what is sent, and what is left."""
+def test_two_bit_compression_keeps_the_residual() -> None:
+    """Compare 2-bit compression with results by hand. The threshold is 0.5."""
     store = kvstore.create("device")
     store.set_gradient_compression({"type": "2bit"})
     store.init("x", np.zeros(5, F32))
     out = np.zeros(5, F32)
     gradient = np.array([0.3, -0.3, 0.5, 1.7, -0.6], F32)
-    seen = []
+    results = []
     for _ in range(3):
         store.pushpull("x", gradient, out=out)
-        seen.append(out.tolist())
-    assert seen == [[0, 0, 0.5, 0.5, -0.5], [0.5, -0.5, 0.5, 0.5, -0.5], [0, 0, 0.5, 0.5, -0.5]]
+        results.append(out.tolist())
+    assert results == [[0, 0, 0.5, 0.5, -0.5], [0.5, -0.5, 0.5, 0.5, -0.5], [0, 0, 0.5, 0.5, -0.5]]
     store.init("y", np.zeros(2))
     with pytest.raises(TypeError, match="float32"):
         store.push("y", np.zeros(2))
@@ -148,13 +148,13 @@ def test_two_bits_keep_what_they_leave_out() -> None:
         ("got colour", {"type": "2bit", "colour": 3}),
     ],
 )
-def test_refused_compression(words: str, parameters: Any) -> None:
+def test_bad_compression_raises(words: str, parameters: Any) -> None:
     with pytest.raises(ValueError, match=words):
         kvstore.create("device").set_gradient_compression(parameters)
 
 
-def momentum(value: Any, gradients: list[Any], rate: float, by: float) -> Any:
-    """SGD with momentum, by NumPy."""
+def sgd_with_momentum(value: Any, gradients: list[Any], rate: float, by: float) -> Any:
+    """Return the value after SGD with momentum, by NumPy."""
     velocity = np.zeros_like(value)
     for gradient in gradients:
         velocity = by * velocity + gradient
@@ -162,35 +162,39 @@ def momentum(value: Any, gradients: list[Any], rate: float, by: float) -> Any:
     return value
 
 
-def test_keys_of_an_optimizer_have_counts_and_states_of_their_own(tmp_path: Path) -> None:
+def test_each_key_has_its_own_optimizer_state(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     gradients = random.normal(size=(6, 2, 3)).astype(F32)
 
-    def made() -> Any:
+    def make_store() -> Any:
         store = kvstore.create("local")
         store.init(["a", "b"], [ones(), ones()])
         store.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
         return store
 
-    store = made()
+    store = make_store()
     for g in gradients[:3]:
         store.push("a", g)
     store.push(["b", "a"], [gradients[3], [gradients[3] / 2, gradients[3] / 2]])
-    np.testing.assert_allclose(pulled(store, "a"), momentum(ones(), gradients[:4], 0.1, 0.5), 1e-6)
-    np.testing.assert_allclose(pulled(store, "b"), momentum(ones(), gradients[3:4], 0.1, 0.5), 1e-6)
+    np.testing.assert_allclose(
+        pull(store, "a"), sgd_with_momentum(ones(), gradients[:4], 0.1, 0.5), 1e-6
+    )
+    np.testing.assert_allclose(
+        pull(store, "b"), sgd_with_momentum(ones(), gradients[3:4], 0.1, 0.5), 1e-6
+    )
     store.save_optimizer_states(tmp_path / "states")
     other = kvstore.create("local")
-    other.init(["a", "b"], [pulled(store, "a"), pulled(store, "b")])
+    other.init(["a", "b"], [pull(store, "a"), pull(store, "b")])
     other.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
     other.load_optimizer_states(tmp_path / "states")
     for each in (store, other):
         each.pushpull(["a", "b"], [gradients[4], gradients[5]], out=[out := ones(), ones()])
-        np.testing.assert_allclose(out, momentum(ones(), gradients[:5], 0.1, 0.5), 1e-5)
-    fewer = kvstore.create("local")
-    fewer.init("a", ones())
-    fewer.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
+        np.testing.assert_allclose(out, sgd_with_momentum(ones(), gradients[:5], 0.1, 0.5), 1e-5)
+    smaller_store = kvstore.create("local")
+    smaller_store.init("a", ones())
+    smaller_store.set_optimizer(ngd.optim.SGD(0.1, momentum=0.5))
     with pytest.raises(ValueError, match="the state of this store's keys"):
-        fewer.load_optimizer_states(tmp_path / "states")
+        smaller_store.load_optimizer_states(tmp_path / "states")
     with pytest.raises(ValueError, match="dump_optimizer"):
         store.save_optimizer_states(tmp_path / "states", dump_optimizer=True)
     with pytest.raises(TypeError, match="expected floats"):
@@ -206,8 +210,8 @@ def test_gradients_are_clipped_over_the_keys_of_a_call() -> None:
     np.testing.assert_allclose(outs, [[-0.6], [-0.8]], rtol=1e-5)
 
 
-def of_ranks(compress: bool, update: str) -> dict[str, Any]:
-    """Random pushes: what is stored, and what it should be."""
+def push_on_ranks(compress: bool, update: str) -> dict[str, Any]:
+    """Push random arrays, and compare the stored values with NumPy."""
     store = kvstore.create("dist_sync")
     rank, size = store.rank, store.num_workers
     world = ngd.init()
@@ -216,7 +220,7 @@ def of_ranks(compress: bool, update: str) -> dict[str, Any]:
     shapes = {0: (3,), 1: (2, 3), 2: (300, 41), 3: ()}
     store.init(list(shapes), [np.full(s, rank + 1, F32) for s in shapes.values()])
     expected = {k: np.ones(s) for k, s in shapes.items()}
-    left = np.zeros((size, len(shapes)), object)
+    residuals = np.zeros((size, len(shapes)), object)
     if compress:
         store.set_gradient_compression({"type": "2bit", "threshold": 0.25})
     if update == "updater":
@@ -226,30 +230,30 @@ def of_ranks(compress: bool, update: str) -> dict[str, Any]:
     for _ in range(20):
         keys = [int(k) for k in random.permutation(4)[: random.integers(1, 5)]]
         two = random.integers(-8, 9, (size, 2, len(keys)))
-        given = [
+        values = [
             [np.full(shapes[k], two[rank, i, j] / 16, F32) for i in range(2)]
             for j, k in enumerate(keys)
         ]
         outs = [np.zeros(shapes[k], F32) for k in keys]
-        order = list(range(len(keys)))[:: -1 if rank % 2 else 1]  # of the keys of one call
+        order = list(range(len(keys)))[:: -1 if rank % 2 else 1]  # of the keys in one call
         store.pushpull(
-            [keys[j] for j in order], [given[j] for j in order], [outs[j] for j in order]
+            [keys[j] for j in order], [values[j] for j in order], [outs[j] for j in order]
         )
         for j, k in enumerate(keys):
             total = 0.0
             for r in range(size):
                 part = two[r, :, j].sum() / 16
                 if compress:
-                    left[r, k] += part
-                    part = 0.25 * ((left[r, k] >= 0.25) * 1.0 - (left[r, k] <= -0.25))
-                    left[r, k] -= part
+                    residuals[r, k] += part
+                    part = 0.25 * ((residuals[r, k] >= 0.25) * 1.0 - (residuals[r, k] <= -0.25))
+                    residuals[r, k] -= part
                 total += part
-            changed = {
+            new_values = {
                 "": total,
                 "updater": expected[k] + 2 * total,
                 "optimizer": expected[k] - total / 8,
             }
-            expected[k] = np.broadcast_to(changed[update], shapes[k])
+            expected[k] = np.broadcast_to(new_values[update], shapes[k])
             np.testing.assert_allclose(outs[j], expected[k], rtol=1e-6, atol=1e-6)
     store.barrier()
     return {"type": store.type}
@@ -262,10 +266,10 @@ def test_dist_sync_sums_over_the_ranks(
     communicator: str, ranks: int, compress: bool, update: str
 ) -> None:
     arguments = {"compress": compress, "update": update}
-    harness.run(of_ranks, ranks, **harness.over(communicator, ranks, arguments=arguments))
+    harness.run(push_on_ranks, ranks, **harness.over(communicator, ranks, arguments=arguments))
 
 
-def one_step() -> list[str]:
+def collectives_of_pushpull() -> list[str]:
     """Return the collectives of three pushpulls with an optimizer of ngd, after a first one.
 
     The first call of its step also compares the variables of the ranks.
@@ -284,6 +288,6 @@ def one_step() -> list[str]:
 
 
 @harness.needs_ranks
-def test_an_optimizer_of_ngd_has_the_all_reduce_in_its_step() -> None:
-    for outcome in harness.run(one_step, ranks=2):
+def test_an_ngd_optimizer_reduces_in_its_step() -> None:
+    for outcome in harness.run(collectives_of_pushpull, ranks=2):
         assert set(outcome.value) == {"all_reduce(sum)"}

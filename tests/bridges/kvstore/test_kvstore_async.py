@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dist_async: pushes that are applied as they come, how far a worker may go ahead, who is lost."""
+"""Tests of dist_async: asynchronous pushes, the limit of staleness, and lost ranks."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ def ones(by: float = 1.0, shape: Any = (2, 3)) -> Any:
     return np.full(shape, by, F32)
 
 
-def made(staleness: int | None = None, keys: int = 5) -> Any:
+def make_store(staleness: int | None = None, keys: int = 5) -> Any:
     store = kvstore.create("dist_async", staleness=staleness)
     store.init(list(range(keys)), [ones(store.rank + 1)] * keys)
     store.set_optimizer(ngd.optim.SGD(0.125))
     return store
 
 
-def pulled(store: Any, key: Any) -> list[Any]:
+def pull_values(store: Any, key: Any) -> list[Any]:
     out = np.zeros((2, 3), F32)
     store.pull(key, out=out)
-    found: list[Any] = out.tolist()
-    return found
+    values: list[Any] = out.tolist()
+    return values
 
 
-def all_pushes_count(count: int) -> list[Any]:
-    """Every rank pushes its own number of times, each key of it; sums of all are exact."""
-    store = made()
+def push_and_pull(count: int) -> list[Any]:
+    """Push a different number of times per rank, and return the values. The sums are exact."""
+    store = make_store()
     world = ngd.init()
     for i in range(count * (store.rank + 1)):
         store.push(list(range(5)), [[ones(1 / 16), ones(1 / 16)]] * 5)
         if i % 10 == 0:
-            assert pulled(store, 1)[0][0] <= 1
+            assert pull_values(store, 1)[0][0] <= 1
     store.barrier()
-    found = [pulled(store, key) for key in range(5)]
+    values = [pull_values(store, key) for key in range(5)]
     assert float(world.all_reduce(ones(), op="sum")[0, 0]) == world.size
-    return found
+    return values
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(1, 2, 4))
 def test_every_push_is_applied_once(communicator: str, ranks: int) -> None:
     how = harness.over(communicator, ranks, arguments={"count": 20})
     pushes = 20 * ranks * (ranks + 1) // 2
-    for outcome in harness.run(all_pushes_count, ranks, **how):
+    for outcome in harness.run(push_and_pull, ranks, **how):
         assert outcome.value == [ones(1 - pushes / 64).tolist()] * 5
 
 
-def calls_of_all_kinds() -> None:
-    """What comes back, of keys that live here and elsewhere."""
+def make_every_call() -> None:
+    """Make every kind of call, for keys that this rank stores and for other keys."""
     store = kvstore.create("dist_async")
     values = np.arange(8, dtype=F32).reshape(4, 2)
     for key in ("a", "b", "c"):
@@ -99,14 +99,14 @@ def pull(store: Any, key: Any, shape: Any) -> Any:
 
 
 @harness.needs_ranks
-def test_calls_of_all_kinds() -> None:
-    harness.run(calls_of_all_kinds, ranks=2)
+def test_every_call_works_for_keys_of_all_ranks() -> None:
+    harness.run(make_every_call, ranks=2)
 
 
-def ahead(staleness: int) -> list[float]:
-    """Rank 1 comes late to each push; rank 0 notes how far it got before."""
-    store = made(staleness, keys=1)
-    world, seen = ngd.init(), []
+def times_of_pushes(staleness: int) -> list[float]:
+    """Push late on rank 1, and return when each push of rank 0 returned."""
+    store = make_store(staleness, keys=1)
+    world, times = ngd.init(), []
     done = 0
     if store.rank == 1:
         for _ in range(3):
@@ -118,80 +118,80 @@ def ahead(staleness: int) -> list[float]:
         for _ in range(staleness + 3):
             store.push(0, ones(0))
             done += 1
-            seen.append(time.monotonic() - begin)
+            times.append(time.monotonic() - begin)
     world.barrier()
-    return seen
+    return times
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_a_worker_waits_where_it_is_too_far_ahead(staleness: int) -> None:
-    """Push number staleness + n returns when the slow rank has made its n-th."""
-    times = harness.run(ahead, ranks=2, arguments={"staleness": staleness})[0].value
+def test_a_worker_waits_at_the_staleness_limit(staleness: int) -> None:
+    """Push number staleness + n returns after the n-th push of the slow rank."""
+    times = harness.run(times_of_pushes, ranks=2, arguments={"staleness": staleness})[0].value
     assert all(t < 0.35 for t in times[:staleness])
     for n, t in enumerate(times[staleness:], 1):
         assert 0.35 * n < t < 0.4 * n + 5
 
 
-def too_slow() -> str:
-    store = made(staleness=1, keys=1)
+def wait_for_a_slow_rank() -> str:
+    store = make_store(staleness=1, keys=1)
     if store.rank == 1:
         time.sleep(4)
         return ""
     store.push(0, ones())
     with pytest.raises(
         errors.CollectiveTimeoutError, match="expected at most 1 pushes more"
-    ) as found:
+    ) as raised:
         store.push(0, ones())
-    assert found.value.ranks == (1,)
-    return str(found.value)
+    assert raised.value.ranks == (1,)
+    return str(raised.value)
 
 
 @harness.needs_ranks
-def test_who_waits_in_vain_names_the_slow_rank() -> None:
-    first, _ = harness.run(too_slow, ranks=2, env={"NGD_TIMEOUT": "2"})
+def test_a_timeout_names_the_slow_rank() -> None:
+    first, _ = harness.run(wait_for_a_slow_rank, ranks=2, env={"NGD_TIMEOUT": "2"})
     assert (
         "push: key 0: expected at most 1 pushes more on rank 0 than on rank 1; got more"
         in first.value
     )
 
 
-def leaves_early() -> list[float]:
-    """A rank that has closed holds nobody up, and still serves."""
-    store = made(staleness=0, keys=3)
+def close_early() -> list[float]:
+    """Close the store early on rank 0. It does not delay other ranks, and still serves its keys."""
+    store = make_store(staleness=0, keys=3)
     if store.rank == 0:
         store.push(0, ones()) if store.num_workers == 1 else None
         store.close()
         return []
     for _ in range(10):
         store.push([0, 1, 2], [ones(1 / 16)] * 3)
-    return [pulled(store, key)[0][0] for key in range(3)]
+    return [pull_values(store, key)[0][0] for key in range(3)]
 
 
 @harness.needs_ranks
-def test_who_has_closed_holds_nobody_up_and_serves() -> None:
-    assert harness.run(leaves_early, ranks=2)[1].value == [1 - 10 / 128] * 3
+def test_a_closed_store_still_serves_its_keys() -> None:
+    assert harness.run(close_early, ranks=2)[1].value == [1 - 10 / 128] * 3
 
 
-def never_closes() -> None:
-    store = made(keys=1)
+def wait_for_close() -> None:
+    store = make_store(keys=1)
     if store.rank == 1:
         time.sleep(6)
         os._exit(0)
     with pytest.raises(
         errors.CollectiveTimeoutError, match="rank 1 has not closed the store"
-    ) as found:
+    ) as raised:
         store.close()
-    assert found.value.ranks == (1,)
+    assert raised.value.ranks == (1,)
 
 
 @harness.needs_ranks
-def test_closing_has_a_deadline() -> None:
-    harness.run(never_closes, ranks=2, env={"NGD_TIMEOUT": "2"})
+def test_close_has_a_deadline() -> None:
+    harness.run(wait_for_close, ranks=2, env={"NGD_TIMEOUT": "2"})
 
 
-def dies() -> None:
-    store = made(keys=2)
+def push_until_failure() -> None:
+    store = make_store(keys=2)
     print("ready", flush=True)
     begin = time.monotonic()
     try:
@@ -205,17 +205,17 @@ def dies() -> None:
 @harness.needs_ranks
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_lost_rank_is_named(number: signal.Signals) -> None:
-    with harness.Job(dies, 3) as job:
+    with harness.Job(push_until_failure, 3) as job:
         for rank in range(3):
             job.wait_for(rank, "ready")
         job.kill(1, number)
-        ended = job.wait(20, [0, 2])
-        assert [each.code for each in ended] == [7, 7], job.everything
+        outcomes = job.wait(20, [0, 2])
+        assert [each.code for each in outcomes] == [7, 7], job.everything
         for rank in (0, 2):
             assert "Error (1,)" in job.read(rank, "out")
 
 
-def updater_fails() -> None:
+def push_with_a_failing_updater() -> None:
     store = kvstore.create("dist_async")
     store.init([0, 1], [ones(), ones()])
 
@@ -225,35 +225,35 @@ def updater_fails() -> None:
     store.set_updater(fail)
     ngd.barrier()
     with pytest.raises((ArithmeticError, errors.RemoteRankError), match="no such update"):
-        store.push(0, ones())  # it lives on rank 0
+        store.push(0, ones())  # rank 0 stores this key
     with pytest.raises((ArithmeticError, errors.CollectiveError)):
         store.pull(1, out=ones())
 
 
 @harness.needs_ranks
 def test_an_updater_that_raises_fails_the_store_on_all_ranks() -> None:
-    harness.run(updater_fails, ranks=2)
+    harness.run(push_with_a_failing_updater, ranks=2)
 
 
-def threads() -> int:
-    store = made()
+def num_threads_after_close() -> int:
+    store = make_store()
     store.close()
     return sum("kvstore" in each.name for each in threading.enumerate())
 
 
 @harness.needs_ranks
-def test_no_thread_is_left() -> None:
-    assert [each.value for each in harness.run(threads, ranks=2)] == [0, 0]
+def test_close_ends_all_threads() -> None:
+    assert [each.value for each in harness.run(num_threads_after_close, ranks=2)] == [0, 0]
 
 
-def empties_and_refusals() -> list[Any]:
+def push_empty_and_integer_values() -> list[Any]:
     store = kvstore.create("dist_async")
     store.init("none", np.ones((0, 3), F32))
     store.init("count", np.arange(4, dtype=np.int32))
     try:
         store.set_optimizer(ngd.optim.SGD(0.125))
     except TypeError as error:
-        refused = str(error)
+        message = str(error)
     store.set_updater(lambda key, gradient, value: None)
     out = np.empty((0, 3), F32)
     store.push("none", np.ones((0, 3), F32))
@@ -261,12 +261,14 @@ def empties_and_refusals() -> list[Any]:
     count = np.zeros(4, np.int32)
     store.pull("count", out=count)
     store.close()
-    return [refused, list(out.shape), count.tolist()]
+    return [message, list(out.shape), count.tolist()]
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
-def test_values_without_elements_and_what_is_refused(communicator: str, ranks: int) -> None:
-    for outcome in harness.run(empties_and_refusals, ranks, **harness.over(communicator, ranks)):
-        refused, *rest = outcome.value
-        assert "key 'count': expected floats, which an optimizer updates; got int32" in refused
+def test_empty_values_work_and_integers_have_no_optimizer(communicator: str, ranks: int) -> None:
+    for outcome in harness.run(
+        push_empty_and_integer_values, ranks, **harness.over(communicator, ranks)
+    ):
+        message, *rest = outcome.value
+        assert "key 'count': expected floats, which an optimizer updates; got int32" in message
         assert rest == [[0, 3], [0, 1, 2, 3]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores for MXNet beside MXNet's own, call by call, and training with its Trainer."""
+"""Compare stores for MXNet with those of MXNet, call by call and in training with its Trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if importlib.util.find_spec("mxnet") is None:
     pytest.skip("needs MXNet 1.9.1", allow_module_level=True)
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # MXNet's own, of what is deprecated
+    warnings.simplefilter("ignore")  # MXNet's own warnings about deprecated names
     import ngd.kvstore.mxnet as kvstore
 
     import mxnet as mx  # isort: skip
@@ -39,39 +39,39 @@ TOLERANCE = 1e-5
 STEPS, BATCH = 20, 64
 
 
-def array_of(values: Any) -> Any:
+def mxnet_array(values: Any) -> Any:
     return mx.nd.array(values, dtype=values.dtype)
 
 
 def calls(store: Any, seed: int, how: str, count: int) -> list[Any]:
     kvstore_calls.prepare(store, how)
-    return kvstore_calls.Calls(store, array_of, seed, how).run(count)
+    return kvstore_calls.Calls(store, mxnet_array, seed, how).run(count)
 
 
 @pytest.mark.parametrize("how", kvstore_calls.HOWS)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_random_calls_have_the_results_of_mxnets_local_store(how: str, seed: int) -> None:
+def test_random_calls_equal_the_local_store_of_mxnet(how: str, seed: int) -> None:
     name = "device" if how == "2bit" else "local"
     theirs = calls(mx.kv.create(name), seed, how, 120)
     assert calls(kvstore.create(name), seed, how, 120) == theirs
     assert 5 <= theirs.count("error") <= 40
 
 
-def worker(seed: int, how: str, count: int) -> list[Any]:
+def run_worker(seed: int, how: str, count: int) -> list[Any]:
     store = mx.kv.create("ngd")
     kvstore_calls.prepare(store, how)
-    return kvstore_calls.Calls(store, array_of, seed, how).run(count, wrong=0.0)
+    return kvstore_calls.Calls(store, mxnet_array, seed, how).run(count, wrong=0.0)
 
 
-def mxnets_workers(seed: int, how: str, count: int, folder: Path) -> list[Any]:
-    """What the two workers of MXNet's own dist_sync saw, with a server and a scheduler.
+def run_mxnet_workers(seed: int, how: str, count: int, folder: Path) -> list[Any]:
+    """Return the results of the two workers of MXNet's dist_sync, with a server and a scheduler.
 
-    They do not end by themselves where one of them had anything to wait for.
+    A worker that has waited for another one does not end by itself, so all are killed.
     """
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    place = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port)}
-    place |= {"DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2", "OMP_NUM_THREADS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port)}
+    variables |= {"DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2", "OMP_NUM_THREADS": "1"}
     begin = "import sys, numpy; numpy.bool = bool; "
     work = f"sys.argv = {['', str(seed), str(count), how, str(folder)]}; "
     work += f"sys.path.insert(0, {str(ROOT)!r}); "
@@ -82,7 +82,7 @@ def mxnets_workers(seed: int, how: str, count: int, folder: Path) -> list[Any]:
         for role in ("scheduler", "server", "worker", "worker"):
             process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-c", begin + roles[role]],
-                env={**os.environ, **place, "DMLC_ROLE": role},
+                env={**os.environ, **variables, "DMLC_ROLE": role},
                 start_new_session=True,
             )
             ends.callback(process.wait)
@@ -96,18 +96,18 @@ def mxnets_workers(seed: int, how: str, count: int, folder: Path) -> list[Any]:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("how", ["sum", "float32", "sgd", "adam", "2bit"])
-def test_random_calls_have_the_results_of_mxnets_dist_sync(how: str, tmp_path: Path) -> None:
-    theirs = mxnets_workers(2, how, 170, tmp_path)
+def test_random_calls_equal_dist_sync_of_mxnet(how: str, tmp_path: Path) -> None:
+    theirs = run_mxnet_workers(2, how, 170, tmp_path)
     arguments = {"seed": 2, "how": how, "count": 170}
-    ours = [each.value for each in harness.run(worker, ranks=2, arguments=arguments)]
+    ours = [each.value for each in harness.run(run_worker, ranks=2, arguments=arguments)]
     assert len(ours[0]) == len(theirs[0]) >= 170
     for mine, other in zip(ours, theirs, strict=True):
         for i, (a, b) in enumerate(zip(mine, other, strict=True)):
-            same(a, b, i)
+            check_equal(a, b, i)
 
 
-def same(a: Any, b: Any, i: int) -> None:
-    """Floats may differ by what their order does."""
+def check_equal(a: Any, b: Any, i: int) -> None:
+    """Check that results are equal, except for the rounding of another order of summation."""
     assert a[0] == b[0], i
     for (dtype, x), (other, y) in zip(a[1], b[1], strict=True):
         assert dtype == other, i
@@ -115,11 +115,11 @@ def same(a: Any, b: Any, i: int) -> None:
 
 
 def train(optimizer: str, on_store: bool, how: str = "ngd") -> list[Any]:
-    """MXNet's tutorial of digits, in our words: the weights after 20 steps of one global batch."""
+    """Return the weights after 20 steps on digits, with one global batch over all ranks."""
     from sklearn.datasets import load_digits
 
     world = ngd.init()
-    mx.random.seed(0)  # a Trainer gives all ranks rank 0's weights after the first gradient
+    mx.random.seed(0)  # a Trainer broadcasts rank 0's weights only after the first gradient
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype("float32"), labels.astype("float32")
     net = mx.gluon.nn.HybridSequential()
@@ -141,18 +141,16 @@ def train(optimizer: str, on_store: bool, how: str = "ngd") -> list[Any]:
             loss = loss_of(net(x), y)
         loss.backward()
         trainer.step(BATCH)
-    found = [parameter.data().asnumpy().tolist() for parameter in net.collect_params().values()]
+    weights = [parameter.data().asnumpy().tolist() for parameter in net.collect_params().values()]
     if how == "dist_async":
         trainer._kvstore.close()
-    return found
+    return weights
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("on_store", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_on_two_ranks_is_that_of_one_with_the_global_batch(
-    optimizer: str, on_store: bool
-) -> None:
+def test_two_ranks_train_as_one_with_the_global_batch(optimizer: str, on_store: bool) -> None:
     arguments = {"optimizer": optimizer, "on_store": on_store}
     (alone,) = harness.run(train, ranks=1, arguments=arguments)
     both = harness.run(train, ranks=2, arguments=arguments)
@@ -163,7 +161,7 @@ def test_training_on_two_ranks_is_that_of_one_with_the_global_batch(
 
 @harness.needs_ranks
 def test_a_trainer_trains_over_dist_async() -> None:
-    """With as many pushes a rank as there are steps; one rank's are those of a local store."""
+    """One rank over dist_async equals a local store. Two ranks give finite weights."""
     arguments = {"optimizer": "sgd", "on_store": True}
     (alone,) = harness.run(train, ranks=1, arguments={**arguments, "how": "dist_async"})
     (local,) = harness.run(train, ranks=1, arguments={**arguments, "how": "dist_sync"})
@@ -173,7 +171,7 @@ def test_a_trainer_trains_over_dist_async() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # MXNet's open files
-def test_states_of_an_optimizer_are_mxnets(tmp_path: Path) -> None:
+def test_optimizer_states_can_be_loaded_by_mxnet(tmp_path: Path) -> None:
     path = str(tmp_path / "states")
     gradient, weights = mx.nd.array([1.0, -2.0, 0.5]), []
     ours, theirs = kvstore.create("local"), mx.kv.create("local")
@@ -191,19 +189,19 @@ def test_states_of_an_optimizer_are_mxnets(tmp_path: Path) -> None:
     assert ours._updater.optimizer.learning_rate == 0.1
 
 
-def test_rows_are_mxnets() -> None:
+def test_row_sparse_pull_equals_mxnet() -> None:
     values = mx.nd.array(np.arange(12).reshape(4, 3))
     rows = [mx.nd.array([3, 0, 3], dtype="int64"), mx.nd.array([1], dtype="int64")]
-    seen = []
+    results = []
     for store in (kvstore.create("local"), mx.kv.create("local")):
         store.init("x", values.tostype("row_sparse"))
         outs = [mx.nd.sparse.zeros("row_sparse", (4, 3)) for _ in range(2)]
         store.row_sparse_pull("x", out=outs, row_ids=rows)
-        seen.append([out.asnumpy() for out in outs])
-    np.testing.assert_array_equal(*seen)
+        results.append([out.asnumpy() for out in outs])
+    np.testing.assert_array_equal(*results)
 
 
-def test_memory_is_shared_and_sparse_arrays_are_refused() -> None:
+def test_memory_is_shared_and_sparse_arrays_raise() -> None:
     array = mx.nd.zeros((2, 3))
     kvstore.writable(array)[1] = 7
     assert array.asnumpy().tolist() == [[0, 0, 0], [7, 7, 7]]
@@ -213,17 +211,17 @@ def test_memory_is_shared_and_sparse_arrays_are_refused() -> None:
         store.pull("x", out=mx.nd.sparse.zeros("row_sparse", (2, 3)))
 
 
-def test_an_updater_is_called_with_mxnets_arrays() -> None:
+def test_an_updater_gets_arrays_of_mxnet() -> None:
     store = kvstore.create("local")
     store.init("x", mx.nd.ones(3))
-    store.set_updater(kvstore_calls.double)
+    store.set_updater(kvstore_calls.add_twice)
     out = mx.nd.zeros(3)
     store.pushpull("x", mx.nd.ones(3), out=out)
     assert out.asnumpy().tolist() == [3, 3, 3]
 
 
-def guide() -> None:
-    """What docs/mxnet.md shows."""
+def run_page() -> None:
+    """Run the programs of docs/mxnet.md."""
     text = (ROOT / "docs" / "mxnet.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, {})
@@ -231,5 +229,5 @@ def guide() -> None:
 
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_guide(ranks: int) -> None:
-    harness.run(guide, ranks=ranks)
+def test_the_programs_of_the_page_run(ranks: int) -> None:
+    harness.run(run_page, ranks=ranks)

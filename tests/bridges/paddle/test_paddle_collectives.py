@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""paddle.distributed's names over ngd, against NumPy."""
+"""Compare ngd.paddle's functions of paddle.distributed with NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.support import harness
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what Paddle uses of other packages
+    warnings.simplefilter("ignore")  # warnings about other packages that Paddle uses
     paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed")
     import ngd.paddle as dist
     from ngd.paddle import fleet
@@ -37,13 +37,13 @@ def run(program: Any, ranks: int, **arguments: Any) -> list[Any]:
     return [outcome.value for outcome in harness.run(program, ranks, arguments=arguments)]
 
 
-def tensor(array: Any, dtype: str, turned: bool = False) -> Any:
-    """A tensor of these numbers; turned, it is not contiguous."""
-    if not turned:
+def tensor(array: Any, dtype: str, is_transposed: bool = False) -> Any:
+    """Return a tensor of these numbers. If `turned`, it is a transposed view."""
+    if not is_transposed:
         return paddle.to_tensor(np.asarray(array, np.float32)).astype(dtype)
-    made = paddle.to_tensor(np.asarray(array, np.float32).T.copy()).astype(dtype).t()
-    assert not made.is_contiguous()
-    return made
+    transposed = paddle.to_tensor(np.asarray(array, np.float32).T.copy()).astype(dtype).t()
+    assert not transposed.is_contiguous()
+    return transposed
 
 
 def numbers(x: Any) -> Any:
@@ -51,24 +51,24 @@ def numbers(x: Any) -> Any:
 
 
 class Case:
-    """One random call: what all ranks give, how this one calls, and what it is to have."""
+    """A random call: its group, operands, root and options."""
 
     def __init__(self, random: Any, group: Any) -> None:
         self.random, self.group, self.size = random, group, group.nranks
         self.me = group.rank
         self.dtype = str(random.choice(DTYPES))
         self.sync = bool(random.integers(2))
-        self.turned = bool(random.integers(2))
+        self.is_transposed = bool(random.integers(2))
         rows = self.size * int(random.integers(1, 4))
-        self.shape = (rows + self.turned, 2 + int(random.integers(3)))
-        if not self.turned:
+        self.shape = (rows + self.is_transposed, 2 + int(random.integers(3)))
+        if not self.is_transposed:
             self.shape = (rows, *random.integers(0, 4, random.integers(0, 3)))
         self.op = int(random.choice(list(OPS)))
         if self.op == dist.ReduceOp.AVG and self.dtype[0] in "ui":
             self.op = dist.ReduceOp.SUM
         self.root = int(random.integers(self.size))
 
-    def given(self, shape: Any = None, factor: int = 1) -> list[Any]:
+    def operands(self, shape: Any = None, factor: int = 1) -> list[Any]:
         shape = self.shape if shape is None else shape
         return [self.random.integers(0, 3, shape) * factor for _ in range(self.size)]
 
@@ -86,106 +86,106 @@ class Case:
         assert task.is_completed()
 
     def tensor(self, array: Any) -> Any:
-        return tensor(array, self.dtype, self.turned and np.ndim(array) == 2)
+        return tensor(array, self.dtype, self.is_transposed and np.ndim(array) == 2)
 
 
 def all_reduce(case: Case) -> tuple[Any, Any]:
-    given = case.given(factor=case.size if case.op == dist.ReduceOp.AVG else 1)
-    x = case.tensor(given[case.me])
+    operands = case.operands(factor=case.size if case.op == dist.ReduceOp.AVG else 1)
+    x = case.tensor(operands[case.me])
     case.end(dist.all_reduce(x, case.op, **case.how))
-    return [x], [OPS[case.op](given, axis=0)]
+    return [x], [OPS[case.op](operands, axis=0)]
 
 
 def reduce(case: Case) -> tuple[Any, Any]:
-    given = case.given(factor=case.size if case.op == dist.ReduceOp.AVG else 1)
-    x = case.tensor(given[case.me])
+    operands = case.operands(factor=case.size if case.op == dist.ReduceOp.AVG else 1)
+    x = case.tensor(operands[case.me])
     case.end(dist.reduce(x, case.root_rank, case.op, **case.how))
-    kept = case.me != case.root
-    return [x], [given[case.me] if kept else OPS[case.op](given, axis=0)]
+    is_unchanged = case.me != case.root
+    return [x], [operands[case.me] if is_unchanged else OPS[case.op](operands, axis=0)]
 
 
 def broadcast(case: Case) -> tuple[Any, Any]:
-    given = case.given()
-    x = case.tensor(given[case.me])
+    operands = case.operands()
+    x = case.tensor(operands[case.me])
     case.end(dist.broadcast(x, case.root_rank, **case.how))
-    return [x], [given[case.root]]
+    return [x], [operands[case.root]]
 
 
 def all_gather(case: Case) -> tuple[Any, Any]:
-    given = case.given()
-    x = case.tensor(given[case.me])
-    way = case.random.integers(3)
-    if way == 0:
-        whole = paddle.zeros([case.size * given[0].shape[0], *given[0].shape[1:]], x.dtype)
-        case.end(dist.all_gather(whole, x, **case.how))
-        return [whole], [np.concatenate(given)]
-    found = [case.tensor(np.zeros_like(g)) for g in given] if way == 1 else []
-    case.end(dist.all_gather(found, x, **case.how))
-    return found, given
+    operands = case.operands()
+    x = case.tensor(operands[case.me])
+    kind = case.random.integers(3)
+    if kind == 0:
+        gathered = paddle.zeros([case.size * operands[0].shape[0], *operands[0].shape[1:]], x.dtype)
+        case.end(dist.all_gather(gathered, x, **case.how))
+        return [gathered], [np.concatenate(operands)]
+    results = [case.tensor(np.zeros_like(g)) for g in operands] if kind == 1 else []
+    case.end(dist.all_gather(results, x, **case.how))
+    return results, operands
 
 
 def gather(case: Case) -> tuple[Any, Any]:
-    given = case.given()
-    found: list[Any] = []
-    x = case.tensor(given[case.me])
-    case.end(dist.gather(x, found, case.root_rank, **case.how))
-    return found, given if case.me == case.root else []
+    operands = case.operands()
+    results: list[Any] = []
+    x = case.tensor(operands[case.me])
+    case.end(dist.gather(x, results, case.root_rank, **case.how))
+    return results, operands if case.me == case.root else []
 
 
 def scatter(case: Case) -> tuple[Any, Any]:
-    given = case.given()
+    operands = case.operands()
     x = case.tensor(np.zeros(case.shape))
-    sent = [case.tensor(g) for g in given] if case.me == case.root else None
+    sent = [case.tensor(g) for g in operands] if case.me == case.root else None
     case.end(dist.scatter(x, sent, case.root_rank, **case.how))
-    return [x], [given[case.me]]
+    return [x], [operands[case.me]]
 
 
 def reduce_scatter(case: Case) -> tuple[Any, Any]:
     factor = case.size if case.op == dist.ReduceOp.AVG else 1
-    given = case.given((case.size, *case.shape), factor)  # by rank, by destination
+    operands = case.operands((case.size, *case.shape), factor)  # by rank, by destination
     x = case.tensor(np.zeros(case.shape))
-    sent: Any = [case.tensor(block) for block in given[case.me]]
+    sent: Any = [case.tensor(block) for block in operands[case.me]]
     if case.random.integers(2):
-        sent = tensor(given[case.me], case.dtype)
+        sent = tensor(operands[case.me], case.dtype)
     case.end(dist.reduce_scatter(x, sent, case.op, **case.how))
-    return [x], [OPS[case.op](given, axis=0)[case.me]]
+    return [x], [OPS[case.op](operands, axis=0)[case.me]]
 
 
 def alltoall(case: Case) -> tuple[Any, Any]:
-    lengths = case.random.integers(0, 4, (case.size, case.size))
-    given = [[np.arange(n) + 10 * r for n in row] for r, row in enumerate(lengths)]
-    sent = [tensor(block, case.dtype) for block in given[case.me]]
-    found = [tensor(np.zeros(n), case.dtype) for n in lengths[:, case.me]]
-    case.end(dist.alltoall(found, sent, **case.how))
-    return found, [given[r][case.me] for r in range(case.size)]
+    sizes = case.random.integers(0, 4, (case.size, case.size))
+    operands = [[np.arange(n) + 10 * r for n in row] for r, row in enumerate(sizes)]
+    sent = [tensor(block, case.dtype) for block in operands[case.me]]
+    results = [tensor(np.zeros(n), case.dtype) for n in sizes[:, case.me]]
+    case.end(dist.alltoall(results, sent, **case.how))
+    return results, [operands[r][case.me] for r in range(case.size)]
 
 
 def alltoall_single(case: Case) -> tuple[Any, Any]:
-    lengths = case.random.integers(0, 4, (case.size, case.size))
+    sizes = case.random.integers(0, 4, (case.size, case.size))
     if case.random.integers(2):
-        lengths[...] = 2
-    given = [case.random.integers(0, 9, (row.sum(), 2)) for row in lengths]
-    out, x = np.zeros((lengths[:, case.me].sum(), 2)), tensor(given[case.me], case.dtype)
-    found = tensor(out, case.dtype)
-    splits = (lengths[case.me].tolist(), lengths[:, case.me].tolist())
-    if (lengths == 2).all():
+        sizes[...] = 2
+    operands = [case.random.integers(0, 9, (row.sum(), 2)) for row in sizes]
+    out, x = np.zeros((sizes[:, case.me].sum(), 2)), tensor(operands[case.me], case.dtype)
+    result = tensor(out, case.dtype)
+    splits = (sizes[case.me].tolist(), sizes[:, case.me].tolist())
+    if (sizes == 2).all():
         splits = (None, None)  # type: ignore[assignment]
-    case.end(dist.alltoall_single(found, x, *splits, **case.how))
-    parts = [np.split(given[r], np.cumsum(lengths[r])[:-1])[case.me] for r in range(case.size)]
-    return [found], [np.concatenate(parts)]
+    case.end(dist.alltoall_single(result, x, *splits, **case.how))
+    parts = [np.split(operands[r], np.cumsum(sizes[r])[:-1])[case.me] for r in range(case.size)]
+    return [result], [np.concatenate(parts)]
 
 
 def ring(case: Case) -> tuple[Any, Any]:
-    given = case.given()
+    operands = case.operands()
     if case.size == 1:
         return [], []
     after, before = (case.group.ranks[(case.me + step) % case.size] for step in (1, -1))
-    x, y = case.tensor(given[case.me]), case.tensor(np.zeros(case.shape))
+    x, y = case.tensor(operands[case.me]), case.tensor(np.zeros(case.shape))
     calls = [dist.P2POp(dist.isend, x, after, case.group)]
     calls += [dist.P2POp(dist.irecv, y, before, case.group)]
     for task in dist.batch_isend_irecv(calls):
         task.wait()
-    return [y], [given[case.me - 1]]
+    return [y], [operands[case.me - 1]]
 
 
 KINDS = (
@@ -209,12 +209,12 @@ def random_calls(seed: int) -> int:
     for number in range(CALLS):
         kind = KINDS[number % len(KINDS)]
         group = half if random.integers(2) else world
-        state = int(random.integers(2**31))  # ranks outside a group draw nothing of its case
+        state = int(random.integers(2**31))  # drawn by ranks outside the group, too
         if not group.is_member():
             continue
-        found, wanted = kind(Case(np.random.default_rng(state), group))
-        assert len(found) == len(wanted), kind
-        for x, array in zip(found, wanted, strict=True):
+        results, expected = kind(Case(np.random.default_rng(state), group))
+        assert len(results) == len(expected), kind
+        for x, array in zip(results, expected, strict=True):
             np.testing.assert_array_equal(numbers(x), array, err_msg=kind.__name__)
     dist.destroy_process_group()
     assert not dist.is_initialized()
@@ -222,21 +222,21 @@ def random_calls(seed: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_random_calls(ranks: int) -> None:
+def test_random_calls_equal_numpy(ranks: int) -> None:
     assert run(random_calls, ranks, seed=ranks) == [ranks] * ranks
 
 
-def in_place() -> bool:
-    """Results are in the tensors' own memory; the engine reads and writes it without a copy."""
+def reduce_in_place() -> bool:
+    """Check that collectives read and write the memory of the tensors without a copy."""
     world = dist.init_parallel_env()
     x = paddle.full([1000], float(world.rank + 1))
     memory, address = np.from_dlpack(x), x.data_ptr()
     dist.all_reduce(x)
     assert x.data_ptr() == address == memory.ctypes.data
     assert (memory == 3).all()
-    whole = paddle.zeros([4], "bfloat16")
-    dist.all_gather(whole, whole[2 * world.rank : 2 * world.rank + 2] + 1)
-    raw = np.from_dlpack(whole.view(paddle.int16)).view(ml_dtypes.bfloat16)
+    gathered = paddle.zeros([4], "bfloat16")
+    dist.all_gather(gathered, gathered[2 * world.rank : 2 * world.rank + 2] + 1)
+    raw = np.from_dlpack(gathered.view(paddle.int16)).view(ml_dtypes.bfloat16)
     assert (raw == 1).all()
     flags = paddle.to_tensor([world.rank == 0, False, True])
     dist.all_reduce(flags)
@@ -251,12 +251,12 @@ def in_place() -> bool:
     return float(scalar) == 1
 
 
-def test_tensors_are_filled_in_their_own_memory() -> None:
-    assert run(in_place, 2) == [True, True]
+def test_results_are_in_the_memory_of_the_tensors() -> None:
+    assert run(reduce_in_place, 2) == [True, True]
 
 
-def asynchronous() -> bool:
-    """Tasks may be dropped: wait(tensor) finds them."""
+def wait_by_tensor() -> bool:
+    """Wait for collectives by their tensors, without their tasks."""
     world = dist.init_parallel_env()
     tensors = [paddle.full([3, 5], float(world.rank + i)) for i in range(8)]
     for x in tensors:
@@ -278,11 +278,11 @@ def asynchronous() -> bool:
     return True
 
 
-def test_tasks_go_on_by_themselves() -> None:
-    assert run(asynchronous, 2) == [True, True]
+def test_wait_finds_the_task_of_a_tensor() -> None:
+    assert run(wait_by_tensor, 2) == [True, True]
 
 
-def objects() -> Any:
+def exchange_objects() -> Any:
     world = dist.init_parallel_env()
     gathered: list[Any] = []
     dist.all_gather_object(gathered, {"rank": world.rank, "text": "x" * world.rank})
@@ -293,43 +293,43 @@ def objects() -> Any:
     return [gathered, sent, part]
 
 
-def test_objects() -> None:
-    for rank, (gathered, sent, part) in enumerate(run(objects, 3)):
+def test_objects_are_gathered_broadcast_and_scattered() -> None:
+    for rank, (gathered, sent, part) in enumerate(run(exchange_objects, 3)):
         assert gathered == [{"rank": r, "text": "x" * r} for r in range(3)]
         assert sent == ["a", {"b": 2}]
         assert part == [["for", rank]]
 
 
-def groups() -> list[Any]:
+def use_a_group() -> list[Any]:
     world = dist.init_parallel_env()
     assert dist.init_parallel_env() is world is dist.get_group(0)
     group = dist.new_group([2, 1], backend="gloo")
     assert dist.get_group(group.id) is group
     x = paddle.to_tensor([1.0])
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         task = dist.all_reduce(x, group=group)
-    said = [str(w.message) for w in seen if "is not in the group" in str(w.message)]
+    texts = [str(w.message) for w in caught if "is not in the group" in str(w.message)]
     dist.barrier(group)
     sampler = paddle.io.DistributedBatchSampler(list(range(6)), batch_size=2)
-    places = (group.rank, group.nranks, group.world_size, group.ranks, group.is_member())
-    numbers_of = (group.get_group_rank(2), group.get_global_rank(0), dist.get_rank(group))
+    facts = (group.rank, group.nranks, group.world_size, group.ranks, group.is_member())
+    ranks_of = (group.get_group_rank(2), group.get_global_rank(0), dist.get_rank(group))
     dist.destroy_process_group(group)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         assert dist.get_group(group.id) is None
-    return [task is None, len(said), x.tolist(), *places, *numbers_of, list(sampler)]
+    return [task is None, len(texts), x.tolist(), *facts, *ranks_of, list(sampler)]
 
 
-def test_groups() -> None:
-    outside, first, second = run(groups, 3)
+def test_a_group_of_some_ranks() -> None:
+    outside, first, second = run(use_a_group, 3)
     assert outside == [True, 1, [1.0], -1, 2, -1, [1, 2], False, -1, -1, -1, [[0, 1]]]
     assert first == [False, 0, [2.0], 0, 2, 2, [1, 2], True, 1, 1, 0, [[2, 3]]]
     assert second == [False, 0, [2.0], 1, 2, 2, [1, 2], True, 1, 1, 1, [[4, 5]]]
 
 
-def gradients() -> list[Any]:
-    """Of the sum of weights * collective(x), where the weights are each rank's own."""
+def gradients_of_collectives() -> list[Any]:
+    """Return gradients of sum(weights * collective(x)), with different weights per rank."""
     world = dist.init_parallel_env()
     size, f = world.nranks, dist.functional
     weights = paddle.arange(1.0, 2 * size + 1) + 10 * world.rank
@@ -342,26 +342,26 @@ def gradients() -> list[Any]:
         lambda x: f.broadcast(x, 1) * weights,
         lambda x: f.all_to_all(x) * weights,
     ]
-    seen = []
+    results = []
     for call in calls:
         x = paddle.ones([2 * size])
         x.stop_gradient = False
         call(x).sum().backward()
-        seen.append(x.grad.tolist())
-    return seen
+        results.append(x.grad.tolist())
+    return results
 
 
-def test_gradients_are_those_of_the_sum_of_all_ranks_results() -> None:
+def test_gradients_are_of_the_sum_over_all_ranks() -> None:
     size = 2
     w = [np.arange(1.0, 5) + 10 * rank for rank in range(size)]
-    for rank, seen in enumerate(run(gradients, size)):
+    for rank, gradients in enumerate(run(gradients_of_collectives, size)):
         both = (w[0] + w[1]).tolist()
         gathered = np.zeros(4)
         gathered[:2] = (w[0] + w[1])[2 * rank : 2 * rank + 2]
         scattered = np.concatenate([w[0][:2], w[1][:2]])
         root = both if rank == 1 else [0.0] * 4
         exchanged = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)])
-        assert seen == [
+        assert gradients == [
             both,
             (np.array(both) / 2).tolist(),
             gathered.tolist(),
@@ -372,18 +372,18 @@ def test_gradients_are_those_of_the_sum_of_all_ranks_results() -> None:
         ]
 
 
-def mistaken() -> list[str]:
+def make_bad_calls() -> list[str]:
     messages = []
     ones = paddle.ones([2])
     needs = paddle.ones([2])
     needs.stop_gradient = False
     sparse = paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2])
 
-    def strategy(**turned: Any) -> Any:
-        made = fleet.DistributedStrategy()
-        for name, value in turned.items():
-            setattr(made, name, value)
-        return made
+    def strategy(**settings: Any) -> Any:
+        result = fleet.DistributedStrategy()
+        for name, value in settings.items():
+            setattr(result, name, value)
+        return result
 
     calls: list[Any] = [
         lambda: dist.all_reduce(ones),
@@ -426,7 +426,7 @@ def mistaken() -> list[str]:
     return messages
 
 
-def test_mistakes_are_errors_that_name_the_call() -> None:
+def test_errors_name_the_call() -> None:
     parts = [
         "expected a world; got none. Call init_parallel_env() first",
         "got none. Call fleet.init(is_collective=True) first",
@@ -458,13 +458,13 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
         "called different collectives:\n  rank 0: all_reduce(sum) of 2 float32",
         "an earlier failure closed this group",
     ]
-    for got in run(mistaken, 2):
+    for got in run(make_bad_calls, 2):
         assert len(got) == len(parts)
         for message, part in zip(got, parts, strict=True):
             assert part in message
 
 
-def lost() -> str:
+def call_after_an_exit() -> str:
     world = dist.init_parallel_env()
     dist.all_reduce(paddle.ones([3]))
     if world.rank == 1:
@@ -477,12 +477,12 @@ def lost() -> str:
 
 
 def test_a_rank_that_leaves_is_named() -> None:
-    first, second = run(lost, 2)
+    first, second = run(call_after_an_exit, 2)
     assert "rank 1" in first
     assert second == "left"
 
 
-def launched_by_paddle() -> str:
+def init_under_paddle() -> str:
     try:
         dist.init_parallel_env()
     except ngd.errors.InitError as error:
@@ -490,14 +490,14 @@ def launched_by_paddle() -> str:
     return "nothing"
 
 
-def test_the_job_of_another_launcher_is_refused() -> None:
+def test_a_job_of_paddles_launcher_raises() -> None:
     env = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "1"}
-    (alone,) = harness.run(launched_by_paddle, 1, env=env)
+    (alone,) = harness.run(init_under_paddle, 1, env=env)
     assert "ngd run -n 2" in alone.value
 
 
-def page() -> list[float]:
-    """What docs/paddle.md shows."""
+def run_page() -> list[float]:
+    """Run the programs of docs/paddle.md, and return sums of their weights."""
     text = (Path(__file__).parents[3] / "docs" / "paddle.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     weights = []
@@ -509,58 +509,58 @@ def page() -> list[float]:
 
 
 def test_the_page_runs() -> None:
-    first, second = run(page, 2)
+    first, second = run(run_page, 2)
     assert first == second
     assert len(first) == 4
 
 
-def filled(shape: Any, dtype: str = "float32") -> Any:
+def ones_array(shape: Any, dtype: str = "float32") -> Any:
     return np.ones(shape, dtype)
 
 
 MISUSES: dict[str, tuple[Any, Any, Any]] = {
     "mean of integers": (
-        *(filled((4, 3), "int32"), lambda x: ngd.all_reduce(x, op="mean")),
+        *(ones_array((4, 3), "int32"), lambda x: ngd.all_reduce(x, op="mean")),
         lambda x: dist.all_reduce(x, dist.ReduceOp.AVG),
     ),
     "scattered mean of integers": (
-        *(filled((4, 3), "int32"), lambda x: ngd.reduce_scatter(x, op="mean")),
+        *(ones_array((4, 3), "int32"), lambda x: ngd.reduce_scatter(x, op="mean")),
         lambda x: dist.reduce_scatter(x, x, dist.ReduceOp.AVG),
     ),
     "unknown op": (
-        *(filled((4, 3)), lambda x: ngd.all_reduce(x, op="avg")),
+        *(ones_array((4, 3)), lambda x: ngd.all_reduce(x, op="avg")),
         lambda x: dist.all_reduce(x, "avg"),
     ),
     "root beyond the group": (
-        *(filled((4, 3)), lambda x: ngd.broadcast(x, 5)),
+        *(ones_array((4, 3)), lambda x: ngd.broadcast(x, 5)),
         lambda x: dist.broadcast(x, 5),
     ),
     "fractional root": (
-        *(filled((4, 3)), lambda x: ngd.broadcast(x, 1.5)),
+        *(ones_array((4, 3)), lambda x: ngd.broadcast(x, 1.5)),
         lambda x: dist.broadcast(x, 1.5),
     ),
     "receiver is the sender": (
-        *(filled((4, 3)), lambda x: ngd.send(x, 0)),
+        *(ones_array((4, 3)), lambda x: ngd.send(x, 0)),
         lambda x: dist.send(x, 0),
     ),
     "numbers of rows to send": (
-        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [1, 2])),
+        *(ones_array((4, 3)), lambda x: ngd.all_to_all_v(x, [1, 2])),
         lambda x: dist.alltoall_single(paddle.empty_like(x), x, [1, 2]),
     ),
     "fractional rows to send": (
-        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [4.0])),
+        *(ones_array((4, 3)), lambda x: ngd.all_to_all_v(x, [4.0])),
         lambda x: dist.alltoall_single(paddle.empty_like(x), x, [4.0]),
     ),
     "sum of rows to send": (
-        *(filled((4, 3)), lambda x: ngd.all_to_all_v(x, [3])),
+        *(ones_array((4, 3)), lambda x: ngd.all_to_all_v(x, [3])),
         lambda x: dist.alltoall_single(paddle.empty_like(x), x, [3]),
     ),
     "size of the result": (
-        *(filled((4, 3)), lambda x: ngd.all_gather(x, out=filled((5, 3)))),
+        *(ones_array((4, 3)), lambda x: ngd.all_gather(x, out=ones_array((5, 3)))),
         lambda x: dist.all_gather([paddle.ones([5, 3])], x),
     ),
     "scattered scalar": (
-        *(filled(()), lambda x: ngd.reduce_scatter(x, op="sum")),
+        *(ones_array(()), lambda x: ngd.reduce_scatter(x, op="sum")),
         lambda x: dist.functional.reduce_scatter(x),
     ),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ngd.paddle says where PaddlePaddle is missing, or does not go with this build of ngd."""
+"""Tests of the import errors of ngd.paddle: a missing PaddlePaddle, or another oneDNN."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 
-def said_by(program: str, folder: Path) -> str:
-    """The last line of a program that fails."""
+def last_line_of(program: str, folder: Path) -> str:
+    """Return the last line of a program that fails."""
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); {program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
@@ -19,9 +19,9 @@ def said_by(program: str, folder: Path) -> str:
 
 
 def test_a_missing_package_is_named(tmp_path: Path) -> None:
-    said = said_by("sys.modules['paddle'] = None; import ngd.paddle", tmp_path)
-    assert said.startswith("ImportError: ngd.paddle: expected PaddlePaddle")
-    assert said.endswith("pip install paddlepaddle")
+    message = last_line_of("sys.modules['paddle'] = None; import ngd.paddle", tmp_path)
+    assert message.startswith("ImportError: ngd.paddle: expected PaddlePaddle")
+    assert message.endswith("pip install paddlepaddle")
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         ("libfoo.so.1: cannot open shared object file", "ImportError: libfoo.so.1: cannot open"),
     ],
 )
-def test_another_onednn_is_explained(text: str, part: str, tmp_path: Path) -> None:
+def test_an_import_error_of_another_onednn_has_a_fix(text: str, part: str, tmp_path: Path) -> None:
     (tmp_path / "paddle.py").write_text(f"raise ImportError({text!r})")
-    assert part in said_by("import ngd.paddle", tmp_path)
+    assert part in last_line_of("import ngd.paddle", tmp_path)
 
 
-def test_ngd_explains_another_onednn_that_came_first(tmp_path: Path) -> None:
+def test_an_import_error_after_paddle_names_paddle(tmp_path: Path) -> None:
     finder = (
         "import importlib.abc\n"
         "class Clash(importlib.abc.MetaPathFinder):\n"
@@ -45,4 +45,4 @@ def test_ngd_explains_another_onednn_that_came_first(tmp_path: Path) -> None:
         "            raise ImportError('_core.so: undefined symbol: dnnl_x')\n"
         "sys.meta_path.insert(0, Clash())\n"
     )
-    assert "/paddle/" in said_by(f"exec({finder!r}); import ngd", tmp_path)
+    assert "/paddle/" in last_line_of(f"exec({finder!r}); import ngd", tmp_path)

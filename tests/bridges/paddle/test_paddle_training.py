@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DataParallel and Fleet of ngd.paddle, beside one process that has all of the batch."""
+"""Compare DataParallel and Fleet of ngd.paddle with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support import harness
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what Paddle uses of other packages
+    warnings.simplefilter("ignore")  # warnings about other packages that Paddle uses
     paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed")
     import ngd.paddle as dist
     from ngd.paddle import fleet
@@ -36,7 +36,7 @@ def run(program: Any, ranks: int, **arguments: Any) -> list[Any]:
 
 
 def digits(count: int) -> tuple[Any, Any]:
-    """Images of MNIST, where NGD_MNIST has them, or scikit-learn's digits; and their classes."""
+    """Return digits and their classes: MNIST if NGD_MNIST is set, or scikit-learn's."""
     if MNIST:
         train, _ = ngd.data.mnist(Path(MNIST), dtype="uint8")
         pixels, labels = train.columns
@@ -50,7 +50,7 @@ def digits(count: int) -> tuple[Any, Any]:
 
 
 def network(side: int) -> Any:
-    """A small convolutional network for digits, smooth: no rounding chooses another way."""
+    """Return a small convolutional network. It is smooth, so that rounding selects no branch."""
     rest = side // 2 // 2
     return nn.Sequential(
         nn.Conv2D(1, 6, 3, padding=1),
@@ -66,40 +66,42 @@ def network(side: int) -> Any:
     )
 
 
-def steps(model: Any, optimizer: Any, images: Any, labels: Any, part: slice, micro: int) -> None:
-    """Steps over batches of 64 images, of which this process takes a part."""
+def train_steps(
+    model: Any, optimizer: Any, images: Any, labels: Any, part: slice, micro: int
+) -> None:
+    """Train on batches of 64 images. This process takes `part` of each batch."""
     for begin in range(0, 20 * 64, 64):
         x, t = images[begin : begin + 64][part], labels[begin : begin + 64][part]
         size = len(x) // micro
         for i in range(micro):
-            here = slice(i * size, (i + 1) * size)
+            rows = slice(i * size, (i + 1) * size)
             last = i == micro - 1 or not isinstance(model, dist.DataParallel)
             with warnings.catch_warnings() if last else model.no_sync():
-                loss = F.cross_entropy(model(x[here]), t[here]) / micro
+                loss = F.cross_entropy(model(x[rows]), t[rows]) / micro
             loss.backward()
         optimizer.step()
         optimizer.clear_grad()
 
 
 def train(optimizer: str, micro: int, by_fleet: bool) -> Any:
-    """How far the weights are from those of one process, relatively."""
+    """Return the relative difference of each weight to training in one process."""
     images, labels = digits(20 * 64)
-    made = []
-    for alone in (False, True):
-        paddle.seed(7 if alone else 7 + dist.get_rank())  # a rank's own: rank 0's are sent
+    weights = []
+    for is_reference in (False, True):
+        paddle.seed(7 if is_reference else 7 + dist.get_rank())  # rank 0's weights count
         net = network(images.shape[-1])
         opt = OPTIMIZERS[optimizer](net.parameters())
-        if alone:
-            steps(net, opt, images, labels, slice(None), 1)
+        if is_reference:
+            train_steps(net, opt, images, labels, slice(None), 1)
         else:
             fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
             model = fleet.distributed_model(net) if by_fleet else dist.DataParallel(net)
             opt = fleet.distributed_optimizer(opt)
             share = 64 // fleet.worker_num()
             part = slice(share * fleet.worker_index(), share * (fleet.worker_index() + 1))
-            steps(model, opt, images, labels, part, micro)
-        made.append([p.numpy() for p in net.parameters()])
-    first, second = made
+            train_steps(model, opt, images, labels, part, micro)
+        weights.append([p.numpy() for p in net.parameters()])
+    first, second = weights
     return [float(abs(a - b).max() / abs(b).max()) for a, b in zip(first, second, strict=True)]
 
 
@@ -108,13 +110,16 @@ def train(optimizer: str, micro: int, by_fleet: bool) -> Any:
     [("SGD", 1, False), ("Momentum", 2, False), ("AdamW", 1, True)],
 )
 def test_two_ranks_train_as_one_process(optimizer: str, micro: int, by_fleet: bool) -> None:
-    for apart in run(train, 2, optimizer=optimizer, micro=micro, by_fleet=by_fleet):
-        assert len(apart) == 8
-        assert max(apart) < 1e-5
+    for differences in run(train, 2, optimizer=optimizer, micro=micro, by_fleet=by_fleet):
+        assert len(differences) == 8
+        assert max(differences) < 1e-5
 
 
-def mean_gradients() -> Any:
-    """Buckets, shared and turned weights, dtypes, buffers: beside an all-gather of gradients."""
+def check_mean_gradients() -> Any:
+    """Compare gradients with means of all-gathered gradients.
+
+    The layers have several buckets, shared and transposed weights, two dtypes, and a buffer.
+    """
     world = dist.init_parallel_env()
     paddle.seed(world.rank)
 
@@ -138,36 +143,36 @@ def mean_gradients() -> Any:
     model = dist.DataParallel(net, comm_buffer_size=20 / 2**20, last_comm_buffer_size=10 / 2**20)
     assert len(model._gradients.buckets) > 2
     for tensor in [*net.parameters(), net.start]:
-        found: list[Any] = []
-        dist.all_gather(found, tensor.detach())
-        assert all((each == found[0]).all() for each in found)
+        gathered: list[Any] = []
+        dist.all_gather(gathered, tensor.detach())
+        assert all((each == gathered[0]).all() for each in gathered)
     assert net.start.tolist() == [0, 0]
     assert model.state_dict().keys() == net.state_dict().keys()
     model.set_state_dict(net.state_dict())
     x = paddle.randn([6, 5])
     trained = [p for p in net.parameters() if not p.stop_gradient]
-    net(x).backward()  # by itself: nothing is reduced
-    wanted = []
+    net(x).backward()  # without DataParallel, so nothing is reduced
+    expected = []
     for p in trained:
-        found = []
-        dist.all_gather(found, p.grad.detach().contiguous())
-        wanted.append(np.mean([each.numpy() for each in found], 0))
+        gathered = []
+        dist.all_gather(gathered, p.grad.detach().contiguous())
+        expected.append(np.mean([each.numpy() for each in gathered], 0))
     model.clear_gradients()
     model.scale_loss(model(x)).backward()
-    for p, value in zip(trained, wanted, strict=True):
+    for p, value in zip(trained, expected, strict=True):
         np.testing.assert_allclose(p.grad.numpy(), value, rtol=1e-5, atol=1e-6)
-    model(x).backward()  # it is added, and averaged
-    for p, value in zip(trained, wanted, strict=True):
+    model(x).backward()  # added to the gradient, and averaged
+    for p, value in zip(trained, expected, strict=True):
         np.testing.assert_allclose(p.grad.numpy(), 2 * value, rtol=1e-5, atol=1e-6)
     return True
 
 
-def test_gradients_are_means() -> None:
-    assert run(mean_gradients, 2) == [True, True]
-    assert run(mean_gradients, 3) == [True] * 3
+def test_gradients_are_averaged_over_the_ranks() -> None:
+    assert run(check_mean_gradients, 2) == [True, True]
+    assert run(check_mean_gradients, 3) == [True] * 3
 
 
-def unused() -> Any:
+def train_with_unused_parameters() -> Any:
     world = dist.init_parallel_env()
     parts = nn.LayerList([nn.Linear(2, 1, bias_attr=False) for _ in range(3)])
 
@@ -183,19 +188,19 @@ def unused() -> Any:
     x = paddle.full([1, 2], 4.0)
     for _ in range(2):
         model(x, [0, 1] if world.rank == 0 else [0]).backward()
-    seen = [None if p.weight.grad is None else p.weight.grad.flatten().tolist() for p in parts]
+    gradients = [None if p.weight.grad is None else p.weight.grad.flatten().tolist() for p in parts]
     with pytest.raises(SystemError) as error:
         dist.DataParallel(Net())(x, [2]).backward()
     assert "find_unused_parameters=True" in str(error.value.__cause__)
     model(x, [0, 1, 2]).backward()
-    return seen
+    return gradients
 
 
-def test_unused_parameters() -> None:
-    assert run(unused, 2) == [[[8.0, 8.0], [4.0, 4.0], None]] * 2
+def test_unused_parameters_have_a_mean_gradient() -> None:
+    assert run(train_with_unused_parameters, 2) == [[[8.0, 8.0], [4.0, 4.0], None]] * 2
 
 
-def mistaken() -> Any:
+def make_bad_calls() -> Any:
     world = dist.init_parallel_env()
     table = nn.Embedding(4, 2, sparse=True)
     messages = []
@@ -214,8 +219,8 @@ def mistaken() -> Any:
         def backward(_: Any, gradient: Any) -> Any:
             raise ValueError("broken")
 
-    def amid() -> Any:
-        """The last layer's gradients are under way when a backward pass fails."""
+    def fail_in_backward() -> Any:
+        """Fail in a backward pass while the last layer's all-reduce is pending, and then train."""
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         both = dist.DataParallel(net, last_comm_buffer_size=0, comm_buffer_size=0)
         x = paddle.ones([1, 2])
@@ -231,7 +236,7 @@ def mistaken() -> Any:
         lambda: later(paddle.ones([1, 2])),
         lambda: dist.DataParallel(table)(paddle.to_tensor([1])).sum().backward(),
         lambda: dist.DataParallel(nn.ReLU()),
-        amid,
+        fail_in_backward,
         lambda: dist.DataParallel(nn.Linear(2, 2 + world.rank)),
         lambda: model(paddle.ones([1, 2])).sum().backward(),
     ]
@@ -243,22 +248,22 @@ def mistaken() -> Any:
     return messages
 
 
-def test_mistakes_are_told() -> None:
+def test_errors_of_data_parallel() -> None:
     parts = [
         "DataParallel: expected the parameters that were trained when the layer was wrapped; got",
         "DataParallel: expected a dense tensor on the CPU",
         "DataParallel: layers: expected some parameters to train; got none",
         "nothing: [1.0, 1.0]",
         "called different collectives",
-        "SystemError",  # the group is closed since
+        "SystemError",  # the failure has closed the group
     ]
-    for got in run(mistaken, 2):
+    for got in run(make_bad_calls, 2):
         assert len(got) == len(parts)
         for message, part in zip(got, parts, strict=True):
             assert part in message
 
 
-def lost() -> str:
+def leave_in_a_backward_pass() -> str:
     world = dist.init_parallel_env()
     model = dist.DataParallel(nn.Linear(3, 3))
     loss = model(paddle.ones([1, 3])).sum()
@@ -272,26 +277,26 @@ def lost() -> str:
 
 
 def test_a_rank_that_leaves_in_a_backward_pass_is_named() -> None:
-    first, second = run(lost, 2)
+    first, second = run(leave_in_a_backward_pass, 2)
     assert first.startswith("RankLostError")
     assert "rank 1" in first
     assert second == "left"
 
 
-def roles() -> list[Any]:
+def roles_of_fleet() -> list[Any]:
     fleet.init(is_collective=True)
     reduced = fleet.all_reduce(np.array([fleet.worker_index(), 1.0]), mode="mean").tolist()
     fleet.barrier_worker()
-    alike = [fleet.worker_num(), fleet.is_worker(), fleet.is_server(), fleet.server_num()]
+    world = [fleet.worker_num(), fleet.is_worker(), fleet.is_server(), fleet.server_num()]
     ends = [name.rpartition(":")[2] for name in fleet.worker_endpoints()]
     own = [fleet.worker_index(), fleet.is_first_worker(), fleet.local_rank(), fleet.node_num()]
     assert fleet.worker_endpoints(to_string=True).count(",") == 1
-    return [reduced, alike, ends, own]
+    return [reduced, world, ends, own]
 
 
-def test_roles() -> None:
-    for rank, (reduced, alike, ends, own) in enumerate(run(roles, 2)):
+def test_fleet_gives_roles_and_endpoints() -> None:
+    for rank, (reduced, world, ends, own) in enumerate(run(roles_of_fleet, 2)):
         assert reduced == [0.5, 1.0]
-        assert alike == [2, True, False, 0]
+        assert world == [2, True, False, 0]
         assert ends == ["0", "1"]
         assert own == [rank, rank == 0, rank, 1]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of test_ray_elastic.py: elastic_job.py CLUSTER OPTIONS COMMAND... (options: JSON)."""
+"""Run the driver of test_ray_elastic.py: elastic_job.py CLUSTER OPTIONS COMMAND...
+
+OPTIONS is a JSON object.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_ray_elastic.py has started: a weight moves by -1.5 a step, on any number of hosts.
+"""Train a weight that moves by -1.5 per step, on any number of hosts, for test_ray_elastic.py.
 
     python elastic_training.py FOLDER [COUNT]
 
-Rank 0 appends a line a step to FOLDER/progress. The training ends when there is FOLDER/enough, and
-each rank then appends a line to FOLDER/ends. In the world whose NGD_RESTART_COUNT is COUNT there is
-no commit.
+Rank 0 appends one line per step to FOLDER/progress. The training ends when FOLDER/enough exists.
+Each rank then appends one line to FOLDER/ends. The world whose NGD_RESTART_COUNT is COUNT makes no
+commit.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def train(state: hvd.elastic.TorchState) -> None:
         time.sleep(0.05)
         if commits and state.step % COMMITS_EACH == 0:
             state.commit()
-        seen = torch.tensor([float((folder / "enough").exists())])
-        enough = bool(hvd.allreduce(seen, op=hvd.Max))
+        is_enough = torch.tensor([float((folder / "enough").exists())])
+        enough = bool(hvd.allreduce(is_enough, op=hvd.Max))
 
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))

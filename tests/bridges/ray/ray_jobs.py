@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers of ngd.ray for the tests of this folder: a cluster of two nodes on this machine.
+"""Drivers of ngd.ray for the tests of this folder, on a cluster of two nodes on this machine.
 
     python ray_jobs.py NAME
 
-It prints what came of it as the last line, JSON.
+The last line of the output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INNER = 3
 
 
 class Walker:
-    """A worker on arrays: a round moves each weight by INNER * (1 + number)."""
+    """A worker on arrays. A round moves each weight by INNER * (1 + number)."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,7 +50,7 @@ class Walker:
 
 
 class Late(Walker):
-    """Number 1 sleeps in round 2."""
+    """A worker that sleeps in round 2 if its number is 1."""
 
     def train(self, round: int) -> dict[str, Any]:
         if self.number == 1 and round == 2:
@@ -59,7 +59,7 @@ class Late(Walker):
 
 
 class Faulty(Walker):
-    """Raises in round 1."""
+    """A worker that raises in round 1."""
 
     def train(self, round: int) -> dict[str, Any]:
         if round == 1:
@@ -68,14 +68,14 @@ class Faulty(Walker):
 
 
 class Unmade(Walker):
-    """Cannot be made."""
+    """A worker whose constructor raises."""
 
     def __init__(self, number: int) -> None:
         raise ArithmeticError("as it happens")
 
 
 class Pair:
-    """A worker of two ranks, which share a host: they average what they have moved."""
+    """A worker of two ranks on one host. They average their moves."""
 
     def __init__(self, number: int) -> None:
         self.number, self.world = number, ngd.init()
@@ -88,8 +88,8 @@ class Pair:
         return {"size": self.world.size, "pid": os.getpid()}
 
 
-def of_two_nodes(cpus: int = 2) -> Cluster:
-    """The driver's node, which has no place for workers, and two others."""
+def start_two_nodes(cpus: int = 2) -> Cluster:
+    """Start a cluster with a driver node, which cannot run workers, and two other nodes."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         cluster.add_node(num_cpus=cpus)
@@ -98,60 +98,60 @@ def of_two_nodes(cpus: int = 2) -> Cluster:
 
 
 def undisturbed() -> Any:
-    """Three rounds with each wire."""
-    of_two_nodes()
-    made: dict[str, Any] = {}
+    """Run three rounds with each dtype of transfers."""
+    start_two_nodes()
+    reports: dict[str, Any] = {}
     for wire in ("float32", "bfloat16", "int8"):
         with ngd.ray.DiLoCo(Walker, workers=3, wire=wire) as diloco:
-            told = [diloco.step() for _ in range(3)]
-            nodes = {each["node"] for each in told[0].values()}
+            results = [diloco.step() for _ in range(3)]
+            nodes = {each["node"] for each in results[0].values()}
             weights = [w.tolist() for w in diloco.weights]
-            made[wire] = {"weights": weights, "nodes": len(nodes)}
-    return made
+            reports[wire] = {"weights": weights, "nodes": len(nodes)}
+    return reports
 
 
 def killed_node() -> Any:
-    """A node with two of four workers is lost in a round; another comes later."""
-    cluster = of_two_nodes()
+    """Lose a node with two of four workers in a round, and add another node later."""
+    cluster = start_two_nodes()
     sgd = optim.SGD(1.0)
     with ngd.ray.DiLoCo(Walker, workers=4, max_restarts=2, outer=sgd, deadline=120) as diloco:
-        told = [diloco.step()]
-        where = {number: each["node"] for number, each in told[0].items()}
+        results = [diloco.step()]
+        where = {number: each["node"] for number, each in results[0].items()}
         victim = next(n for n in cluster.worker_nodes if n.node_id == where[0])
         cluster.remove_node(victim, allow_graceful=False)
-        told.append(diloco.step())
+        results.append(diloco.step())
         weights = [diloco.weights[1][0].item()]
         cluster.add_node(num_cpus=2)
         limit = time.monotonic() + 120
-        while len(told[-1]) < 4 and time.monotonic() < limit:
-            told.append(diloco.step())
+        while len(results[-1]) < 4 and time.monotonic() < limit:
+            results.append(diloco.step())
         weights.append(diloco.weights[1][0].item())
         return {
             "lost": sorted(number for number, node in where.items() if node == where[0]),
-            "numbers": [sorted(each) for each in told],
-            "inner": {number: each["inner"] for number, each in told[-1].items()},
+            "numbers": [sorted(each) for each in results],
+            "inner": {number: each["inner"] for number, each in results[-1].items()},
             "round": diloco.round,
             "weights": weights,
         }
 
 
 def killed_process() -> Any:
-    of_two_nodes()
+    start_two_nodes()
     with ngd.ray.DiLoCo(Walker, workers=2, outer=optim.SGD(1.0)) as diloco:
-        told = diloco.step()
-        os.kill(told[1]["pid"], signal.SIGKILL)
+        results = diloco.step()
+        os.kill(results[1]["pid"], signal.SIGKILL)
         after = diloco.step()
         return {"numbers": sorted(after), "weight": diloco.weights[1][0].item()}
 
 
 def late() -> Any:
-    of_two_nodes()
+    start_two_nodes()
     with ngd.ray.DiLoCo(Late, workers=2, outer=optim.SGD(1.0), deadline=15) as diloco:
         return {"numbers": [sorted(diloco.step()) for _ in range(4)]}
 
 
 def too_few() -> Any:
-    of_two_nodes()
+    start_two_nodes()
     with ngd.ray.DiLoCo(Walker, workers=2, min_workers=2) as diloco:
         os.kill(diloco.step()[1]["pid"], signal.SIGKILL)
         diloco.step()
@@ -163,7 +163,7 @@ def too_few() -> Any:
 
 
 def no_place() -> Any:
-    of_two_nodes()
+    start_two_nodes()
     try:
         ngd.ray.DiLoCo(Walker, workers=5, deadline=15)
     except ngd.errors.WorkerError as error:
@@ -172,38 +172,38 @@ def no_place() -> Any:
 
 
 def faulty() -> Any:
-    """Workers that raise in a round, and as they are made."""
-    of_two_nodes()
-    told = []
+    """Run workers that raise in a round, and workers that raise in their constructor."""
+    start_two_nodes()
+    results = []
     for make in (Faulty, Unmade):
         try:
             with ngd.ray.DiLoCo(make, workers=2, max_restarts=5) as diloco:
                 for _ in range(2):
                     diloco.step()
         except ArithmeticError as error:
-            told.append(str(error))
-    return {"errors": told}
+            results.append(str(error))
+    return {"errors": results}
 
 
 def pairs() -> Any:
-    """Two workers of two ranks each, one of which is killed."""
-    of_two_nodes()
+    """Run two workers of two ranks each, and kill one rank."""
+    start_two_nodes()
     sgd = optim.SGD(1.0)
     how = {"ranks": 2, "max_restarts": 1, "outer": sgd, "deadline": 90}
     with ngd.ray.DiLoCo(Pair, workers=2, **how) as diloco:
-        told = [diloco.step()]
+        results = [diloco.step()]
         first = diloco.weights[0].tolist()
-        os.kill(told[0][0]["pid"], signal.SIGKILL)
-        told.append(diloco.step())
+        os.kill(results[0][0]["pid"], signal.SIGKILL)
+        results.append(diloco.step())
         second = diloco.weights[0].tolist()
         limit = time.monotonic() + 90
-        while len(told[-1]) < 2 and time.monotonic() < limit:
+        while len(results[-1]) < 2 and time.monotonic() < limit:
             time.sleep(0.2)
-            told.append(diloco.step())
+            results.append(diloco.step())
         return {
-            "sizes": {n: each["size"] for n, each in told[-1].items()},
+            "sizes": {n: each["size"] for n, each in results[-1].items()},
             "weights": [first, second],
-            "numbers": [sorted(each) for each in told],
+            "numbers": [sorted(each) for each in results],
         }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's elastic training between hosts, by Ray; the hosts are network namespaces."""
+"""Tests of Horovod's elastic training on several hosts by Ray. The hosts are network namespaces."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ pytestmark = [pytest.mark.timeout(DEADLINE + 40), pytest.mark.usefixtures("permi
 
 
 class Cluster:
-    """Ray on these hosts; the first one has the driver, and no place for ranks."""
+    """Ray on these hosts. The first host has the driver, and cannot run ranks."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self.folder = hosts, folder
         self.started: list[subprocess.Popen[bytes]] = []
-        kept = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
-        self.env = {**kept, "NGD_TIMEOUT": "30", "RAY_USAGE_STATS_ENABLED": "0"}
+        inherited = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
+        self.env = {**inherited, "NGD_TIMEOUT": "30", "RAY_USAGE_STATS_ENABLED": "0"}
         self.env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
         self.env |= {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONUNBUFFERED": "1"}
         self.temporary = folder / "tmp"
@@ -56,12 +56,12 @@ class Cluster:
         self.ray(0, *head)
 
     def start(self, host: int, *words: str) -> subprocess.Popen[bytes]:
-        """Start a program on a host; what it prints is in the folder."""
+        """Start a program on a host. A file in the folder gets its output."""
         space = self.hosts.space(host)
-        there = ["ip", "netns", "exec", space, "unshare", "--uts", "/bin/sh", "-c"]
+        inside_host = ["ip", "netns", "exec", space, "unshare", "--uts", "/bin/sh", "-c"]
         with open(self.folder / f"{Path(words[0]).name}-{host}", "wb") as log:
             process = subprocess.Popen(
-                [*there, 'hostname "$0"; exec "$@"', space, *words],
+                [*inside_host, 'hostname "$0"; exec "$@"', space, *words],
                 env=self.env,
                 cwd=self.folder,
                 stdout=log,
@@ -71,7 +71,7 @@ class Cluster:
         return process
 
     def ray(self, host: int, *words: str) -> None:
-        """Make a host one of the cluster's: one at a time, for they share /tmp."""
+        """Start a node of the cluster on a host. One at a time, because the hosts share /tmp."""
         ray = str(Path(sys.executable).with_name("ray"))
         own = [f"--node-ip-address={address(host)}", "--object-store-memory=100000000"]
         self.start(host, ray, "start", "--block", *own, *words)
@@ -81,11 +81,11 @@ class Cluster:
             time.sleep(0.1)
 
     def join(self, host: int, cpus: int = 2) -> None:
-        """The same of another host."""
+        """Start a node on another host."""
         self.ray(host, f"--address={address(0)}:{PORT}", f"--num-cpus={cpus}")
 
     def lose(self, host: int) -> None:
-        """Kill all that runs on a host."""
+        """Kill all processes of a host."""
         for pid in command("ip", "netns", "pids", self.hosts.space(host)).split():
             os.kill(int(pid), signal.SIGKILL)
 
@@ -93,59 +93,63 @@ class Cluster:
         """Start a driver."""
         job = str(HERE / "elastic_job.py")
         options = {**options, "environment": {"TMPDIR": str(self.temporary)}}
-        given = [f"{address(0)}:{PORT}", json.dumps(options), *words]
-        return self.start(0, sys.executable, job, *given)
+        arguments = [f"{address(0)}:{PORT}", json.dumps(options), *words]
+        return self.start(0, sys.executable, job, *arguments)
 
     def find(self, word: str, host: int | None = None) -> list[int]:
-        """The processes of the ranks, or of mpirun, that have a word in their command line."""
-        inside = None if host is None else command("ip", "netns", "pids", self.hosts.space(host))
-        found = []
+        """Return the process IDs of ranks or mpirun whose command line contains a word."""
+        pids_of_host = (
+            None if host is None else command("ip", "netns", "pids", self.hosts.space(host))
+        )
+        pids = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line, pid = path.read_text(errors="replace"), path.parent.name
-                ours = str(self.temporary) in line or str(self.folder) in line
-                if word in line and (ours if inside is None else pid in inside.split()):
-                    found.append(int(pid))
-        return found
+                is_of_this_job = str(self.temporary) in line or str(self.folder) in line
+                if word in line and (
+                    is_of_this_job if pids_of_host is None else pid in pids_of_host.split()
+                ):
+                    pids.append(int(pid))
+        return pids
 
     def left(self, lost: int) -> list[Any]:
-        """What a job has left behind, if so many hosts were lost together with their guards."""
+        """Return the files and processes that a job left. Guards of `lost` hosts are lost, too."""
         folders = sorted(self.temporary.iterdir())
         files = sorted(open_mpi_files() - self.before)
         return [*(folders if len(folders) > lost else ()), *files, *self.find("elastic_training")]
 
     @property
     def log(self) -> str:
-        """What the driver has printed, ranks' output with it."""
+        """The output of the driver, which includes the output of the ranks."""
         return (self.folder / f"{Path(sys.executable).name}-0").read_text()
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What elastic_training.py has written."""
+        """The lines that elastic_training.py has written."""
         path = self.folder / "progress"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def open_mpi_files() -> set[Path]:
-    """What Open MPI would leave in the folders that all share."""
+    """Return the files that Open MPI may leave in folders that all hosts share."""
     return {*Path("/tmp").glob("ompi.*"), *Path("/dev/shm").glob("sm_segment.*")}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Ray on the first of four hosts."""
-    made = None
+    """Start Ray on the first of four hosts."""
+    cluster_on_hosts = None
     try:
-        with Hosts(4) as hosts:  # what runs there is killed at its end
-            made = Cluster(hosts, tmp_path)
-            yield made
+        with Hosts(4) as hosts:  # kills the processes of the hosts at its end
+            cluster_on_hosts = Cluster(hosts, tmp_path)
+            yield cluster_on_hosts
     finally:
-        for process in made.started if made else ():
+        for process in cluster_on_hosts.started if cluster_on_hosts else ():
             process.wait(30)
 
 
 def wait(cluster: Cluster, until: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """The steps, once they are as wanted."""
+    """Wait until the steps satisfy a condition, and return them."""
     limit = time.monotonic() + DEADLINE / 3
     while not until(cluster.steps):
         assert time.monotonic() < limit, f"{cluster.steps[-3:]}\n{cluster.log}"
@@ -154,9 +158,7 @@ def wait(cluster: Cluster, until: Callable[[list[dict[str, Any]]], bool]) -> lis
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
-    cluster: Cluster, leads: bool
-) -> None:
+def test_training_continues_after_a_host_leaves_or_joins(cluster: Cluster, leads: bool) -> None:
     cluster.join(1)
     cluster.join(2)
     options = {"ranks": 2, "max_restarts": 2, "min_hosts": 1}
@@ -182,13 +184,13 @@ def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
     (cluster.folder / "enough").touch()
     assert job.wait(60) == 0, cluster.log
     steps = cluster.steps
-    # A lost host takes with it what came after the newest commit that another one has.
+    # A lost host loses the steps after the newest commit that another host has.
     assert steps[lost]["step"] % COMMITS_EACH == 1
     assert 0 <= first[-1]["step"] - (steps[lost]["step"] - 1) < 2 * COMMITS_EACH
-    # For a new host the ranks end at a commit, and nothing is lost.
+    # The ranks stop at a commit to let a new host join, so no step is lost.
     assert steps[grown]["step"] == steps[grown - 1]["step"] + 1
     assert steps[grown]["step"] % COMMITS_EACH == 1
-    if leads:  # it has this commit from the beginning, and goes on from there alone
+    if leads:  # it has this commit from its start, and continues alone
         assert steps[again] == {**steps[grown], "size": 2, "host": cluster.hosts.space(3)}
         assert f"world 4: 2 ranks on ['{address(3)}']" in cluster.log
     assert all(line["weight"] == -1.5 * line["step"] for line in steps)
@@ -209,14 +211,14 @@ def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
     assert cluster.left(lost=2 if leads else 1) == []
 
 
-def test_what_is_killed_costs_no_commit_and_leaves_nothing(cluster: Cluster) -> None:
+def test_killed_processes_lose_no_commit_and_leave_no_files(cluster: Cluster) -> None:
     cluster.join(1)
     cluster.join(2)
     training = [str(HERE / "elastic_training.py"), str(cluster.folder)]
     job = cluster.run({"ranks": 1, "max_restarts": 2}, *training)
     first = wait(cluster, lambda steps: len(steps) > COMMITS_EACH)
     leader = int(first[0]["host"].rpartition("-")[2])
-    # mpirun returns 0 when what it has in the place of ssh dies.
+    # mpirun returns 0 if its replacement of ssh dies.
     (agent,) = cluster.find("ray/daemon.py", leader)
     os.kill(agent, signal.SIGKILL)
     wait(cluster, lambda _: "world 2: 2 ranks on" in cluster.log)
@@ -231,12 +233,12 @@ def test_what_is_killed_costs_no_commit_and_leaves_nothing(cluster: Cluster) -> 
         assert steps[begin]["step"] > COMMITS_EACH
     job.kill()
     limit = time.monotonic() + 20
-    while (left := cluster.left(lost=0)) and time.monotonic() < limit:
+    while (remaining := cluster.left(lost=0)) and time.monotonic() < limit:
         time.sleep(0.1)
-    assert left == []
+    assert remaining == []
 
 
-def test_what_cannot_be_run_is_an_error(cluster: Cluster) -> None:
+def test_a_job_that_cannot_run_raises(cluster: Cluster) -> None:
     cluster.join(1)
     fails = [sys.executable, "-c", "raise SystemExit(3)"]
     job = cluster.run({"ranks": 2, "max_restarts": 1}, *fails)
@@ -266,7 +268,7 @@ def test_what_cannot_be_run_is_an_error(cluster: Cluster) -> None:
         (["x"], {"cpus": 0}, ValueError, "ranks, cpus >= 1"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(
+def test_bad_arguments_raise(
     command: Any, how: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -276,7 +278,7 @@ def test_arguments_that_make_no_sense_are_refused(
 STARTS_OTHERS = ["/bin/sh", "-c", "while :; do sleep 600 & sleep 0.01; done"]
 
 
-def test_a_host_ends_all_that_a_world_has_started(tmp_path: Path) -> None:
+def test_a_host_ends_all_processes_of_a_world(tmp_path: Path) -> None:
     host = elastic.Host(str(tmp_path), {"TMPDIR": str(tmp_path)}, ranks=1, cpus=3)
     host.begin()
     assert host.environment["NGD_THREADS"] == host.environment["OMP_NUM_THREADS"] == "3"
@@ -315,20 +317,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_guard_clears_up_behind_a_killed_actor(tmp_path: Path) -> None:
+def test_a_guard_cleans_up_after_a_killed_actor(tmp_path: Path) -> None:
     marker = secrets.token_hex(8)
     line = [sys.executable, "-c", KILLS_ITSELF, str(tmp_path)]
     done = subprocess.run(line, env={**os.environ, harness.MARKER: marker}, timeout=60)
     assert done.returncode == -signal.SIGKILL
     limit = time.monotonic() + 20
-    while (left := harness.marked_processes(marker)) and time.monotonic() < limit:
+    while (remaining := harness.marked_processes(marker)) and time.monotonic() < limit:
         time.sleep(0.05)
-    assert left == []
+    assert remaining == []
     assert list(tmp_path.iterdir()) == []
 
 
-class Answers:
-    """What stands in the place of Ray: references are what they give, or raise."""
+class FakeRay:
+    """A replacement of the module `ray`. A reference is its result, or an exception to raise."""
 
     exceptions = ray.exceptions
 
@@ -347,24 +349,24 @@ class Answers:
         return [], answers
 
     def nodes(self) -> list[dict[str, Any]]:
-        rest = {"Alive": True, "Resources": {"CPU": 8.0}}
-        return [{"NodeID": n, "NodeManagerAddress": a, **rest} for n, a in self.alive.items()]
+        properties = {"Alive": True, "Resources": {"CPU": 8.0}}
+        return [{"NodeID": n, "NodeManagerAddress": a, **properties} for n, a in self.alive.items()]
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
-    made = Answers()
-    monkeypatch.setattr(elastic, "ray", made)
-    return made
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(elastic, "ray", fake)
+    return fake
 
 
 NODE, AGAIN = "cd" * 28, "ab" * 28
-"""As Ray names nodes."""
+"""Identifiers of nodes, in the form that Ray has."""
 MPIRUN = "/x/mpirun, mpirun (Open MPI) 5.0.8"
 
 
 def job_of(deadline: float = 60.0) -> tuple[Any, Any]:
-    """A job that has one host, which is ready."""
+    """Return a job with one host that is ready."""
     job = elastic._Job(["x"], (1, 1), (1, sys.maxsize), {}, deadline)
     place = elastic.Place(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
     job.places[NODE] = place
@@ -380,8 +382,8 @@ def job_of(deadline: float = 60.0) -> tuple[Any, Any]:
         (ray.exceptions.RayTaskError("begin", "", OSError("disk full")), "disk full"),
     ],
 )
-def test_a_host_that_cannot_be_used_is_an_error_at_first_and_later_left_out(
-    answers: Answers, caplog: pytest.LogCaptureFixture, begun: Any, words: str
+def test_an_unusable_host_raises_first_and_is_ignored_later(
+    fake_ray: FakeRay, caplog: pytest.LogCaptureFixture, begun: Any, words: str
 ) -> None:
     job, first = job_of()
     job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
@@ -391,20 +393,20 @@ def test_a_host_that_cannot_be_used_is_an_error_at_first_and_later_left_out(
     job.worlds = 1
     with caplog.at_level(logging.WARNING, "ngd"):
         job._take_in(new)
-        answers.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
+        fake_ray.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
         job._look()  # it is not tried again
     assert f"10.0.0.2 is left out: {words}" in caplog.text
     assert job.places == {NODE: first}
-    answers.kill.assert_called_once()
+    fake_ray.kill.assert_called_once()
 
 
-def test_an_actor_that_cannot_be_made_is_not_made_again_and_again(
-    answers: Answers, caplog: pytest.LogCaptureFixture
+def test_an_actor_that_cannot_start_is_not_retried(
+    fake_ray: FakeRay, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, first = job_of()
     begun = ray.exceptions.RayActorError()
     job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
-    answers.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
+    fake_ray.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
     with caplog.at_level(logging.WARNING, "ngd"):
         job._take_in(new)
         job._look()
@@ -412,21 +414,21 @@ def test_an_actor_that_cannot_be_made_is_not_made_again_and_again(
     assert job.places == {NODE: first}
 
 
-def test_a_second_node_at_an_address_takes_the_place_of_the_first(answers: Answers) -> None:
+def test_a_second_node_at_an_address_replaces_the_first(fake_ray: FakeRay) -> None:
     job, first = job_of()
-    answers.alive = {NODE: "10.0.0.1", AGAIN: "10.0.0.1"}
+    fake_ray.alive = {NODE: "10.0.0.1", AGAIN: "10.0.0.1"}
     for _ in range(3):
         job._look()
         assert job.places.keys() == {AGAIN}
     job._lose(first, "late news")
     assert job.places.keys() == {AGAIN}
-    answers.alive = {NODE: "10.0.0.1"}
+    fake_ray.alive = {NODE: "10.0.0.1"}
     job._look()
     job._look()
     assert job.places.keys() == {NODE}
 
 
-def test_a_fault_of_a_living_host_is_no_loss(answers: Answers) -> None:
+def test_an_error_of_a_host_is_not_the_loss_of_it(fake_ray: FakeRay) -> None:
     job, first = job_of()
     with pytest.raises(ray.exceptions.RayTaskError):
         job._got(first, ray.exceptions.RayTaskError("end_world", "", OSError("disk full")))
@@ -434,19 +436,19 @@ def test_a_fault_of_a_living_host_is_no_loss(answers: Answers) -> None:
     assert job.places == {}
 
 
-def test_ranks_that_do_not_begin_end_the_world(answers: Answers) -> None:
+def test_ranks_that_do_not_start_end_the_world(fake_ray: FakeRay) -> None:
     job, first = job_of(deadline=0.01)
-    answers.alive = {NODE: "10.0.0.1"}
+    fake_ray.alive = {NODE: "10.0.0.1"}
     first.actor.begun.remote.return_value = False
     assert job._world([first]) == "ranks on 10.0.0.1 did not begin in 0.01 s"
 
 
-def test_ranks_that_have_not_ended_have_failed(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_have_not_ended_count_as_failed(
+    fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, first = job_of()
-    answers.alive = {NODE: "10.0.0.1"}
+    fake_ray.alive = {NODE: "10.0.0.1"}
     first.actor.end_world.remote.return_value = (False, False)
-    monkeypatch.setattr(job, "_world", lambda world: None)  # as mpirun returned 0
+    monkeypatch.setattr(job, "_world", lambda world: None)  # mpirun returned 0
     with pytest.raises(WorkerError, match=r"not all ranks on 10.0.0.1 ended well, and no restart"):
         job.run(0)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own tests of torch.distributed, over "gloo" and over "ngd".
+"""Run PyTorch's tests of torch.distributed over "gloo" and over "ngd".
 
     python -m tests.bridges.torch.distributed_suite [--match REGEX] [--backends gloo ngd]
         [--log FILE]
 
-They are the class DistributedTest of the installed PyTorch (it needs the package expecttest), run
-by four ranks. Some are for gloo by name: they run over ngd as well. The exit status is 1 where a
-test passes over gloo, and over ngd neither passes nor is listed with a reason in docs/torch.md. The
-last line is JSON.
+The tests are the class DistributedTest of the installed PyTorch, which needs the package
+expecttest. Four ranks run them. Tests that require gloo by name run over ngd, too. The exit status
+is 1 if a test passes over gloo and fails over ngd, and docs/torch.md has no reason for it. The
+last line of the output is JSON.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ REASONS = Path(__file__).parents[3] / "docs" / "torch.md"
 
 
 def suite_of(folder: str, deadline: float) -> tuple[Any, type[unittest.TestCase]]:
-    """PyTorch's module of tests, and the class of those tests, made for processes that fork.
+    """Return PyTorch's module of tests, and a class of these tests whose ranks are forked.
 
-    A rank that forks from here need not import PyTorch.
+    A forked rank does not need to import PyTorch.
     """
     for name in ("barrier", "test_dir", "init_dir"):
         os.mkdir(f"{folder}/{name}")
     os.environ |= {
-        "BACKEND": "gloo",  # whose tests are wanted
+        "BACKEND": "gloo",  # selects the tests
         "WORLD_SIZE": str(RANKS),
         "TEMP_DIR": folder,
         "INIT_METHOD": f"file://{folder}/init_dir/shared_init_file",
@@ -66,7 +66,7 @@ def suite_of(folder: str, deadline: float) -> tuple[Any, type[unittest.TestCase]
 
         def run_test(self, test_name: str, parent_pipe: Any) -> None:
             if "accumulate_gradients" in test_name:
-                theirs.BACKEND = "gloo"  # they prepare no model for another name; the group is made
+                theirs.BACKEND = "gloo"  # they make no model for another name; the group exists
             super().run_test(test_name, parent_pipe)
 
         def tearDown(self) -> None:
@@ -79,17 +79,17 @@ def suite_of(folder: str, deadline: float) -> tuple[Any, type[unittest.TestCase]
 
 
 def run(case: unittest.TestCase) -> tuple[str, str]:
-    """passed, skipped or failed; and why."""
+    """Run a test, and return "passed", "skipped" or "failed", and a reason."""
     result = unittest.TestResult()
     case.run(result)
     if result.skipped:
         return "skipped", result.skipped[0][1]
     bad = [*result.failures, *result.errors]
-    return ("failed", last_line(bad[0][1])) if bad else ("passed", "")
+    return ("failed", error_line(bad[0][1])) if bad else ("passed", "")
 
 
-def last_line(text: str) -> str:
-    """The error that a rank died of."""
+def error_line(text: str) -> str:
+    """Return the line with the error of a rank."""
     kinds = re.compile(r"[\w.]+(Error|Exception|Exit)\b: (?!Process \d)")
     lines = [line.strip() for line in text.splitlines()]
     return ([line for line in lines if kinds.match(line)] or lines[-1:])[-1][:150]
@@ -97,8 +97,8 @@ def last_line(text: str) -> str:
 
 @contextlib.contextmanager
 def output_to(path: str) -> Iterator[None]:
-    """What ranks say goes to a file."""
-    kept = [os.dup(1), os.dup(2)]
+    """Redirect the output of the ranks to a file."""
+    descriptors = [os.dup(1), os.dup(2)]
     sys.stdout.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
@@ -108,14 +108,14 @@ def output_to(path: str) -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, old in zip((1, 2), kept, strict=True):
+        for number, old in zip((1, 2), descriptors, strict=True):
             os.dup2(old, number)
             os.close(old)
         os.close(file)
 
 
 def compare(options: argparse.Namespace, theirs: Any, cases: type[unittest.TestCase]) -> int:
-    """The exit status: whether ngd does what gloo does, or docs/torch.md says why not."""
+    """Run the tests, and return 1 if docs/torch.md has no reason for a failure of ngd only."""
     names = unittest.defaultTestLoader.getTestCaseNames(cases)
     names = [name for name in names if re.search(options.match, name)]
     outcomes: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in names}
@@ -129,7 +129,7 @@ def compare(options: argparse.Namespace, theirs: Any, cases: type[unittest.TestC
                 print(f"==== {name} {backend}", flush=True)
                 outcomes[name][backend] = run(cases(name))
                 if backend == "gloo" and outcomes[name][backend][0] == "failed":
-                    outcomes[name][backend] = run(cases(name))  # it may be chance
+                    outcomes[name][backend] = run(cases(name))  # a failure may be random
     listed = set(re.findall(r"\btest_\w+", REASONS.read_text(encoding="utf-8")))
     unexplained = []
     for name, outcome in outcomes.items():
@@ -150,7 +150,7 @@ def compare(options: argparse.Namespace, theirs: Any, cases: type[unittest.TestC
 
 
 def main() -> int:
-    """What the command line asks for."""
+    """Run the command line, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

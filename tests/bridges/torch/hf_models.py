@@ -11,7 +11,7 @@ import transformers as hf
 
 Case = tuple[Any, dict[str, Any]]
 MODELS: dict[str, Callable[..., Case]] = {}
-"""A function per architecture that makes the model and its arguments."""
+"""One function per architecture, which makes the model and its arguments."""
 
 TEXT = {
     "vocab_size": 99,
@@ -154,7 +154,7 @@ text(
     relative_attention=True,
     pos_att_type=["p2c", "c2p"],
     position_buckets=8,
-    problem_type="single_label_classification",  # else the head branches on values
+    problem_type="single_label_classification",  # otherwise the head branches on values
 )
 text(
     "t5",

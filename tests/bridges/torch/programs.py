@@ -39,12 +39,12 @@ def as_program(
             values[each.name] = each.value
     outputs = translate("test", captured.module, values, Draws(as_node(np.int64(0))))
     nodes = [None if each is None else as_node(each) for each in outputs]
-    wanted = [x for x, t in zip(inputs, tensors, strict=True) if t.requires_grad]
+    trained = [x for x, t in zip(inputs, tensors, strict=True) if t.requires_grad]
     gradients = []
-    if wanted and any(dy is not None for dy in adjoints):
+    if trained and any(dy is not None for dy in adjoints):
         parts = zip(nodes, adjoints, strict=True)
         loss = sum(ops.sum(node * as_array(dy)) for node, dy in parts if dy is not None)
-        gradients = ngd.grad(loss, wanted, unused="zero")
+        gradients = ngd.grad(loss, trained, unused="zero")
     step = ngd.compile(inputs, [*(node for node in nodes if node is not None), *gradients])
     results = iter(step(*(as_array(tensor) for tensor in tensors)))
     return [None if node is None else next(results) for node in nodes], list(results)

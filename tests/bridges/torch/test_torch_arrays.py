@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors where ngd takes arrays: to a step, to variables, for results; bfloat16 too, no copy."""
+"""Tests of PyTorch tensors as arrays of ngd, without a copy: in steps, variables and results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_a_step_takes_tensors_and_writes_into_tensors(dtype: str, device: str) -> None:
     kind = getattr(torch, dtype)
-    given = torch.arange(6).reshape(2, 3).to(kind)
+    operand = torch.arange(6).reshape(2, 3).to(kind)
     x = ngd.placeholder("x", (2, 3), dtype)
     step = ngd.compile([x], [x + x], device=device)
-    (fresh,) = step(given)
-    np.testing.assert_array_equal(fresh.astype(float), (2 * given).double().numpy())
+    (fresh,) = step(operand)
+    np.testing.assert_array_equal(fresh.astype(float), (2 * operand).double().numpy())
     result = torch.zeros(2, 3, dtype=kind)
-    assert step(given, out=[result])[0] is result
-    assert torch.equal(result, 2 * given)
+    assert step(operand, out=[result])[0] is result
+    assert torch.equal(result, 2 * operand)
     turned = torch.arange(6).reshape(3, 2).to(kind).T
     np.testing.assert_array_equal(step(turned)[0].astype(float), (2 * turned).double().numpy())
 
@@ -37,8 +37,8 @@ def test_variables_and_constants_take_tensors() -> None:
     np.testing.assert_array_equal(total.astype(float), [5.0, 9.0])
 
 
-def test_what_a_tensor_does_not_store_is_refused() -> None:
-    """The imaginary part of a conjugate is a view whose sign is a bit beside it."""
+def test_a_lazily_negated_tensor_raises() -> None:
+    """The imaginary part of a conjugate is a view that only has a flag for its sign."""
     negative = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
     assert negative.tolist() == [-2, -4]
     x = ngd.placeholder("x", (2,))
@@ -56,7 +56,7 @@ def test_what_a_tensor_does_not_store_is_refused() -> None:
     np.testing.assert_array_equal(step(negative.resolve_neg())[0], [-4, -8])
 
 
-def test_what_needs_a_gradient_is_refused_with_pytorchs_words() -> None:
+def test_a_tensor_that_requires_grad_raises_as_in_pytorch() -> None:
     x = ngd.placeholder("x", (2,))
     step = ngd.compile([x], [x * 2])
     with pytest.raises(TypeError, match=r"got a Tensor that NumPy cannot read.*gradient"):

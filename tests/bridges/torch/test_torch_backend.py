@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile(backend="ngd"): losses, gradients and outputs are those of eager."""
+"""Tests of torch.compile(backend="ngd"): losses, gradients and outputs equal eager."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def fresh_dynamo() -> Iterator[None]:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that are compiled during a test."""
-    made: list[Any] = []
+    """A list of the programs that are compiled during a test."""
+    compiled_programs: list[Any] = []
     initialize = backend.GraphProgram.__init__
 
     def count(self: Any, *args: Any) -> None:
         initialize(self, *args)
-        made.append(self)
+        compiled_programs.append(self)
 
     monkeypatch.setattr(backend.GraphProgram, "__init__", count)
-    return made
+    return compiled_programs
 
 
 def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend=backend.compile_graph, **options)
 
 
-def expect_equal(found: Any, expected: Any, tolerance: float = 1e-8) -> None:
+def expect_equal(result: Any, expected: Any, tolerance: float = 1e-8) -> None:
     np.testing.assert_allclose(
-        found.detach().numpy(), expected.detach().numpy(), tolerance, tolerance
+        result.detach().numpy(), expected.detach().numpy(), tolerance, tolerance
     )
 
 
@@ -71,9 +71,9 @@ def expect_equal_training(
             each.zero_grad()
         expected = loss(eager, *batch)
         expected.backward()
-        found = loss(step, *batch)
-        found.backward()
-        expect_equal(found, expected, 1e-12)
+        result = loss(step, *batch)
+        result.backward()
+        expect_equal(result, expected, 1e-12)
         for (name, p), q in zip(model.named_parameters(), eager.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None), name
             if q.grad is not None:
@@ -83,8 +83,8 @@ def expect_equal_training(
 
 
 def test_the_backend_is_an_entry_point() -> None:
-    (found,) = (p for p in entry_points(group="torch_dynamo_backends") if p.name == "ngd")
-    assert found.load() is backend.compile_graph
+    (entry,) = (p for p in entry_points(group="torch_dynamo_backends") if p.name == "ngd")
+    assert entry.load() is backend.compile_graph
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -200,7 +200,7 @@ def test_wav2vec2_equals_eager_with_its_graph_breaks(programs: list[Any]) -> Non
     batch = images(2, 400), torch.tensor([0, 1])
 
     def loss(m: Any, x: Any, labels: Any) -> Any:
-        torch.manual_seed(1)  # of the layers that are left out
+        torch.manual_seed(1)  # determines the dropped layers
         return m(input_values=x, labels=labels).loss
 
     expect_equal_training(model, batch, loss=loss)
@@ -323,17 +323,20 @@ FUNCTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_outputs_equal_eager(name: str) -> None:
-    eager, found = outputs_of(FUNCTIONS[name])
+    eager, compiled_outputs = outputs_of(FUNCTIONS[name])
     expected, structure = torch.utils._pytree.tree_flatten(eager)
-    leaves, of = torch.utils._pytree.tree_flatten(found)
+    leaves, of = torch.utils._pytree.tree_flatten(compiled_outputs)
     assert of == structure
-    for leaf, wanted in zip(leaves, expected, strict=True):
-        if not torch.is_tensor(wanted):
-            assert leaf == wanted
+    for leaf, expected_leaf in zip(leaves, expected, strict=True):
+        if not torch.is_tensor(expected_leaf):
+            assert leaf == expected_leaf
             continue
-        assert (leaf.dtype, leaf.requires_grad) == (wanted.dtype, wanted.requires_grad)
-        assert leaf.stride() == wanted.stride()
-        expect_equal(leaf, wanted, 1e-12)
+        assert (leaf.dtype, leaf.requires_grad) == (
+            expected_leaf.dtype,
+            expected_leaf.requires_grad,
+        )
+        assert leaf.stride() == expected_leaf.stride()
+        expect_equal(leaf, expected_leaf, 1e-12)
 
 
 def add_in_place(outputs: Any, x: Any) -> Any:
@@ -347,10 +350,10 @@ def add_in_place(outputs: Any, x: Any) -> Any:
     ids=["view-of-input", "views-of-one-value"],
 )
 def test_a_write_to_an_output_is_seen_by_its_views(function: Any) -> None:
-    eager, found = outputs_of(function, add_in_place)
-    leaves = torch.utils._pytree.tree_leaves(found)
-    for leaf, wanted in zip(leaves, torch.utils._pytree.tree_leaves(eager), strict=True):
-        expect_equal(leaf, wanted, 1e-12)
+    eager, compiled_outputs = outputs_of(function, add_in_place)
+    leaves = torch.utils._pytree.tree_leaves(compiled_outputs)
+    for leaf, expected in zip(leaves, torch.utils._pytree.tree_leaves(eager), strict=True):
+        expect_equal(leaf, expected, 1e-12)
 
 
 def test_a_write_to_an_alias_runs_in_eager() -> None:
@@ -404,28 +407,28 @@ def test_threads_run_one_program() -> None:
     step = compiled(lambda x, w: (x @ w).exp().sum())
     expected = X.exp().sum().item()
     step(X, w).backward()
-    found = []
+    results = []
 
     def work() -> None:
         for _ in range(20):
             loss = step(X, w)
             loss.backward()
-            found.append(loss.item())
+            results.append(loss.item())
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    np.testing.assert_allclose(found, [expected] * 80, 1e-12)
+    np.testing.assert_allclose(results, [expected] * 80, 1e-12)
 
 
 def warnings_of(model: Any, x: Any) -> list[str]:
     """Return the warnings of fallbacks of two calls, whose gradients equal eager."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         expect_equal_training(model, (x,), (x * 2,))
-    return [str(each.message) for each in found if each.category is FallbackWarning]
+    return [str(each.message) for each in caught if each.category is FallbackWarning]
 
 
 LINE = r"\(called at .*\.py:\d+"
@@ -466,9 +469,9 @@ def test_what_ngd_cannot_run_is_run_by_pytorch_with_one_warning(name: str) -> No
     if name == "hook" and torch.__version__.startswith("2.9."):
         pytest.skip("PyTorch 2.9 does not give such a graph to the backend")
     body, message = FALLBACKS[name]
-    (found,) = warnings_of(Model(body), X)
+    (warning,) = warnings_of(Model(body), X)
     before, after = re.escape(backend.WHERE), r"PyTorch runs this graph without ngd\."
-    assert re.fullmatch(rf"{before}: expected .*; got {message}.*\. {after}", found), found
+    assert re.fullmatch(rf"{before}: expected .*; got {message}.*\. {after}", warning), warning
 
 
 def test_hooks_of_parameters_and_modules_are_called() -> None:
@@ -492,12 +495,12 @@ def test_dropout_follows_the_seed_of_pytorch() -> None:
     step = compiled(lambda x: (drop(x), drop(x)))
     torch.manual_seed(5)
     first, second = step(x)
-    kept = (first != 0).double()
+    mask = (first != 0).double()
     deviation = (0.25 * 0.75 / x.numel()) ** 0.5
-    assert abs(kept.mean().item() - 0.75) < 4.5 * deviation
+    assert abs(mask.mean().item() - 0.75) < 4.5 * deviation
     assert not torch.equal(first, second)
     first.sum().backward()
-    expect_equal(x.grad, first, 1e-12)  # the backward pass has the mask of the forward pass
+    expect_equal(x.grad, first, 1e-12)  # the backward pass uses the mask of the forward pass
     again, _ = step(x)
     assert not torch.equal(again, first)
     torch.manual_seed(5)
@@ -554,6 +557,6 @@ def test_ddp_over_ngd_equals_one_process() -> None:
         mean = np.mean([outcome["losses"][number] for outcome in outcomes])
         assert mean == pytest.approx(loss.item(), abs=1e-10)
     for outcome in outcomes:
-        for found, p in zip(outcome["weights"], model.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy(), 1e-9, 1e-9)
-    assert outcomes[0]["dropped"] != outcomes[1]["dropped"]  # though the seeds are equal
+        for weight, p in zip(outcome["weights"], model.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy(), 1e-9, 1e-9)
+    assert outcomes[0]["dropped"] != outcomes[1]["dropped"]  # with equal seeds

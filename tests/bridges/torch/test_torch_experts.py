@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts: grouped matrix products of PyTorch and of transformers are ngd's."""
+"""Tests of mixtures of experts: ngd runs the grouped matmuls of PyTorch and of transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.bridges.torch.programs import as_program  # noqa: E402
 
 
 class Experts(torch.nn.Module):
-    """A grouped product whose groups have 2, 0, 3 and 1 rows of 6."""
+    """A grouped matmul. Its groups have 2, 0, 3 and 1 of 6 rows."""
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ends = torch.tensor([2, 2, 5, 6], dtype=torch.int32)
@@ -24,9 +24,9 @@ class Experts(torch.nn.Module):
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this PyTorch has no grouped_mm")
-def test_a_grouped_product_equals_pytorch() -> None:
+def test_a_grouped_matmul_equals_pytorch() -> None:
     generator = torch.Generator().manual_seed(1)
-    x, weight, dy = (  # PyTorch exports this op for bfloat16 only
+    x, weight, dy = (  # PyTorch exports this op only for bfloat16
         torch.randn(shape, generator=generator).bfloat16()
         for shape in ((6, 8), (4, 16, 8), (6, 16))
     )
@@ -34,8 +34,8 @@ def test_a_grouped_product_equals_pytorch() -> None:
     weight.requires_grad_()
     expected = Experts()(x, weight)
     gradients = torch.autograd.grad(expected, (x, weight), dy)
-    (result,), found = as_program(Experts(), (x, weight), (dy,))
-    for got, want in zip((result, *found), (expected, *gradients), strict=True):
+    (result,), program_gradients = as_program(Experts(), (x, weight), (dy,))
+    for got, want in zip((result, *program_gradients), (expected, *gradients), strict=True):
         assert got is not None
         np.testing.assert_allclose(got.astype(np.float32), want.detach().float(), 0.01, 0.01)
 
@@ -69,7 +69,7 @@ def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_mixtral_equals_eager(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_mixtral().to(dtype)
-    if dtype is torch.float64:  # PyTorch's own grouped product has no float64
+    if dtype is torch.float64:  # PyTorch's grouped matmul has no float64
         moe = pytest.importorskip("transformers.integrations.moe")
         monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *_: False)
     eager = copy.deepcopy(model)

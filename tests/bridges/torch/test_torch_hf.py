@@ -24,12 +24,12 @@ from ngd.torch.compiled import backend  # noqa: E402
 
 pytestmark = dynamo_warnings.IGNORED
 HAS_FLOAT32 = 1e-6
-"""The tolerance of models that compute a part in float32, whatever their dtype."""
+"""The tolerance of models that compute a part in float32 in any dtype."""
 
 
-def relative_difference(found: list[Any], expected: list[Any]) -> float:
+def relative_difference(results: list[Any], expected: list[Any]) -> float:
     """Return the norm of the difference of two lists of tensors, relative to the second."""
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(results, expected, strict=True)
     difference = sum((a - b).square().sum().item() for a, b in pairs)
     return float((difference / sum(b.square().sum().item() for b in expected)) ** 0.5)
 
@@ -46,7 +46,7 @@ def gradients_of(model: Any, batch: Any) -> tuple[float, list[Any]]:
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """A model in float64, and a batch."""
     if request.param in ("mixtral", "olmoe"):
-        # PyTorch's own grouped product has no float64: take the one of transformers.
+        # PyTorch's grouped matmul has no float64, so take the one of transformers.
         from transformers.integrations import moe
 
         monkeypatch.setattr(moe, "_can_use_grouped_mm", lambda *args, **options: False)
@@ -57,9 +57,9 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return model.double().train(), batch
 
 
-def expect_equal_buffers(found: Any, expected: Any) -> None:
+def expect_equal_buffers(model: Any, expected: Any) -> None:
     for key, value in expected.named_buffers():
-        torch.testing.assert_close(found.get_buffer(key), value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(model.get_buffer(key), value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_step_equals_eager(case: tuple[Any, Any]) -> None:
@@ -72,8 +72,8 @@ def test_a_step_equals_eager(case: tuple[Any, Any]) -> None:
     loss = step(batch).item()
     expected, gradients = gradients_of(eager, batch)
     pairs = zip(before, model.parameters(), strict=True)
-    found = [old - new.detach() for old, new in pairs]
-    difference = relative_difference(found, gradients)
+    updates = [old - new.detach() for old, new in pairs]
+    difference = relative_difference(updates, gradients)
     assert difference <= 1e-8 or (difference <= HAS_FLOAT32 and not step.coverage().missing)
     assert loss == pytest.approx(expected, rel=1e-12 if difference <= 1e-8 else HAS_FLOAT32)
     expect_equal_buffers(model, eager)
@@ -86,12 +86,12 @@ def test_the_backend_equals_eager(case: tuple[Any, Any]) -> None:
     compiled = torch.compile(model, backend="ngd")
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
-        loss, found = gradients_of(compiled, batch)
+        loss, compiled_gradients = gradients_of(compiled, batch)
     expected, gradients = gradients_of(eager, batch)
-    difference = relative_difference(found, gradients)
+    difference = relative_difference(compiled_gradients, gradients)
     assert difference <= HAS_FLOAT32
     assert loss == pytest.approx(expected, rel=1e-12 if difference <= 1e-8 else HAS_FLOAT32)
     expect_equal_buffers(model, eager)
     programs = set(backend._programs)
     gradients_of(compiled, batch)
-    assert programs.issuperset(backend._programs)  # nothing is compiled twice
+    assert programs.issuperset(backend._programs)  # no program is compiled twice

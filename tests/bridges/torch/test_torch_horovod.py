@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Horovod's names on PyTorch's tensors: ranks train as one process does with all of the batch."""
+"""Tests of Horovod's API for PyTorch: ranks train as one process does on the whole batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS, BATCH = 20, 6
 
 
 def network() -> Any:
-    """Small and large parameters."""
+    """Return a network with small and large parameters."""
     torch.manual_seed(1)
     first, last = nn.Linear(digits.FEATURES, 300), nn.Linear(300, digits.CLASSES)
     return nn.Sequential(first, nn.Tanh(), nn.Linear(300, 300), nn.ReLU(), last)
@@ -51,20 +51,20 @@ OPTIMIZERS: Any = {
 }
 
 
-def farthest(a: Any, b: Any) -> float:
-    """The largest difference of two models' parameters, as a part of the largest."""
+def largest_difference(a: Any, b: Any) -> float:
+    """Return the largest difference of two models' parameters, relative to the largest value."""
     pairs = list(zip(a.parameters(), b.parameters(), strict=True))
     return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
 
 
 def train(which: str, how: dict[str, Any]) -> list[float]:
-    """How far the ranks' model and one process's are apart, at the end."""
+    """Train on all ranks and in one process, and return the largest difference."""
     torch.set_num_threads(1)
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     model = network()
-    alone = copy.deepcopy(model)
-    if rank > 0:  # it gets the root's
+    reference_model = copy.deepcopy(model)
+    if rank > 0:  # it gets the root's values
         nn.init.zeros_(model[0].weight)
     how = dict(how)
     wire = how.pop("wire", "none")
@@ -78,7 +78,7 @@ def train(which: str, how: dict[str, Any]) -> list[float]:
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    reference = OPTIMIZERS[which](alone.parameters())
+    reference = OPTIMIZERS[which](reference_model.parameters())
     passes = how.get("backward_passes_per_step", 1)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -87,18 +87,18 @@ def train(which: str, how: dict[str, Any]) -> list[float]:
             x, y = batch(step * passes + micro, size)
             mine = slice(rank * BATCH, (rank + 1) * BATCH)
             loss_of(model, x[mine], y[mine]).backward()
-            loss_of(alone, x, y).backward()
+            loss_of(reference_model, x, y).backward()
         optimizer.step()
         reference.step()
-    return [farthest(model, alone)]
+    return [largest_difference(model, reference_model)]
 
 
 @pytest.mark.parametrize(
     ("which", "ranks"), [("sgd", 1), ("sgd", 2), ("sgd", 3), ("adamw", 2), ("rmsprop", 2)]
 )
 def test_ranks_train_as_one_process(which: str, ranks: int) -> None:
-    for (apart,) in torch_ranks.run(train, ranks, arguments={"which": which, "how": {}}):
-        assert apart < 1e-5 if which == "sgd" else apart < 1e-4
+    for (difference,) in torch_ranks.run(train, ranks, arguments={"which": which, "how": {}}):
+        assert difference < 1e-5 if which == "sgd" else difference < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -114,26 +114,26 @@ def test_ranks_train_as_one_process(which: str, ranks: int) -> None:
 )
 def test_options_of_the_optimizer(how: dict[str, Any], tolerance: float) -> None:
     outcomes = torch_ranks.run(train, 2, arguments={"which": "sgd", "how": how})
-    for (apart,) in outcomes:
-        assert apart < tolerance
+    for (difference,) in outcomes:
+        assert difference < tolerance
         if "wire" in how:
-            assert apart > 1e-6  # it was rounded
+            assert difference > 1e-6  # it was rounded
     assert outcomes[0] == outcomes[1]
 
 
 def train_by_closures() -> list[float]:
-    """L-BFGS, which calls a closure several times a step.
+    """Train with L-BFGS, which calls a closure several times per step.
 
-    In float64: L-BFGS multiplies the rounding of a gradient by more than 1,000.
+    In float64, because L-BFGS multiplies the rounding of a gradient by more than 1,000.
     """
     hvd.init()
     torch.manual_seed(1 + hvd.rank())
     shape = (digits.FEATURES, digits.CLASSES)
-    model, alone = (nn.Linear(*shape, dtype=torch.float64) for _ in range(2))
+    model, reference_model = (nn.Linear(*shape, dtype=torch.float64) for _ in range(2))
     hvd.broadcast_parameters(model.named_parameters(), 0)
-    alone.load_state_dict(model.state_dict())
+    reference_model.load_state_dict(model.state_dict())
     optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=5))
-    reference = torch.optim.LBFGS(alone.parameters(), max_iter=5)
+    reference = torch.optim.LBFGS(reference_model.parameters(), max_iter=5)
     x, y = batch(0, hvd.size())
     x = x.double()
     mine = slice(hvd.rank() * BATCH, (hvd.rank() + 1) * BATCH)
@@ -144,25 +144,25 @@ def train_by_closures() -> list[float]:
         loss.backward()
         return hvd.allreduce(loss.detach())
 
-    def whole() -> Any:
+    def reference_closure() -> Any:
         reference.zero_grad()
-        loss = loss_of(alone, x, y)
+        loss = loss_of(reference_model, x, y)
         loss.backward()
         return loss
 
     for _ in range(3):
         optimizer.step(closure)
-        reference.step(whole)
-    return [farthest(model, alone)]
+        reference.step(reference_closure)
+    return [largest_difference(model, reference_model)]
 
 
-def test_closures() -> None:
-    for (apart,) in torch_ranks.run(train_by_closures, 2):
-        assert apart < 1e-10
+def test_closures_train_as_one_process() -> None:
+    for (difference,) in torch_ranks.run(train_by_closures, 2):
+        assert difference < 1e-10
 
 
-def clipped() -> list[float]:
-    """Gradients are reduced, then clipped, then used."""
+def clip_after_reduction() -> list[float]:
+    """Clip the gradients after their reduction, and then update."""
     hvd.init()
     model = nn.Linear(3, 1, bias=False)
     nn.init.ones_(model.weight)
@@ -175,13 +175,13 @@ def clipped() -> list[float]:
     return [before, *model.weight.flatten().tolist()]
 
 
-def test_clipping_between_reduction_and_update() -> None:
-    for seen in torch_ranks.run(clipped, 2):
-        assert seen == pytest.approx([5.0, 0.4, 1.0, 0.2], abs=1e-6)
+def test_gradients_can_be_clipped_after_their_reduction() -> None:
+    for result in torch_ranks.run(clip_after_reduction, 2):
+        assert result == pytest.approx([5.0, 0.4, 1.0, 0.2], abs=1e-6)
 
 
-def unused() -> list[float]:
-    """Each rank uses one of two layers."""
+def use_one_layer_per_rank() -> list[float]:
+    """Use one of two layers on each rank."""
     hvd.init()
     layers = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(2)])
     for layer in layers:
@@ -193,11 +193,11 @@ def unused() -> list[float]:
 
 
 def test_a_missing_gradient_counts_as_zeros() -> None:
-    for seen in torch_ranks.run(unused, 2):
-        assert seen == [-1.0, -2.0, -1.0, -2.0]
+    for weights in torch_ranks.run(use_one_layer_per_rank, 2):
+        assert weights == [-1.0, -2.0, -1.0, -2.0]
 
 
-def embedded(dense: bool) -> list[Any]:
+def train_embedding(dense: bool) -> list[Any]:
     hvd.init()
     table = nn.Embedding(4, 1, sparse=True)
     nn.init.zeros_(table.weight)
@@ -210,13 +210,13 @@ def embedded(dense: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_sparse_gradients(dense: bool) -> None:
-    for seen in torch_ranks.run(embedded, 2, arguments={"dense": dense}):
-        assert seen == [True, [-1.0, -0.5, -0.5, 0.0]]
+def test_sparse_gradients_are_averaged(dense: bool) -> None:
+    for result in torch_ranks.run(train_embedding, 2, arguments={"dense": dense}):
+        assert result == [True, [-1.0, -0.5, -0.5, 0.0]]
 
 
-def states() -> list[Any]:
-    """Rank 0 has trained; the others have not."""
+def broadcast_states() -> list[Any]:
+    """Broadcast the states of rank 0, which has trained, to the other ranks."""
     hvd.init()
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (hvd.rank() + 1))
@@ -231,18 +231,18 @@ def states() -> list[Any]:
     return [optimizer.param_groups[0]["lr"], moments, steps]
 
 
-def test_states_are_those_of_the_root() -> None:
-    first, second = torch_ranks.run(states, 2)
+def test_states_are_broadcast_from_the_root() -> None:
+    first, second = torch_ranks.run(broadcast_states, 2)
     assert first == second
     assert first[0] == 1e-3
     assert first[2] == [2] * 6
 
 
-def gradients() -> list[Any]:
-    """Of sum(weights * collective(x)), where each rank has weights of its own."""
+def gradients_of_collectives() -> list[Any]:
+    """Return gradients of sum(weights * collective(x)), with different weights per rank."""
     hvd.init()
     r, n = hvd.rank(), hvd.size()
-    seen = []
+    results = []
     for call in (
         lambda x: hvd.allreduce(x) * (r + 1),
         lambda x: hvd.allreduce(x, op=hvd.Sum, postscale_factor=2.0) * (r + 1),
@@ -255,19 +255,19 @@ def gradients() -> list[Any]:
     ):
         x = torch.ones(2, requires_grad=True)
         call(x).sum().backward()
-        seen.append(x.grad.tolist())
-    return seen
+        results.append(x.grad.tolist())
+    return results
 
 
-def test_gradients_flow_through_collectives() -> None:
-    # As Horovod has them: averages behind allgather and broadcast, sums times the ranks behind
-    # reducescatter.
-    first, second = torch_ranks.run(gradients, 2)
+def test_collectives_have_gradients() -> None:
+    # As in Horovod: gradients are averaged for allgather and broadcast. For reducescatter they are
+    # summed and multiplied by the number of ranks.
+    first, second = torch_ranks.run(gradients_of_collectives, 2)
     assert first == [
         *[[1.5, 1.5], [6.0, 6.0], [3.0, 3.0]],
-        [1.5, 3.0],  # the weights 1, 2 of both ranks, 1 and 2 times: the average
+        [1.5, 3.0],  # the weights 1, 2 times 1 on rank 0 and times 2 on rank 1: the average
         [0.0, 0.0],
-        [1.0, 2.0],  # the first row stays (1 * 1), the second goes to rank 1 (1 * 2)
+        [1.0, 2.0],  # the first row stays (1 * 1), the second comes from rank 1 (1 * 2)
         *[[2.0, 4.0], [1.0, 2.0]],
     ]
     assert second == [
@@ -279,7 +279,7 @@ def test_gradients_flow_through_collectives() -> None:
     ]
 
 
-def in_place() -> list[Any]:
+def reduce_in_place() -> list[Any]:
     hvd.init()
     r = hvd.rank()
     a, b = torch.full((2,), float(r)), torch.full((3,), r, dtype=torch.int64)
@@ -288,12 +288,12 @@ def in_place() -> list[Any]:
     assert hvd.synchronize(handle) is a
     assert hvd.synchronize(other) is b
     assert hvd.poll(handle)
-    seen = [a.tolist(), b.tolist()]
+    results = [a.tolist(), b.tolist()]
     hvd.grouped_allreduce_([a, b], op=hvd.Max)
     half = torch.tensor([0.5, r], dtype=torch.bfloat16)
     strided = torch.arange(4.0).view(2, 2).t() * (r + 1)
     return [
-        *seen,
+        *results,
         a.tolist(),
         hvd.allreduce(half, op=hvd.Sum).tolist(),
         hvd.allgather(half).tolist(),
@@ -301,9 +301,9 @@ def in_place() -> list[Any]:
     ]
 
 
-def test_in_place_and_other_layouts() -> None:
-    for seen in torch_ranks.run(in_place, 2):
-        assert seen == [
+def test_calls_in_place_and_on_other_layouts() -> None:
+    for results in torch_ranks.run(reduce_in_place, 2):
+        assert results == [
             [1.0, 1.0],
             [1, 1, 1],
             [1.0, 1.0],
@@ -313,8 +313,8 @@ def test_in_place_and_other_layouts() -> None:
         ]
 
 
-def by_adasum() -> list[float]:
-    """Updates that are orthogonal add; the state of SGD is each rank's own."""
+def train_with_adasum() -> list[float]:
+    """Check that orthogonal updates are added. Each rank has its own state of SGD."""
     hvd.init()
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -325,12 +325,12 @@ def by_adasum() -> list[float]:
     return model.weight.flatten().tolist()
 
 
-def test_an_optimizer_by_adasum() -> None:
-    for seen in torch_ranks.run(by_adasum, 2):
-        assert seen == [-1.0, -1.0]
+def test_an_optimizer_with_adasum_adds_orthogonal_updates() -> None:
+    for weights in torch_ranks.run(train_with_adasum, 2):
+        assert weights == [-1.0, -1.0]
 
 
-def refused() -> list[str]:
+def make_bad_calls() -> list[str]:
     hvd.init()
     model = nn.Linear(2, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -363,8 +363,8 @@ def refused() -> list[str]:
     return messages
 
 
-def test_refusals() -> None:
-    for got in torch_ranks.run(refused, 2):
+def test_bad_calls_raise() -> None:
+    for got in torch_ranks.run(make_bad_calls, 2):
         expected = [
             "expected pairs of a name and a parameter",
             "got more than once: weight",
@@ -419,7 +419,7 @@ print("ends at", steps, [round(w, 4) for w in model.weight.flatten().tolist()], 
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> None:
+def test_training_continues_from_the_last_commit(tmp_path: Any, dies: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS_ELASTICALLY)
     command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--max-restarts", "1", str(script)]
@@ -429,11 +429,11 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> Non
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    begins = [line for line in lines if "begins at" in line]
+    begins = [make_line for make_line in lines if "begins at" in make_line]
     assert sorted(begins) == sorted(
         [f"[{r}] begins at {at}" for at in ((0, 6) if dies else (0,)) for r in range(2)]
     )
-    first, second = sorted(line for line in lines if "ends at" in line)
+    first, second = sorted(make_line for make_line in lines if "ends at" in make_line)
     assert first.removeprefix("[0]") == second.removeprefix("[1]")
     assert "ends at 12" in first
     assert not list(tmp_path.glob("ngd-run-*"))
@@ -443,7 +443,7 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> Non
 def test_a_host_without_the_newest_commit_writes_it(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
-    """This is the first rank of a second host; the first host has commit 7."""
+    """This process is the first rank of a second host. The first host has commit 7."""
     elastic = sys.modules["ngd.horovod.torch.elastic"]
     monkeypatch.setenv("NGD_ELASTIC_DIR", str(tmp_path))
     monkeypatch.setenv("NGD_RESTART_COUNT", "1")
@@ -463,7 +463,7 @@ def test_a_host_without_the_newest_commit_writes_it(
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_restart_without_a_commit_is_told(
+def test_a_restart_without_a_commit_is_logged(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     elastic = sys.modules["ngd.horovod.torch.elastic"]
@@ -521,8 +521,8 @@ print("ends at", steps, weights, state.sizes, hvd.size(), flush=True)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_others_go_on_and_a_new_rank_comes_in(tmp_path: Any, when: str) -> None:
-    """It dies before its backward pass, or between that and the step."""
+def test_training_continues_after_a_death_and_with_a_new_rank(tmp_path: Any, when: str) -> None:
+    """A rank dies before its backward pass, or between that and the step."""
     script = tmp_path / "train.py"
     script.write_text(TRAINS_WITH_WHO_IS_THERE)
     options = ["-n", "3", "--min-ranks", "2", "--max-restarts", "1", "--no-prefix"]
@@ -532,9 +532,9 @@ def test_the_others_go_on_and_a_new_rank_comes_in(tmp_path: Any, when: str) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    ends = [line for line in lines if line.startswith("ends at")]
+    ends = [make_line for make_line in lines if make_line.startswith("ends at")]
     assert len(ends) == 3
-    assert len(set(ends)) == 1  # the same weights, and the same history
+    assert len(set(ends)) == 1  # equal weights, and an equal history
     batches = re.findall(r"\[(\d+), (\d)\]", ends[0])
     assert [(int(n), int(ranks)) for n, ranks in batches][:2] == [(0, 3), (6, 2)]
     assert batches[2][1] == "3"
@@ -543,7 +543,7 @@ def test_the_others_go_on_and_a_new_rank_comes_in(tmp_path: Any, when: str) -> N
     assert lines.count("reset 3") == 3
 
 
-def page(name: str) -> list[float]:
+def run_page(name: str) -> list[float]:
     """Run the program of a page and return the weights of its layer."""
     text = (Path(__file__).parents[3] / "docs" / f"{name}.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -554,13 +554,13 @@ def page(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", ["horovod", "elastic"])
 def test_the_page_runs(name: str) -> None:
-    first, second = torch_ranks.run(page, 2, arguments={"name": name})
+    first, second = torch_ranks.run(run_page, 2, arguments={"name": name})
     assert first == second
     assert len(first) == 10
 
 
 def weights_after(model: Any, optimizer: Any, steps: int, scheduler: Any = None) -> list[float]:
-    """Each rank has inputs of its own: 1 and 2."""
+    """Train on the inputs 1 and 2 of the ranks, and return the weights."""
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.full((1, 1), hvd.rank() + 1.0)).sum().backward()
@@ -570,54 +570,54 @@ def weights_after(model: Any, optimizer: Any, steps: int, scheduler: Any = None)
     return [round(w, 4) for w in model.weight.flatten().tolist()]
 
 
-def line() -> Any:
+def make_line() -> Any:
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     return model
 
 
-def with_schedulers() -> list[Any]:
+def train_with_schedulers() -> list[Any]:
     hvd.init()
     step_lr = torch.optim.lr_scheduler.StepLR
-    seen = []
+    weights = []
     for order in ("before", "after", "after the state"):
-        model = line()
+        model = make_line()
         base = torch.optim.SGD(model.parameters(), lr=1.0)
         scheduler = step_lr(base, 1, 0.1) if order == "before" else None
         optimizer = hvd.DistributedOptimizer(base)
         if order == "after the state":
             hvd.broadcast_optimizer_state(optimizer, 0)
             scheduler = step_lr(base, 1, 0.1)
-        seen.append(weights_after(model, optimizer, 3, scheduler or step_lr(optimizer, 1, 0.1)))
-    return seen
+        weights.append(weights_after(model, optimizer, 3, scheduler or step_lr(optimizer, 1, 0.1)))
+    return weights
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_schedulers_of_either_optimizer() -> None:
-    for seen in torch_ranks.run(with_schedulers, 2):
-        assert seen == [[-1.665]] * 3  # 1.5 times 1, 0.1 and 0.01
+def test_schedulers_work_on_either_optimizer() -> None:
+    for weights in torch_ranks.run(train_with_schedulers, 2):
+        assert weights == [[-1.665]] * 3  # 1.5 times 1, 0.1 and 0.01
 
 
-def wrapped_again() -> list[Any]:
+def wrap_again() -> list[Any]:
     hvd.init()
-    model, seen = line(), []
+    model, weights = make_line(), []
     for _ in range(3):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-        seen.append(weights_after(model, optimizer, 2))
+        weights.append(weights_after(model, optimizer, 2))
     alive = weakref.ref(model)
     del model, optimizer
     gc.collect()
-    return [*seen, alive() is None]
+    return [*weights, alive() is None]
 
 
-def test_a_model_may_be_wrapped_again_and_is_freed() -> None:
-    for seen in torch_ranks.run(wrapped_again, 2):
-        assert seen == [[-3.0], [-6.0], [-9.0], True]
+def test_a_model_can_be_wrapped_again_and_is_freed() -> None:
+    for result in torch_ranks.run(wrap_again, 2):
+        assert result == [[-3.0], [-6.0], [-9.0], True]
 
 
-def parameters_that_come_later() -> list[Any]:
+def add_parameters_later() -> list[Any]:
     hvd.init()
-    first, second, frozen = line(), line(), line()
+    first, second, frozen = make_line(), make_line(), make_line()
     frozen.requires_grad_(False)
     both = [*first.parameters(), *frozen.parameters()]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(both, lr=1.0))
@@ -632,14 +632,14 @@ def parameters_that_come_later() -> list[Any]:
     return [each.weight.item() for each in (first, second, frozen)]
 
 
-def test_parameters_that_come_later_are_reduced() -> None:
-    for seen in torch_ranks.run(parameters_that_come_later, 2):
-        assert seen == [-4.5, -3.0, -3.0]
+def test_parameters_that_are_added_later_are_reduced() -> None:
+    for weights in torch_ranks.run(add_parameters_later, 2):
+        assert weights == [-4.5, -3.0, -3.0]
 
 
-def in_other_orders() -> str:
+def order_names_differently() -> str:
     hvd.init()
-    a, b = line(), line()
+    a, b = make_line(), make_line()
     names = [("a", a.weight), ("b", b.weight)]
     order = names if hvd.rank() == 0 else names[::-1]
     sgd = torch.optim.SGD([p for _, p in order], lr=1.0)
@@ -653,42 +653,44 @@ def in_other_orders() -> str:
     return "nothing"
 
 
-def test_gradients_of_other_names_are_not_mixed() -> None:
-    for seen in torch_ranks.run(in_other_orders, 2):
-        assert "expected one name on all ranks" in seen
+def test_gradients_of_different_names_raise() -> None:
+    for message in torch_ranks.run(order_names_differently, 2):
+        assert "expected one name on all ranks" in message
 
 
-def a_part_of_the_ranks() -> list[Any]:
+def train_in_process_set() -> list[Any]:
     hvd.init()
     some = hvd.add_process_set([0, 2])
-    model = line()
+    model = make_line()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     return weights_after(model, hvd.DistributedOptimizer(sgd, process_set=some), 2)
 
 
-def test_ranks_outside_of_the_set_train_alone() -> None:
-    assert torch_ranks.run(a_part_of_the_ranks, 3) == [[-4.0], [-4.0], [-4.0]]
+def test_ranks_outside_the_process_set_train_alone() -> None:
+    assert torch_ranks.run(train_in_process_set, 3) == [[-4.0], [-4.0], [-4.0]]
 
 
-def alone() -> list[Any]:
+def train_one_rank() -> list[Any]:
     hvd.init()
-    model, unused = line(), line()
-    nn.init.ones_(unused.weight)
-    sgd = torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.1, weight_decay=1.0)
+    model, unused_layer = make_line(), make_line()
+    nn.init.ones_(unused_layer.weight)
+    sgd = torch.optim.SGD(
+        [*model.parameters(), *unused_layer.parameters()], lr=0.1, weight_decay=1.0
+    )
     optimizer = hvd.DistributedOptimizer(sgd, compression=hvd.Compression.bf16)
     model(torch.full((1, 1), 1.001)).sum().backward()
     optimizer.step()
-    return [unused.weight.item(), model.weight.item()]
+    return [unused_layer.weight.item(), model.weight.item()]
 
 
-def test_one_rank_does_what_the_optimizer_does() -> None:
-    (seen,) = torch_ranks.run(alone, 1)
-    assert seen == pytest.approx([1.0, -0.1001], rel=1e-6)
+def test_one_rank_equals_the_plain_optimizer() -> None:
+    (weights,) = torch_ranks.run(train_one_rank, 1)
+    assert weights == pytest.approx([1.0, -0.1001], rel=1e-6)
 
 
-def micro_batches_forgotten() -> list[Any]:
+def drop_micro_batches() -> list[Any]:
     hvd.init()
-    model = line()
+    model = make_line()
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
     model(torch.ones(1, 1)).sum().backward()
@@ -702,6 +704,6 @@ def micro_batches_forgotten() -> list[Any]:
     return [model.weight.item(), ones.tolist()]
 
 
-def test_zero_grad_forgets_micro_batches_and_poll_tells_of_results() -> None:
-    for seen in torch_ranks.run(micro_batches_forgotten, 2):
-        assert seen == [-3.0, [2.0, 2.0, 2.0]]
+def test_zero_grad_drops_micro_batches_and_poll_reports_results() -> None:
+    for result in torch_ranks.run(drop_micro_batches, 2):
+        assert result == [-3.0, [2.0, 2.0, 2.0]]

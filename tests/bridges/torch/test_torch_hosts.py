@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of torch.distributed over several hosts, which NGD_HOST makes of this one."""
+"""Tests of groups of torch.distributed on several hosts. NGD_HOST divides the ranks into hosts."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 import ngd  # noqa: E402
 from tests.bridges.torch import torch_ranks  # noqa: E402
-from tests.bridges.torch.test_torch_training import fresh, sentences, train  # noqa: E402
+from tests.bridges.torch.test_torch_training import make_model, sentences, train  # noqa: E402
 
 pytestmark = harness.needs_mpi
 
 
 def sums_in_groups(rank: int) -> list[Any]:
-    """Sums of powers of two, small and long, over the axes of a mesh and over odd groups."""
+    """Sum powers of two in short and long tensors over the axes of a mesh and two other groups."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "place"))
     groups = [mesh.get_group("host"), mesh.get_group("place")]
-    # Torch asks their members only, of which two have both.
-    made = [(ranks, dist.new_group(ranks)) for ranks in ([0, 1, 3], [1, 2, 3])]
-    groups += [group for ranks, group in made if rank in ranks]
+    # PyTorch requires this call only of the members. Two ranks are members of both groups.
+    subgroups = [(ranks, dist.new_group(ranks)) for ranks in ([0, 1, 3], [1, 2, 3])]
+    groups += [group for ranks, group in subgroups if rank in ranks]
     tensors = [torch.full((count,), 2.0**rank) for count in (3, 100_000) for _ in groups]
     works = [
         dist.all_reduce(t, group=groups[i % len(groups)], async_op=True)
         for i, t in enumerate(tensors)
     ]
-    # What was submitted first is waited for last.
+    # The first work is waited for last.
     for work in reversed(works):
         work.wait()
     assert all(bool((tensor == tensor[0]).all()) for tensor in tensors)
     return [[group.communicator.name for group in groups], [tensor[0].item() for tensor in tensors]]
 
 
-def sharded(meshes: list[DeviceMesh], rank: int) -> list[float]:
-    """Losses of a transformer whose parameters are spread over a mesh."""
+def losses_of_sharded(meshes: list[DeviceMesh], rank: int) -> list[float]:
+    """Return losses of a transformer whose parameters are sharded over a mesh."""
     losses = []
     for mesh in meshes:
-        model = fresh("transformer")
+        model = make_model("transformer")
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -52,38 +52,38 @@ def sharded(meshes: list[DeviceMesh], rank: int) -> list[float]:
     return losses
 
 
-def work_together() -> dict[str, Any]:
+def run_on_two_hosts() -> dict[str, Any]:
     rank, _ = torch_ranks.join()
     assert ngd.init().communicator.name == "hierarchical"
-    found: dict[str, Any] = {"sums": sums_in_groups(rank)}
-    across = [[0, 2], [1, 3]]
+    results: dict[str, Any] = {"sums": sums_in_groups(rank)}
+    pairs = [[0, 2], [1, 3]]
     for backend in ("ngd", "gloo"):
-        pair, _ = dist.new_subgroups_by_enumeration(across, backend=backend)
-        here, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend=backend)
+        pair, _ = dist.new_subgroups_by_enumeration(pairs, backend=backend)
+        host_group, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]], backend=backend)
         names = {"mesh_dim_names": ("replicas", "shards"), "mesh": [[0, 1], [2, 3]]}
         meshes = [
             DeviceMesh.from_group(pair, "cpu"),
-            DeviceMesh.from_group([pair, here], "cpu", **names),
+            DeviceMesh.from_group([pair, host_group], "cpu", **names),
         ]
-        found[backend] = sharded(meshes, rank)
+        results[backend] = losses_of_sharded(meshes, rank)
     dist.destroy_process_group()
-    return found
+    return results
 
 
-def test_groups_over_hosts() -> None:
-    """A mesh, groups that overlap, fully_shard over hosts and with replicas on them."""
-    outcomes = torch_ranks.run(work_together, 4, **torch_ranks.on_hosts(4))
-    for rank, found in enumerate(outcomes):
+def test_groups_over_hosts_have_the_right_sums() -> None:
+    """Check a mesh, overlapping groups, fully_shard over hosts, and replicas on other hosts."""
+    outcomes = torch_ranks.run(run_on_two_hosts, 4, **torch_ranks.on_hosts(4))
+    for rank, results in enumerate(outcomes):
         groups = [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]]
         groups += [ranks for ranks in ([0, 1, 3], [1, 2, 3]) if rank in ranks]
-        names, sums = found["sums"]
+        names, sums = results["sums"]
         assert names == ["mpi", "shm", *["mpi"] * (len(groups) - 2)]
         assert sums == [sum(2.0**r for r in ranks) for ranks in groups] * 2
-        assert found["ngd"] == found["gloo"]  # two terms have one sum
+        assert results["ngd"] == results["gloo"]  # two terms have only one sum
 
 
-def fail_together() -> dict[str, str]:
-    """Ranks 1 and 2 are on two hosts; rank 2 brings another tensor."""
+def mismatch_over_hosts() -> dict[str, str]:
+    """Call with different tensors on ranks 1 and 2, which are on different hosts."""
     rank, _ = torch_ranks.join()
     pair = dist.new_group([1, 2])
     if rank == 0:
@@ -92,7 +92,7 @@ def fail_together() -> dict[str, str]:
 
 
 def test_errors_over_hosts_name_global_ranks() -> None:
-    with torch_ranks.job(fail_together, 3, **torch_ranks.on_hosts(3)) as job:
+    with torch_ranks.job(mismatch_over_hosts, 3, **torch_ranks.on_hosts(3)) as job:
         for outcome in job.wait(60)[1:]:
             assert outcome.value["error"] == "CollectiveMismatchError"
             message = outcome.value["message"]

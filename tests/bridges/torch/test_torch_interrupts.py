@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C in torch.distributed's calls, caught: no tensor is freed in flight, nothing is mixed up.
+"""Tests of caught Ctrl-C in calls of torch.distributed.
 
-Whatever was interrupted, wherever: afterwards the group works, in step with the others, or every
-rank is told that it is closed.
+No tensor of a pending collective is freed, and no collectives are mixed up. After any interrupt,
+either the group still works with all ranks in step, or every rank gets the error of a closed group.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from tests.bridges.torch import torch_ranks  # noqa: E402
 
 pytestmark = harness.needs_ranks
 LONG = 300_000
-"""Elements: what is in flight is no inline payload."""
+"""A number of elements that is too large for an inline payload."""
 
 
 class AlarmError(Exception):
-    """What somebody's signal handler raises."""
+    """An exception of a user's signal handler."""
 
 
 def reuse_memory() -> None:
-    """Whoever writes to freed memory now writes to these."""
+    """Allocate and write memory, so that a write to freed memory would be noticed."""
     for _ in range(20):
         assert float(torch.full((LONG,), 7.0).sum()) == 7.0 * LONG
 
 
-def closed(call: Callable[[], Any]) -> str:
-    """The message of the error that says that the group is closed."""
+def error_of_closed_group(call: Callable[[], Any]) -> str:
+    """Return the error of a call on a closed group."""
     with pytest.raises(ngd.errors.Error) as caught:
         call()
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-# Ctrl-C to a rank that waits.
+# Ctrl-C to a waiting rank.
 
 
-def wait_alone(kind: str) -> list[str]:
-    """Rank 0 waits for the other, and is interrupted; then both go on."""
+def interrupt_a_wait(kind: str) -> list[str]:
+    """Interrupt rank 0 while it waits for rank 1; then both call again."""
     rank, _ = torch_ranks.join(timeout=timedelta(seconds=40))
     if kind == "AlarmError":
         signal.signal(signal.SIGINT, alarm)
@@ -70,15 +70,15 @@ def wait_alone(kind: str) -> list[str]:
     else:
         time.sleep(2)
     tensor = torch.ones(LONG)
-    found = closed(lambda: dist.all_reduce(tensor))
+    first = error_of_closed_group(lambda: dist.all_reduce(tensor))
     reuse_memory()
-    again = closed(lambda: dist.all_reduce(torch.ones(3)))
+    second = error_of_closed_group(lambda: dist.all_reduce(torch.ones(3)))
     dist.destroy_process_group()
     assert not works.outstanding
     torch_ranks.join(store="another")
     dist.all_reduce(tensor := torch.ones(LONG))
     assert float(tensor[-1]) == 2.0
-    return [found, again]
+    return [first, second]
 
 
 def alarm(*_: Any) -> None:
@@ -86,8 +86,8 @@ def alarm(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "AlarmError"])
-def test_ctrl_c_closes_the_group_and_frees_nothing_in_flight(kind: str) -> None:
-    with torch_ranks.job(wait_alone, 2, arguments={"kind": kind}) as job:
+def test_ctrl_c_closes_the_group_and_frees_no_pending_tensor(kind: str) -> None:
+    with torch_ranks.job(interrupt_a_wait, 2, arguments={"kind": kind}) as job:
         job.wait_for(0, "waiting")
         time.sleep(0.5)
         job.kill(0, signal.SIGINT)
@@ -100,12 +100,12 @@ def test_ctrl_c_closes_the_group_and_frees_nothing_in_flight(kind: str) -> None:
     assert other.value[1].startswith("GroupClosedError: "), other
 
 
-# Ctrl-C at every bytecode of ngd's own.
+# Ctrl-C at every bytecode of ngd's code.
 
 
 @contextmanager
-def traced(step: Callable[[Any, str, Any], Any]) -> Iterator[None]:
-    """Every bytecode of ngd.torch is told to `step`."""
+def trace_bytecodes(step: Callable[[Any, str, Any], Any]) -> Iterator[None]:
+    """Call `step` for every bytecode of ngd.torch."""
 
     def enter(frame: Any, event: str, _: Any) -> Any:
         if "/ngd/torch/" not in frame.f_code.co_filename:
@@ -121,22 +121,22 @@ def traced(step: Callable[[Any, str, Any], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def raised_at(number: int) -> Iterator[list[str]]:
-    """KeyboardInterrupt at the so-manieth bytecode of ngd.torch; where that was, if anywhere."""
-    seen, where = 0, []
+def raise_at(number: int) -> Iterator[list[str]]:
+    """Raise KeyboardInterrupt at bytecode `number` of ngd.torch. Yield a list for its position."""
+    count, places = 0, []
 
     def step(frame: Any, event: str, _: Any) -> Any:
-        nonlocal seen
+        nonlocal count
         if event == "opcode":
-            seen += 1
-            if seen == number:
-                where.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            count += 1
+            if count == number:
+                places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return step
 
-    with traced(step):
-        yield where
+    with trace_bytecodes(step):
+        yield places
 
 
 def all_reduce(tensor: Any, group: Any) -> None:
@@ -144,12 +144,12 @@ def all_reduce(tensor: Any, group: Any) -> None:
 
 
 def all_reduce_with_holes(tensor: Any, group: Any) -> None:
-    wide = torch.stack([tensor, tensor], 1)
-    dist.all_reduce(wide[:, 0], group=group)
-    tensor.copy_(wide[:, 0])
+    pairs = torch.stack([tensor, tensor], 1)
+    dist.all_reduce(pairs[:, 0], group=group)
+    tensor.copy_(pairs[:, 0])
 
 
-def asynchronous(tensor: Any, group: Any) -> None:
+def wait_for_future(tensor: Any, group: Any) -> None:
     work = dist.all_reduce(tensor, group=group, async_op=True)
     work.is_completed()
     work.get_future().wait()
@@ -160,7 +160,7 @@ def list_of_tensors(tensor: Any, group: Any) -> None:
 
 
 def exchange(tensor: Any, group: Any) -> None:
-    """By messages both ways."""
+    """Exchange messages in both directions."""
     other = 1 - dist.get_rank()
     got = torch.empty_like(tensor)
     pair = [dist.P2POp(dist.isend, tensor.clone(), other, group)]
@@ -172,12 +172,12 @@ def exchange(tensor: Any, group: Any) -> None:
 
 CALLS = {
     call.__name__: call
-    for call in (all_reduce, all_reduce_with_holes, asynchronous, list_of_tensors, exchange)
+    for call in (all_reduce, all_reduce_with_holes, wait_for_future, list_of_tensors, exchange)
 }
 
 
-def outcome(call: Callable[[Any, Any], None], value: float, count: int, group: Any) -> str:
-    """ "right", "wrong", or the class of the error."""
+def call_outcome(call: Callable[[Any, Any], None], value: float, count: int, group: Any) -> str:
+    """Return "right", "wrong: ...", or the class of the error."""
     try:
         call(tensor := torch.full((count,), value), group)
     except ngd.errors.Error as error:
@@ -186,51 +186,51 @@ def outcome(call: Callable[[Any, Any], None], value: float, count: int, group: A
 
 
 def interrupt_everywhere(name: str, seed: int, rounds: int) -> dict[str, int]:
-    """Rank 0 is interrupted at one bytecode a round. Then both call again, in the same group."""
+    """Interrupt rank 0 at one bytecode per round. Then both ranks call again in the same group."""
     rank, _ = torch_ranks.join(timeout=timedelta(seconds=30))
     call, numbers = CALLS[name], random.Random(seed)
-    total = count_of_bytecodes(lambda: outcome(call, 1.0, 4000, dist.group.WORLD))
-    found: dict[str, int] = {}
-    for turn in range(rounds):
+    total = count_bytecodes(lambda: call_outcome(call, 1.0, 4000, dist.group.WORLD))
+    outcomes: dict[str, int] = {}
+    for round in range(rounds):
         group = dist.new_group()
-        interrupted, where = False, ["nowhere"]
+        is_interrupted, places = False, ["nowhere"]
         first = "right"
         try:
             if rank == 0:
-                with raised_at(numbers.randint(1, total)) as where:
-                    call(torch.full((4000,), float(turn)), group)
+                with raise_at(numbers.randint(1, total)) as places:
+                    call(torch.full((4000,), float(round)), group)
             else:
-                first = outcome(call, float(turn), 4000, group)
+                first = call_outcome(call, float(round), 4000, group)
         except KeyboardInterrupt:
-            interrupted = True
-        except ngd.errors.Error as error:  # an interrupt may be told as an error of a callback
+            is_interrupted = True
+        except ngd.errors.Error as error:  # an interrupt may be reported as an error of a callback
             first = type(error).__name__
-        reuse_memory() if turn % 20 == 0 else None
-        second = outcome(call, turn + 0.5, 5000, group)
-        what = f"{first}, {second}"
-        assert "wrong" not in what, (turn, where, interrupted, what)
-        found[what] = found.get(what, 0) + 1
+        reuse_memory() if round % 20 == 0 else None
+        second = call_outcome(call, round + 0.5, 5000, group)
+        outcome = f"{first}, {second}"
+        assert "wrong" not in outcome, (round, places, is_interrupted, outcome)
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
         dist.destroy_process_group(group)
-        check_turn_is_free()
-        assert not works.outstanding, where
-    return found
+        check_lock_is_free()
+        assert not works.outstanding, places
+    return outcomes
 
 
-def check_turn_is_free() -> None:
-    """Another thread can have it."""
-    taken = threading.Event()
+def check_lock_is_free() -> None:
+    """Check that another thread can take the lock of the calls."""
+    is_taken = threading.Event()
 
     def take() -> None:
         with works.turns:
-            taken.set()
+            is_taken.set()
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    assert taken.wait(20), "the turn was not given back"
+    assert is_taken.wait(20), "the turn was not given back"
 
 
-def count_of_bytecodes(call: Callable[[], Any]) -> int:
-    """How many of ngd.torch a call runs, about."""
+def count_bytecodes(call: Callable[[], Any]) -> int:
+    """Return the approximate number of bytecodes of ngd.torch that a call runs."""
     count = 0
 
     def step(_: Any, event: str, __: Any) -> Any:
@@ -238,18 +238,18 @@ def count_of_bytecodes(call: Callable[[], Any]) -> int:
         count += event == "opcode"
         return step
 
-    with traced(step):
+    with trace_bytecodes(step):
         call()
     return count
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_interrupt_at_any_bytecode_mixes_nothing_up(name: str) -> None:
+def test_an_interrupt_at_any_bytecode_gives_no_wrong_result(name: str) -> None:
     seed = random.randrange(1 << 30)
     rounds = int(os.environ.get("NGD_TEST_INTERRUPTS", "60"))
     print(f"seed {seed}")
     how = {"name": name, "seed": seed, "rounds": rounds}
     outcomes = torch_ranks.run(interrupt_everywhere, 2, arguments=how, seconds=300)
     print(outcomes)
-    for found in outcomes:
-        assert sum(found.values()) == rounds
+    for counts in outcomes:
+        assert sum(counts.values()) == rounds

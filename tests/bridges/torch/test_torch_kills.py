@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank is killed at a random time: others name it, and the weights are valid or poisoned."""
+"""A rank is killed at a random time: other ranks name it, and weights are valid or poisoned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def digest_of(model: Any) -> str:
 
 
 def train(seed: int | None) -> dict[str, Any]:
-    """Train; the victim is killed at a time that depends on the seed. Return what survivors see."""
+    """Train, kill the victim at a time that the seed determines, and return what survivors see."""
     torch.set_num_threads(1)
     rank = ngd.init().rank
     model = make_model()
@@ -69,7 +69,7 @@ def train(seed: int | None) -> dict[str, Any]:
 
 
 def check_failed(model: Any, optimizer: Any, step: Any, x: Any) -> dict[str, Any]:
-    """Return whether the model is poisoned, and that everything raises then until it is loaded."""
+    """Return if the model is poisoned. Check that all uses of it then raise until it is loaded."""
     uses = {
         "forward": lambda: model(x),
         "layer": lambda: model[0](x),
@@ -100,8 +100,8 @@ def test_a_killed_rank_is_named_and_no_weights_are_half_written(has_hosts: bool)
     ranks = 4 if has_hosts else 3
     survivors = [rank for rank in range(ranks) if rank != VICTIM]
     how = torch_ranks.on_hosts(ranks) if has_hosts else {}
-    whole = torch_ranks.run(train, ranks, arguments={"seed": None}, **how)
-    expected = whole[0]["digests"]
+    uninterrupted = torch_ranks.run(train, ranks, arguments={"seed": None}, **how)
+    expected = uninterrupted[0]["digests"]
     first = random.randrange(1 << 30)
     kinds = []
     for seed in range(first, first + KILLS):

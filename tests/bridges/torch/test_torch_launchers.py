@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How torch.distributed's ranks meet over "ngd": every launcher, and none."""
+"""Tests of the rendezvous of torch.distributed over "ngd", under every launcher and without one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def free_port() -> int:
         return port
 
 
-def meet(backend: str) -> Any:
+def init_and_reduce(backend: str) -> Any:
     dist.init_process_group(backend)
     rank = dist.get_rank()
     tensor = torch.tensor([2.0**rank])
@@ -54,17 +54,19 @@ LAUNCHERS: dict[str, tuple[str | Sequence[str], str]] = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers(launcher: str) -> None:
+def test_each_launcher_starts_the_ranks(launcher: str) -> None:
     command, backend = LAUNCHERS[launcher]
     port = str(free_port())
     if not isinstance(command, str):
         command = [part.format(port=port) for part in command]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if launcher != "torchrun" else {}
-    outcomes = torch_ranks.run(meet, 2, launcher=command, env=env, arguments={"backend": backend})
+    outcomes = torch_ranks.run(
+        init_and_reduce, 2, launcher=command, env=env, arguments={"backend": backend}
+    )
     assert outcomes == [[3.0, True]] * 2
 
 
-def as_the_page_says() -> Any:
+def run_page() -> Any:
     page = (Path(__file__).parents[3] / "docs" / "torch.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     exec(compile(block, "torch.md", "exec"), {})
@@ -75,15 +77,15 @@ def as_the_page_says() -> Any:
     return [backend, tensor.item()]
 
 
-def test_the_page_runs() -> None:
-    outcomes = torch_ranks.run(as_the_page_says, 2, launcher="ngd run")
+def test_the_program_of_the_page_runs() -> None:
+    outcomes = torch_ranks.run(run_page, 2, launcher="ngd run")
     assert outcomes == [["ngd", 3.0]] * 2
 
 
-def spawned(rank: int, port: int, folder: str) -> None:
-    """A process that no environment tells its rank."""
-    meeting = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("ngd", init_method=meeting, rank=rank, world_size=2)
+def run_spawned_rank(rank: int, port: int, folder: str) -> None:
+    """Run a rank whose number is not in the environment."""
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("ngd", init_method=address, rank=rank, world_size=2)
     tensor = torch.tensor([2.0**rank])
     dist.all_reduce(tensor)
     dist.destroy_process_group()
@@ -91,27 +93,27 @@ def spawned(rank: int, port: int, folder: str) -> None:
         file.write(f"{tensor.item()} {ngd.init().size}")
 
 
-def spawn(port: int, folder: str) -> None:
+def spawn_ranks(port: int, folder: str) -> None:
     import torch.multiprocessing
 
     import ngd.torch  # noqa: F401
 
-    torch.multiprocessing.spawn(spawned, (port, folder), nprocs=2)
+    torch.multiprocessing.spawn(run_spawned_rank, (port, folder), nprocs=2)
 
 
-def test_ranks_that_only_torch_knows(tmp_path: Any) -> None:
-    """The store over which torch's ranks met gives them a key; ngd's own world is of one."""
+def test_ranks_of_torch_multiprocessing(tmp_path: Any) -> None:
+    """PyTorch's store gives the ranks a key. The world of ngd has one rank in each process."""
     arguments = {"port": free_port(), "folder": str(tmp_path)}
     env = dict.fromkeys((), "")
     with torch_ranks.job(
-        spawn, 1, arguments=arguments, launcher=["env", "-u", "RANK"], env=env
+        spawn_ranks, 1, arguments=arguments, launcher=["env", "-u", "RANK"], env=env
     ) as job:
         job.wait(60)
         assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3.0 1"] * 2
 
 
 def run_example(name: str) -> None:
-    """The example as a rank runs it."""
+    """Run an example as one rank does."""
     runpy.run_path(str(harness.EXAMPLES / name), run_name="example")["main"](["--epochs", "5"])
 
 

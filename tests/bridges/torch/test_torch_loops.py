@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compile_step in the training loops that users have: each trains as in eager PyTorch."""
+"""Tests of compile_step in common training loops: each trains as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expect_equal_models(model: Any, eager: Any, tolerance: float = 1e-10) -> Non
 
 
 class Scored(Dataset):
-    """Samples that a copy of the model scores, as data for reinforcement learning are made."""
+    """Samples with a score from a copy of the model, as in reinforcement learning."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.data = model, make_data()
@@ -76,11 +76,11 @@ def test_workers_of_a_loader_can_call_the_model(num_workers: int) -> None:
             loss_of(eager, x, y).backward()
             optimizers[1].step()
         if num_workers == 0:
-            break  # the scores of later batches are those of newer weights
+            break  # later batches have scores of newer weights
     expect_equal_models(model, eager)
 
 
-def test_an_average_of_the_weights() -> None:
+def test_an_average_of_the_weights_equals_eager() -> None:
     model = make_model()
     eager = copy.deepcopy(model)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, eager)]
@@ -162,9 +162,9 @@ def test_a_resumed_training_has_the_losses_of_an_uninterrupted_one(tmp_path: Pat
     def run(folder: Path, stop: int | None) -> list[Any]:
         return torch_ranks.run(train_in_parts, 2, arguments={"folder": str(folder), "stop": stop})
 
-    whole = run(folders[0], None)
+    uninterrupted = run(folders[0], None)
     parts = zip(run(folders[1], 2), run(folders[1], None), strict=True)
-    assert [first + second for first, second in parts] == whole
+    assert [first + second for first, second in parts] == uninterrupted
     saved = [(folders[0] / str(rank) / "checkpoint.pt").read_bytes() for rank in range(2)]
     assert saved[0] == saved[1]
 
@@ -187,7 +187,7 @@ def train_with_accelerate() -> Any:
 
 
 @harness.needs_ranks
-def test_a_loop_of_accelerate() -> None:
+def test_a_loop_of_accelerate_equals_one_process() -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     outcomes = torch_ranks.run(train_with_accelerate, 2, launcher="ngd run")
     model = make_model()
@@ -196,15 +196,15 @@ def test_a_loop_of_accelerate() -> None:
     loss_of(model, *join(batches[:4])).backward()
     optimizer.step()
     for outcome in outcomes:
-        for found, p in zip(outcome, model.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy(), 1e-10)
+        for weight, p in zip(outcome, model.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy(), 1e-10)
 
 
 def join(batches: Any) -> Any:
     return tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for what peft calls
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers warns about peft
 def test_a_model_with_adapters_trains_only_these() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     hf_models = pytest.importorskip("hf_models", reason="transformers is not installed")
@@ -275,7 +275,7 @@ def train_with_trainer(kind: str, folder: str, parts: int, resume: bool = False)
 
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_trainer_of_transformers(ranks: int, tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_equals_eager(ranks: int, tmp_path: Path) -> None:
     for module in ("transformers", "accelerate"):
         pytest.importorskip(module, reason=f"{module} is not installed")
     results = {}
@@ -283,9 +283,9 @@ def test_the_trainer_of_transformers(ranks: int, tmp_path: Path) -> None:
         arguments = {"kind": kind, "folder": str(tmp_path / kind), "parts": 4 // ranks}
         how = {"launcher": "ngd run", "arguments": arguments}
         results[kind] = torch_ranks.run(train_with_trainer, ranks, **how)
-    for expected, found in zip(*results.values(), strict=True):
-        np.testing.assert_allclose(found[0], expected[0], 1e-4)
-        for one, other in zip(found[1], expected[1], strict=True):
+    for expected, logged in zip(*results.values(), strict=True):
+        np.testing.assert_allclose(logged[0], expected[0], 1e-4)
+        for one, other in zip(logged[1], expected[1], strict=True):
             np.testing.assert_allclose(one, other, 0, 2e-3)
     last = max(tmp_path.glob("compiled/checkpoint-*"), key=lambda path: int(path.name[11:]))
     shutil.rmtree(last)

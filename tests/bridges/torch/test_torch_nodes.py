@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchrun itself: ngd's ranks on one node, and the refusal of several."""
+"""Tests of torchrun: ranks on one node, and an error for ranks on several nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ sys.stdout.write(f"{world.rank} {world.size} {total}\\n")  # at once: both ranks
 """
 
 
-def agents(tmp_path: Path, nodes: int, ranks: int) -> list[subprocess.CompletedProcess[str]]:
-    """One torchrun for each node; all are on this machine."""
+def run_agents(tmp_path: Path, nodes: int, ranks: int) -> list[subprocess.CompletedProcess[str]]:
+    """Run one torchrun per node, all on this machine, and return how each ended."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -45,30 +45,30 @@ def agents(tmp_path: Path, nodes: int, ranks: int) -> list[subprocess.CompletedP
         for node in range(nodes)
     ]
     try:
-        said = [process.communicate(timeout=120) for process in started]
+        outputs = [process.communicate(timeout=120) for process in started]
     finally:
         for process in started:
             process.kill()
-    done = zip(started, said, strict=True)
+    done = zip(started, outputs, strict=True)
     return [subprocess.CompletedProcess([], p.returncode, *texts) for p, texts in done]
 
 
-def test_one_node(tmp_path: Path) -> None:
-    (agent,) = agents(tmp_path, 1, 2)
+def test_torchrun_on_one_node(tmp_path: Path) -> None:
+    (agent,) = run_agents(tmp_path, 1, 2)
     assert agent.returncode == 0, agent.stderr
     assert sorted(agent.stdout.splitlines()) == ["0 2 3", "1 2 3"]
 
 
-def test_several_nodes_are_refused_by_name(tmp_path: Path) -> None:
-    """Each agent says so of its rank; to MPI, where it is built in, both ranks are alone."""
+def test_several_nodes_raise_with_a_reason(tmp_path: Path) -> None:
+    """Each agent reports the error of its rank. In mode OMPI, MPI sees one rank in each process."""
     reason = {
         "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory",
         "OMPI": "torchrun started 2 ranks, but MPI sees 1: torchrun tells this MPI nothing of its",
     }
-    both = agents(tmp_path, 2, 1)
+    both = run_agents(tmp_path, 2, 1)
     assert all(agent.returncode != 0 for agent in both)
-    seen = [
+    failed = [
         agent for agent in both if f"InitError: ngd.init: {reason[harness.MODE]}" in agent.stderr
     ]
-    assert seen, both  # the agent that is second may end when the first one has
-    assert all("mpirun" in agent.stderr for agent in seen)
+    assert failed, both  # the second agent may end when the first one has ended
+    assert all("mpirun" in agent.stderr for agent in failed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages about PyTorch models: the program runs, and the table of ops is that of the rules."""
+"""Tests of the pages about PyTorch models: programs run, and the table of ops lists the rules."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train_step.py"
     script.write_text(program)
     for command in ([sys.executable], ["ngd", "run", "-n", "2"]):
-        said = subprocess.run(
+        output = subprocess.run(
             [*command, str(script)], check=True, capture_output=True, text=True, timeout=300
         ).stdout
-        assert said.count("accuracy 1.00") == (1 if len(command) == 1 else 2), said
+        assert output.count("accuracy 1.00") == (1 if len(command) == 1 else 2), output
 
 
 def test_the_program_of_the_backend_runs(tmp_path: Path) -> None:

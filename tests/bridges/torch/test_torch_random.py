@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of compiled steps: rates, differences between steps and ranks, seeds, resume."""
+"""Tests of random numbers in compiled steps: rates, independence, seeds and resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT, RATE = 1_000_000, 0.1
 
 
 class Drawing(nn.Module):
-    """Two places that draw; the loss is the sum of both."""
+    """A model with two dropout layers. The loss is the sum of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ def drawing_step(seed: int) -> Any:
     return compile_step(model, masks_of, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def expect_rate(kept: Any, rate: float) -> None:
-    kept = np.asarray(kept)
-    deviation = (rate * (1 - rate) / kept.size) ** 0.5
-    assert abs(kept.mean() - rate) < 4.5 * deviation
+def expect_rate(mask: Any, rate: float) -> None:
+    mask = np.asarray(mask)
+    deviation = (rate * (1 - rate) / mask.size) ** 0.5
+    assert abs(mask.mean() - rate) < 4.5 * deviation
 
 
-def test_places_and_steps_draw_independently_at_the_rate() -> None:
+def test_layers_and_steps_draw_independently_at_the_rate() -> None:
     step = drawing_step(0)
     masks = []
     for _ in range(2):
@@ -66,16 +66,16 @@ def test_dropout_in_attention_has_the_rate() -> None:
     model = nn.Linear(1, 1)
 
     def loss_of(model: Any, q: Any, v: Any) -> Any:
-        # All scores are equal, so each result is the share of the keys that are kept.
+        # All scores are equal, so each result is the fraction of keys that are kept.
         y = functional.scaled_dot_product_attention(q, q, v, dropout_p=RATE)
         return model(y.mean().reshape(1)).sum() * 0, y
 
     step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
     length = 500
     y = step(torch.zeros(1, 4, length, 8), torch.ones(1, 4, length, 8))[1].double()
-    kept = (y[..., 0] * length * (1 - RATE)).round().sum().item()
+    num_kept = (y[..., 0] * length * (1 - RATE)).round().sum().item()
     count = 4 * length * length
-    assert abs(kept / count - (1 - RATE)) < 4.5 * (RATE * (1 - RATE) / count) ** 0.5
+    assert abs(num_kept / count - (1 - RATE)) < 4.5 * (RATE * (1 - RATE) / count) ** 0.5
 
 
 def test_one_seed_gives_the_same_draws() -> None:
@@ -92,7 +92,7 @@ def test_evaluation_draws_nothing() -> None:
 def draw() -> Any:
     torch.set_num_threads(1)
     rank = ngd.init().rank
-    step = drawing_step(rank)  # the seed of rank 0 counts
+    step = drawing_step(rank)  # only the seed of rank 0 counts
     return [[(mask != 0).tolist() for mask in step(torch.ones(2000))[1:]] for _ in range(2)]
 
 
@@ -163,6 +163,6 @@ def test_a_language_model_with_dropout_learns_as_in_eager() -> None:
         loss.backward()
         optimizers[1].step()
         losses[1].append(loss.item())
-    found, expected = (np.mean(each[-40:]) for each in losses)
+    compiled_loss, expected = (np.mean(each[-40:]) for each in losses)
     assert expected < 0.8 * losses[1][0]
-    assert found == pytest.approx(expected, rel=0.02)
+    assert compiled_loss == pytest.approx(expected, rel=0.02)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random small models from a grammar of PyTorch's ops: one compiled step equals eager in float64.
+"""Compare steps of random small models with eager PyTorch in float64. A grammar makes the models.
 
 NGD_TORCH_MODELS is the number of models, and NGD_TORCH_SEED the first seed.
 """
@@ -54,8 +54,8 @@ class RandomModel(torch.nn.Module):
         for _ in range(OPS_PER_MODEL):
             y = self.random.choice(values[-3:])
             op = self.random.choice(OPS)
-            made = op(self, y)
-            values.append(torch.tanh(made) if self.random.random() < 0.3 else made)
+            result = op(self, y)
+            values.append(torch.tanh(result) if self.random.random() < 0.3 else result)
         return sum(value.mean() for value in values[-3:])
 
     def axis(self, y: Any) -> int:
@@ -146,8 +146,8 @@ def shaped(m: RandomModel, y: Any) -> Any:
         lambda v: v.cumsum(axis),
         lambda v: v.repeat_interleave(2, axis) if v.numel() < 300 else v,
     ]
-    made = m.random.choice(functions)(y)
-    return made if made.ndim else made.reshape(1)
+    result = m.random.choice(functions)(y)
+    return result if result.ndim else result.reshape(1)
 
 
 def normalized(m: RandomModel, y: Any) -> Any:
@@ -177,22 +177,22 @@ def indexed(m: RandomModel, y: Any) -> Any:
 
 
 def in_place(m: RandomModel, y: Any) -> Any:
-    made = y * 1
+    result = y * 1
     kind = m.random.randrange(6)
     if kind == 0:
-        made.mul_(0.5).add_(1)
+        result.mul_(0.5).add_(1)
     elif kind == 1:
-        made[..., 0] = made[..., -1].detach() * 2
+        result[..., 0] = result[..., -1].detach() * 2
     elif kind == 2:
-        made.masked_fill_(made > 0.5, 0.25)
+        result.masked_fill_(result > 0.5, 0.25)
     elif kind == 3:
-        made[..., :1] += 1
+        result[..., :1] += 1
     elif kind == 4:
-        made.clamp_(-1, 1)
+        result.clamp_(-1, 1)
     else:
-        made = made.contiguous()
-        made.view(-1)[::2] = 0.0
-    return made
+        result = result.contiguous()
+        result.view(-1)[::2] = 0.0
+    return result
 
 
 def cut(m: RandomModel, y: Any) -> Any:

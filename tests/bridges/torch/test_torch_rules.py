@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each rule for an aten op gives PyTorch's results and gradients on its samples."""
+"""Tests of the rules for aten ops: results and gradients of their samples equal PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ TOLERANCE = 1e-11
 SINGLE_TOLERANCE = 1e-6
 """The tolerance if the op computes in float32."""
 IMPRECISE = {torch.ops.aten.digamma.default: 1e-8, torch.ops.aten.hardsigmoid.default: 1e-7}
-"""Tolerances where PyTorch's own float64 gradient is a short series, or has a float32 constant."""
+"""Tolerances for ops whose float64 gradient in PyTorch is imprecise.
+
+PyTorch uses a short series or a float32 constant for them.
+"""
 
 
 def draw(spec: T, generator: torch.Generator) -> torch.Tensor:
@@ -40,7 +43,7 @@ def draw(spec: T, generator: torch.Generator) -> torch.Tensor:
 
 
 def fill(sample: Sample, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
-    """Return the arguments of a sample, with the tensors in the places of its T's."""
+    """Return the arguments of a sample, with tensors instead of its T's."""
     rest = iter(tensors)
 
     def of(part: Any) -> Any:
@@ -52,7 +55,7 @@ def fill(sample: Sample, tensors: list[torch.Tensor]) -> tuple[Any, Any]:
 
 
 def specs(part: Any) -> list[T]:
-    """Return the T's of a sample in order."""
+    """Return the T's of a sample, in order."""
     if isinstance(part, T):
         return [part]
     parts = part if isinstance(part, (list, tuple)) else []
@@ -91,16 +94,18 @@ def test_a_rule_equals_pytorch(op: Any, sample: Sample) -> None:
         for each in expected
     ]
     outputs = [each for each in expected if each.requires_grad]
-    wanted = [tensor for tensor in tensors if tensor.requires_grad] if outputs else []
-    given = [dy for dy in adjoints if dy is not None]
-    gradients = torch.autograd.grad(outputs, wanted, given, allow_unused=True) if wanted else ()
-    results, found = as_program(model, tensors, adjoints)
+    trained = [tensor for tensor in tensors if tensor.requires_grad] if outputs else []
+    given_adjoints = [dy for dy in adjoints if dy is not None]
+    gradients = (
+        torch.autograd.grad(outputs, trained, given_adjoints, allow_unused=True) if trained else ()
+    )
+    results, program_gradients = as_program(model, tensors, adjoints)
     is_single = any(each.dtype is torch.float32 for each in expected)
     tolerance = IMPRECISE.get(op, SINGLE_TOLERANCE if is_single else TOLERANCE)
     for got, want in zip(results, expected, strict=True):
         if got is not None:
             compare(got, want.detach().numpy(), tolerance)
-    for got, want in zip(found, gradients, strict=True):
+    for got, want in zip(program_gradients, gradients, strict=True):
         compare(got, np.zeros_like(got) if want is None else want.numpy(), tolerance)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of compile_step: micro-batches, weights, evaluation, fallback, coverage, guards."""
+"""Tests of the options of compile_step: micro-batches, weights, evaluation, fallback and errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_micro_batches_are_one_update_of_their_mean() -> None:
     expect_equal_models(model, eager)
 
 
-def test_weights_are_those_of_a_weighted_mean() -> None:
+def test_weights_give_a_weighted_mean() -> None:
     model = make_model()
     eager = copy.deepcopy(model)
     optimizer = sgd(eager)
@@ -108,8 +108,8 @@ def test_ranks_of_different_batch_sizes_equal_one_process() -> None:
         loss_of(model, torch.cat([x, x + 1]), torch.cat([y, y])).backward()
         optimizer.step()
     for outcome in outcomes:
-        for found, p in zip(outcome, model.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy(), 1e-10)
+        for weight, p in zip(outcome, model.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy(), 1e-10)
 
 
 def test_evaluation_is_eager_in_evaluation_mode() -> None:
@@ -118,8 +118,8 @@ def test_evaluation_is_eager_in_evaluation_mode() -> None:
     for number in range(2):
         step(*batch_of(number))
         eager = copy.deepcopy(model).eval()
-        found = step.evaluate(*batch_of(9))
-        np.testing.assert_allclose(found, loss_of(eager, *batch_of(9)).detach(), 1e-12)
+        result = step.evaluate(*batch_of(9))
+        np.testing.assert_allclose(result, loss_of(eager, *batch_of(9)).detach(), 1e-12)
         assert model.training
         expect_equal_models(model, eager)
 
@@ -181,8 +181,8 @@ def test_the_fallback_runs_in_eager_pytorch() -> None:
     nn.utils.clip_grad_norm_(eager.parameters(), 1.0)
     optimizer.step()
     expect_equal_models(model, eager)
-    found = step.evaluate(batch_of(2)[0])
-    np.testing.assert_allclose(found, eager(batch_of(2)[0]).detach(), 1e-12)
+    result = step.evaluate(batch_of(2)[0])
+    np.testing.assert_allclose(result, eager(batch_of(2)[0]).detach(), 1e-12)
 
 
 def test_backward_and_optimizer_step_are_refused() -> None:
@@ -244,7 +244,7 @@ def test_many_shapes_are_reported() -> None:
         ((make_model(), loss_of), {"fallback": "eager"}, "fallback: expected 'error' or 'torch'"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments: Any, options: Any, message: str) -> None:
+def test_bad_arguments_raise(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"ngd.torch.compile_step: {message}"):
         compile_step(*arguments, sgd(make_model()), **options)
 
@@ -257,7 +257,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused() -> None:
 
 
 @pytest.mark.parametrize("weight", [-1, np.nan, "x"])
-def test_a_weight_that_does_not_fit(weight: Any) -> None:
+def test_a_bad_weight_raises(weight: Any) -> None:
     model = make_model()
     with pytest.raises(ValueError, match="weight: expected a number >= 0"):
         compile_step(model, loss_of, sgd(model))(*batch_of(0), weight=weight)
@@ -269,12 +269,12 @@ def test_complex_batches_are_refused() -> None:
         compile_step(model, loss_of, sgd(model))(torch.zeros(2, 5, dtype=torch.complex64))
 
 
-def test_many_programs_after_a_divided_cohort_are_reported() -> None:
+def test_many_programs_after_freezing_a_layer_are_reported() -> None:
     model = nn.Sequential(*(nn.Linear(5, 5).double() for _ in range(9)))
     step = compile_step(model, lambda m, x: m(x).sum(), sgd(model))
     x = batch_of(0)[0]
     for layer in model[:7]:
         step(x)
-        layer.requires_grad_(False)  # divides the parameters, so older programs are dropped
+        layer.requires_grad_(False)  # drops older programs
     with pytest.warns(RetraceWarning, match=r"compiled 8 programs.* signature of the model"):
         step(x)

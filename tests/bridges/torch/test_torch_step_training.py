@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings of 50 steps by compile_step, and their states in PyTorch: the losses are eager's."""
+"""Compare trainings of 50 steps by compile_step with eager PyTorch: losses and saved states."""
 
 from __future__ import annotations
 
@@ -178,9 +178,7 @@ def test_losses_in_float64_equal_eager(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_in_float32_are_as_near_to_eager_as_eager_to_itself(
-    name: str, optimizer: str
-) -> None:
+def test_losses_in_float32_differ_no_more_than_eager_from_itself(name: str, optimizer: str) -> None:
     case, of_threads = make_case(name, torch.float32), {}
     threads = torch.get_num_threads()
     for number in (1, 2):
@@ -188,15 +186,17 @@ def test_losses_in_float32_are_as_near_to_eager_as_eager_to_itself(
         of_threads[number] = losses_of(Eager, case, OPTIMIZERS[optimizer])
     torch.set_num_threads(threads)
     distance = abs(of_threads[2] - of_threads[1]).max()
-    found = losses_of(Compiled, case, OPTIMIZERS[optimizer])
-    assert abs(found - of_threads[1]).max() < max(1e-3, distance)
+    losses = losses_of(Compiled, case, OPTIMIZERS[optimizer])
+    assert abs(losses - of_threads[1]).max() < max(1e-3, distance)
 
 
 @pytest.mark.parametrize("kinds", [(Compiled, Eager), (Eager, Compiled)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_training_continues_in_the_other(name: str, optimizer: str, kinds: Any) -> None:
-    """Ten steps in one way, whose saved state the other continues."""
+def test_a_saved_training_continues_in_the_other_mode(
+    name: str, optimizer: str, kinds: Any
+) -> None:
+    """Ten steps in one mode, and then ten in the other mode from the saved state."""
     case = make_case(name, torch.float32)
     batches = case[2]
     trainings = []
@@ -234,7 +234,7 @@ def save_on_ranks(name: str, optimizer: str) -> str:
 @harness.needs_ranks
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "gpt2"])
-def test_files_of_ranks_are_those_of_one(name: str, optimizer: str) -> None:
+def test_files_of_ranks_equal_the_file_of_one_process(name: str, optimizer: str) -> None:
     arguments = {"name": name, "optimizer": optimizer}
     (one,) = torch_ranks.run(save_on_ranks, 1, arguments=arguments)
     files = torch_ranks.run(save_on_ranks, 3, arguments=arguments)

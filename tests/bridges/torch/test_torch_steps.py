@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of PyTorch models as ngd programs: losses, parameters and state are those of eager."""
+"""Tests of PyTorch models as ngd programs: losses, parameters and state equal eager."""
 
 from __future__ import annotations
 
@@ -60,12 +60,15 @@ def test_training_equals_eager(name: str) -> None:
         assert abs(loss.item() - expected.item()) < 1e-12
     for key, value in eager.state_dict().items():
         np.testing.assert_allclose(model.state_dict()[key], value, 1e-11, 1e-11, err_msg=key)
-    found, wanted = optimizer.state_dict()["state"], reference.state_dict()["state"]
-    assert found.keys() == wanted.keys()
-    for number, state in wanted.items():
-        assert found[number].keys() == {k for k, v in state.items() if v is not None}
-        for key in found[number]:
-            np.testing.assert_allclose(found[number][key], state[key], 1e-11, 1e-11)
+    optimizer_state, expected_state = (
+        optimizer.state_dict()["state"],
+        reference.state_dict()["state"],
+    )
+    assert optimizer_state.keys() == expected_state.keys()
+    for number, state in expected_state.items():
+        assert optimizer_state[number].keys() == {k for k, v in state.items() if v is not None}
+        for key in optimizer_state[number]:
+            np.testing.assert_allclose(optimizer_state[number][key], state[key], 1e-11, 1e-11)
 
 
 def test_parameters_and_statistics_are_views_of_variables() -> None:
@@ -170,7 +173,7 @@ def test_a_write_between_steps_is_read_by_the_next(way: str) -> None:
     np.testing.assert_allclose(model[3].weight.detach(), eager[3].weight.detach(), 1e-12)
 
 
-def test_a_loaded_state_is_that_of_the_next_step() -> None:
+def test_the_next_step_uses_a_loaded_state() -> None:
     model = make_model()
     start = copy.deepcopy(model.state_dict())
     step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compile_step on several ranks: the steps of one process, on one copy of the weights."""
+"""Tests of compile_step on several ranks: they train as one process, with one copy of weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train_on_ranks() -> dict[str, Any]:
     }
     ngd.barrier()
     ngd.shutdown()
-    weight.data.mul_(2.0)  # the memory outlives the world
+    weight.data.mul_(2.0)  # the memory stays valid after the end of the world
     return result
 
 
@@ -96,5 +96,5 @@ def test_ranks_take_the_steps_of_one_process(ranks: int, has_hosts: bool) -> Non
         assert mean == pytest.approx(loss.item(), abs=1e-10)
     for outcome in outcomes:
         assert outcome["shared"] == [True, True]
-        for found, p in zip(outcome["weights"], eager.parameters(), strict=True):
-            np.testing.assert_allclose(found, p.detach().numpy().ravel(), 0, 1e-9)
+        for weight, p in zip(outcome["weights"], eager.parameters(), strict=True):
+            np.testing.assert_allclose(weight, p.detach().numpy().ravel(), 0, 1e-9)

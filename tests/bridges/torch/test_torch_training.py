@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel and fully_shard: over "ngd" as over "gloo", and as one process."""
+"""Compare DistributedDataParallel and fully_shard over "ngd" with "gloo" and with one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Batches = list[tuple[Any, Any]]
 
 
 class Block(nn.Module):  # type: ignore[misc,name-defined]
-    """Two convolutions with batch norm, and the way around them."""
+    """Two convolutions with batch norm, and a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ CASES: dict[str, tuple[Callable[[], Net], Callable[[int], Batches]]] = {
 }
 
 
-def fresh(case: str) -> Net:
+def make_model(case: str) -> Net:
     torch.manual_seed(0)
     return CASES[case][0]()
 
@@ -109,17 +109,17 @@ def train(model: Net, batches: Batches) -> list[float]:
 
 
 def data_parallel(case: str, rank: int) -> dict[str, dict[str, list[float]]]:
-    """The same training over either backend, with small buckets and with communication hooks."""
+    """Train over both backends, with one bucket, many buckets, and communication hooks."""
     batches = CASES[case][1](rank)
     losses: dict[str, dict[str, list[float]]] = {}
     for name, group in (("ngd", dist.group.WORLD), ("gloo", dist.new_group(backend="gloo"))):
-        in_one = DistributedDataParallel(fresh(case), process_group=group)
+        in_one = DistributedDataParallel(make_model(case), process_group=group)
         in_many = DistributedDataParallel(
-            fresh(case), process_group=group, bucket_cap_mb=0.005, find_unused_parameters=True
+            make_model(case), process_group=group, bucket_cap_mb=0.005, find_unused_parameters=True
         )
-        hooked = DistributedDataParallel(fresh(case), process_group=group)
+        hooked = DistributedDataParallel(make_model(case), process_group=group)
         hooked.register_comm_hook(group, default_hooks.allreduce_hook)
-        low_rank = DistributedDataParallel(fresh(case), process_group=group)
+        low_rank = DistributedDataParallel(make_model(case), process_group=group)
         state = powerSGD_hook.PowerSGDState(group, 1, start_powerSGD_iter=2)
         low_rank.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         models = {"one": in_one, "many": in_many, "hook": hooked, "low rank": low_rank}
@@ -127,19 +127,19 @@ def data_parallel(case: str, rank: int) -> dict[str, dict[str, list[float]]]:
     return losses
 
 
-def sharded(dtype: str, rank: int, size: int) -> list[float]:
+def losses_of_sharded(dtype: str, rank: int, size: int) -> list[float]:
     mesh = dist.init_device_mesh("cpu", (size,))
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, dtype))
-    model = fresh("transformer")
+    model = make_model("transformer")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return train(model, sentences(rank))
 
 
-def alone(ranks: int) -> list[list[float]]:
-    """The losses of each rank when one process takes the mean of all ranks' gradients."""
-    model = fresh("transformer")
+def losses_of_one_process(ranks: int) -> list[list[float]]:
+    """Return the losses of each rank when one process averages the gradients of all ranks."""
+    model = make_model("transformer")
     batches = [sentences(rank) for rank in range(ranks)]
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses: list[list[float]] = [[] for _ in range(ranks)]
@@ -157,14 +157,16 @@ def alone(ranks: int) -> list[list[float]]:
 def train_all() -> dict[str, Any]:
     rank, size = torch_ranks.join()
     losses: dict[str, Any] = {case: data_parallel(case, rank) for case in CASES}
-    return losses | {dtype: sharded(dtype, rank, size) for dtype in ("float32", "bfloat16")}
+    return losses | {
+        dtype: losses_of_sharded(dtype, rank, size) for dtype in ("float32", "bfloat16")
+    }
 
 
-# Two terms have one sum. Of three, gloo adds in another order: a difference of a rounding, that the
-# steps make larger.
+# Two terms have one sum. With three terms, gloo adds in another order. The rounding differs, and
+# the steps amplify it.
 @pytest.mark.parametrize(("ranks", "tolerance"), [(2, 0.0), (3, 1e-4)])
-def test_losses_are_those_over_gloo_and_of_one_process(ranks: int, tolerance: float) -> None:
-    expected = alone(ranks)
+def test_losses_equal_gloo_and_one_process(ranks: int, tolerance: float) -> None:
+    expected = losses_of_one_process(ranks)
     for rank, losses in enumerate(torch_ranks.run(train_all, ranks)):
         for case in CASES:
             for how, mine in losses[case]["ngd"].items():
@@ -175,28 +177,28 @@ def test_losses_are_those_over_gloo_and_of_one_process(ranks: int, tolerance: fl
 
 
 def learn_digits() -> float:
-    """A network for digits, data-parallel, and beside it one process with all of the batch.
+    """Train a network for digits on all ranks and in one process, and return the difference.
 
-    Without kinks, where a rounding could choose another way.
+    The network is smooth, so that rounding cannot select another branch.
     """
     rank, size = torch_ranks.join()
-    torch.manual_seed(rank)  # DistributedDataParallel gives all ranks rank 0's weights
+    torch.manual_seed(rank)  # DistributedDataParallel broadcasts the weights of rank 0
     convolution = [nn.Conv2d(1, 8, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
     net = nn.Sequential(*convolution, nn.Linear(8 * 9, digits.CLASSES))
     model = DistributedDataParallel(net)
-    whole = copy.deepcopy(net)
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, whole)]
+    reference = copy.deepcopy(net)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, reference)]
     for step in range(20):
         images, labels = map(torch.tensor, digits.batch(step, 16 * size))
         images = images.reshape(-1, 1, 8, 8)
         mine = slice(16 * rank, 16 * (rank + 1))
         for each, part, optimizer in zip(
-            (model, whole), (mine, slice(None)), optimizers, strict=True
+            (model, reference), (mine, slice(None)), optimizers, strict=True
         ):
             optimizer.zero_grad()
             nn.functional.cross_entropy(each(images[part]), labels[part]).backward()
             optimizer.step()
-    pairs = zip(net.parameters(), whole.parameters(), strict=True)
+    pairs = zip(net.parameters(), reference.parameters(), strict=True)
     return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
 
 
@@ -205,34 +207,37 @@ def test_ranks_learn_digits_as_one_process(ranks: int) -> None:
     assert max(torch_ranks.run(learn_digits, ranks)) < 1e-5
 
 
-def two_dimensional() -> list[float]:
-    """Columns, then rows, over one axis of a mesh; replicas over the other: as alone."""
+def train_in_a_mesh() -> list[float]:
+    """Train with tensor parallelism over one axis of a mesh and replicas over the other axis.
+
+    Return the differences of the loss to one process.
+    """
     torch_ranks.join()
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    whole = copy.deepcopy(net)
+    reference = copy.deepcopy(net)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(net, mesh["model"], plan)
     model = DistributedDataParallel(net, device_mesh=mesh["data"])
     numbers = torch.Generator().manual_seed(1)
     halves = [torch.randn(5, 6, generator=numbers) for _ in range(2)]
     losses = []
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1, foreach=False) for m in (model, whole)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, foreach=False) for m in (model, reference)]
     for _ in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        here = model(halves[mesh.get_local_rank("data")]).square().mean()
-        here.backward()
-        there = sum(whole(half).square().mean() for half in halves) / 2
-        there.backward()
+        loss = model(halves[mesh.get_local_rank("data")]).square().mean()
+        loss.backward()
+        expected = sum(reference(half).square().mean() for half in halves) / 2
+        expected.backward()
         for optimizer in optimizers:
             optimizer.step()
-        dist.all_reduce(mine := here.detach().clone(), op=dist.ReduceOp.AVG)
-        losses.append(abs(mine.item() - there.item()))
+        dist.all_reduce(mine := loss.detach().clone(), op=dist.ReduceOp.AVG)
+        losses.append(abs(mine.item() - expected.item()))
     return losses
 
 
-def test_tensor_parallel_in_a_mesh() -> None:
-    for differences in torch_ranks.run(two_dimensional, 4):
+def test_tensor_parallelism_in_a_mesh_equals_one_process() -> None:
+    for differences in torch_ranks.run(train_in_a_mesh, 4):
         assert max(differences) < 1e-5

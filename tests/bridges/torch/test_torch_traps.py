@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that a naive capture gets wrong: their steps are those of eager, or they are refused."""
+"""Tests of models that a naive capture gets wrong: steps equal eager, or an error is raised."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_gradient_in_python_is_refused(name: str) -> None:
     with pytest.raises(CompileError, match=f"expected a model whose gradient .*; got {message}"):
         step_of(model)(X)
     y = torch.ones(2, requires_grad=True)
-    y.register_hook(doubled)  # PyTorch is as before
+    y.register_hook(doubled)  # PyTorch is unchanged
     Tripled.apply(y).sum().backward()
     assert y.grad.tolist() == [6, 6]
 
@@ -117,7 +117,7 @@ def test_a_gradient_in_python_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", HIDDEN_WRITES)
 def test_a_write_that_autograd_does_not_see_is_refused(name: str) -> None:
     message = r"a write without gradient to a tensor that requires one \(called at .*\.py:\d+"
-    if name == "write_to_data":  # torch.export refuses it
+    if name == "write_to_data":  # torch.export raises an error for it
         message = r"expected a model that torch\.export can capture"
     with pytest.raises(CompileError, match=message):
         step_of(Model(HIDDEN_WRITES[name]))(X)

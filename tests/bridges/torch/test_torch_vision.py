@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of image models of timm and torchvision equals eager, in float64, without dropout.
+"""Compare one step of image models of timm and torchvision with eager, in float64.
 
-The models train by compile_step, and by torch.compile(backend="ngd").
+The models have no dropout. They train by compile_step, and by torch.compile(backend="ngd").
 NGD_TORCH_FAMILIES is the number of timm's families (one model of each) and of torchvision's models.
 """
 
@@ -71,7 +71,7 @@ def gradients_of(model: Any) -> list[Any]:
 
 
 def gradients_in_eager(model: Any, x: Any, y: Any) -> tuple[float, list[Any], dict[str, Any]]:
-    """Return eager's loss, gradients and next buffers. The model stays as it is."""
+    """Return eager's loss, gradients and next buffers. The model does not change."""
     buffers = {key: value.clone() for key, value in model.named_buffers()}
     loss = loss_of(model, x, y)
     loss.backward()
@@ -83,9 +83,9 @@ def gradients_in_eager(model: Any, x: Any, y: Any) -> tuple[float, list[Any], di
     return loss.item(), gradients, after
 
 
-def relative_difference(found: Any, wanted: Any) -> float:
-    norms = [(a - b).norm() for a, b in zip(found, wanted, strict=True)]
-    return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in wanted]).norm())
+def relative_difference(results: Any, expected: Any) -> float:
+    norms = [(a - b).norm() for a, b in zip(results, expected, strict=True)]
+    return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in expected]).norm())
 
 
 def gradients_of_step(model: Any, x: Any, y: Any) -> tuple[float, list[Any]]:
@@ -115,7 +115,7 @@ def expect_equal_training(way: str, model: Any, x: Any, y: Any, *, is_cast: bool
     model = without_dropout(model).double().train()
     expected, wanted, buffers = gradients_in_eager(model, x, y)
     of_loss, of_gradient = 1e-12, 1e-8
-    if is_cast:  # eager itself moves with the last bit of an input in float32
+    if is_cast:  # eager itself changes with the last bit of an input in float32
         near = torch.nextafter(x.float(), torch.tensor(9.0)).double()
         moved = gradients_in_eager(model, near, y)[1]
         of_loss, of_gradient = 1e-6, max(1e-6, 10 * relative_difference(moved, wanted))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to parameters and optimizer state between compiled steps: as in eager, or refused."""
+"""Tests of writes to parameters and optimizer state between steps: as in eager, or an error."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def train_compiled(write: Callable[[Any, Any], None], is_frozen: bool) -> dict[s
     model = make_model()
     model[0].requires_grad_(not is_frozen)
     if world.rank:
-        torch.nn.init.zeros_(model[0].weight)  # replaced by the values of rank 0
+        torch.nn.init.zeros_(model[0].weight)  # rank 0's values replace it
     optimizer = optimizer_of(model)
     step = compile_step(model, loss_of, optimizer)
     share = BATCH // world.size
@@ -171,8 +171,8 @@ def train_with_all_writes(is_frozen: bool) -> dict[str, Any]:
 
 def expect_equal_to_eager(name: str, is_frozen: bool, outcomes: list[dict[str, Any]]) -> None:
     losses, model = train_eagerly(WRITES[name], is_frozen)
-    found = np.mean([outcome["losses"] for outcome in outcomes], 0)
-    np.testing.assert_allclose(found, losses, 1e-9, err_msg=name)
+    mean_losses = np.mean([outcome["losses"] for outcome in outcomes], 0)
+    np.testing.assert_allclose(mean_losses, losses, 1e-9, err_msg=name)
     for outcome in outcomes:
         for weight, p in zip(outcome["weights"], model.parameters(), strict=True):
             np.testing.assert_allclose(weight, p.detach().numpy(), 0, 1e-8, err_msg=name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of torch.distributed over ngd, for the tests of this folder."""
+"""Helpers that run ranks of torch.distributed over ngd, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TWO_PER_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
 
 
 def on_hosts(ranks: int) -> dict[str, Any]:
-    """For job and run: the ranks of this machine are two on each of several hosts.
+    """Return arguments of job and run that put two ranks on each host. NGD_HOST names the hosts.
 
-    mpirun ends no rank when another one dies.
+    mpirun does not end the other ranks when a rank dies.
     """
     assert harness.MPIRUN is not None
     mpirun = [harness.MPIRUN, "--oversubscribe", "--enable-recovery", "-np", str(ranks)]
@@ -37,23 +37,23 @@ def on_hosts(ranks: int) -> dict[str, Any]:
 
 
 def job(program: Callable[..., Any], ranks: int, **how: Any) -> harness.Job:
-    """Ranks of `program`, which calls join() first; the store is a file of its own."""
+    """Start ranks of `program`, which calls join() first. The store is a file of the job."""
     how["env"] = {**ENVIRONMENT, **how.get("env", {})}
     return harness.Job(program, ranks, **how)
 
 
 def run(program: Callable[..., Any], ranks: int, **how: Any) -> list[Any]:
-    """What the ranks of `program` return."""
+    """Run ranks of `program`, and return their results."""
     how["env"] = {**ENVIRONMENT, **how.get("env", {})}
     return [outcome.value for outcome in harness.run(program, ranks, **how)]
 
 
 def join(backend: str = "ngd", store: str = "store", **how: Any) -> tuple[int, int]:
-    """Make the default group, and return my rank and the number of ranks."""
+    """Make the default group, and return this rank and the number of ranks."""
     torch.set_num_threads(1)
-    folder = Path(sys.argv[-1])  # the job's
+    folder = Path(sys.argv[-1])  # the folder of the job
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     rank, size = (int(os.environ[n]) for n in (names if names[0] in os.environ else PLAIN))
-    meeting = f"file://{folder}/{store}"
-    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, **how)
+    address = f"file://{folder}/{store}"
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=size, **how)
     return rank, size

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 
 class Model(torch.nn.Module):
-    """A matrix, a vector, and a forward pass that is given."""
+    """A matrix, a vector, and a forward pass that the caller gives."""
 
     def __init__(self, body: Callable[..., Any], **buffers: Any) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ def at_bounds(m: Any, x: Any) -> Any:
 
 
 def promoted(m: Any, x: Any) -> Any:
-    whole = torch.arange(4)
-    return (x @ m.w * whole + whole / 2 + whole.float() * m.v).sum()
+    integers = torch.arange(4)
+    return (x @ m.w * integers + integers / 2 + integers.float() * m.v).sum()
 
 
 def branch_on_shape(m: Any, x: Any) -> Any:
@@ -155,7 +155,7 @@ HIDDEN_WRITES: dict[str, Callable[[Any, Any], Any]] = {
         write_to_parameter,
     )
 }
-"""Writes that autograd does not see."""
+"""Functions whose writes autograd does not track."""
 
 EQUAL: dict[str, Callable[[Any, Any], Any]] = {
     "in-place": in_place,
@@ -177,7 +177,7 @@ EQUAL: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Tripled(torch.autograd.Function):
-    """Rounds, and has three times the gradient."""
+    """An op that rounds, and whose gradient is tripled."""
 
     @staticmethod
     def forward(context: Any, x: Any) -> Any:
@@ -195,7 +195,7 @@ def with_tensor_hook(m: Any, x: Any) -> Any:
 
 
 def doubled(*args: Any) -> Any:
-    """Change the gradient, as hooks of tensors and modules may."""
+    """Change the gradient, as hooks of tensors and modules can."""
     return (args[-1][0] * 2,) if isinstance(args[-1], tuple) else args[-1] * 2
 
 
