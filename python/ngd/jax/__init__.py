@@ -449,7 +449,7 @@ def recv(
     after: Any = None,
     async_op: bool = False,
     group: Group | None = None,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Receive an array of this shape and dtype from rank `source`.
 
     Parameters

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """The collectives of `paddle.distributed` on tensors.
 
 `src`, `dst` and `peer` are ranks of the world, even if a group is given. A tensor is filled in

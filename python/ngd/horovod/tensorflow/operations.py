@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# The file is long because each argument is described.
 """Collectives on TensorFlow's CPU tensors, with gradients, in eager mode and in tf.function.
 
 Each collective is one tf.numpy_function, which gives NumPy the memory of the tensors without a
@@ -304,7 +305,7 @@ def alltoall(
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Send `splits[r]` rows to each rank r, and return the rows that the ranks sent to this one.
 
     Corresponds to `horovod.tensorflow.alltoall`.
@@ -362,7 +363,7 @@ def reducescatter(
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Tensor:
+) -> Tensor:  # long because each argument is described
     """Reduce a tensor over the ranks and return this rank's shard of the rows.
 
     Gradients flow through the call. If the number of rows is not a multiple of the number of ranks,
