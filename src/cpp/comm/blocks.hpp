@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The division of an array into slices and blocks, and the arithmetic of a reduction. Collectives
-// over shared memory and over MPI use the same functions.
+// Slices and blocks: the division of an array among ranks, and the arithmetic of a reduction.
+// Collectives over shared memory and over MPI use the same functions.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,9 @@ struct Slice {
   std::size_t end() const noexcept { return begin + count; }
 };
 
-// Return part number `part` of a slice that is divided into `parts` near-equal parts. Relative to
-// the slice, a part begins at a multiple of `unit` elements, or it is empty and at the end.
+// Return part number `part` of a slice that is divided into `parts` near-equal parts. Each part
+// begins a multiple of `unit` elements after the begin of the slice. If no elements are left for a
+// part, it is empty and at the end of the slice.
 inline Slice part_of(Slice slice, int part, int parts, std::size_t unit = 1) noexcept {
   const auto n = static_cast<std::size_t>(parts);
   const auto edge = [&](int number) {
@@ -58,8 +59,9 @@ class Blocks {
   std::uint64_t count_;
 };
 
-// Return how a reduction combines elements. divisor_of() returns the number by which the
-// combination is then divided.
+// Return how a reduction combines two elements; a mean combines them as a sum. divisor_of() returns
+// the number by which the combined value is then divided: the number of ranks for a mean, otherwise
+// 1.
 constexpr Combine combine_of(ReduceOp op) noexcept {
   switch (op) {
     case ReduceOp::Min:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The description of a collective. All communicators take the same one.
+// The description of a collective. It has the same form for all kinds of communicators: for one
+// rank, over shared memory and over MPI.
 #pragma once
 
 #include <algorithm>
@@ -28,18 +29,18 @@ enum class Kind : std::uint8_t {
   Barrier
 };
 
-// The contents of a rank's source or destination. Whole: `count` elements. Block: the block of this
-// rank. Blocks: one block per rank.
+// The contents of the array that a rank gives (source) or gets (destination). Nothing: no array.
+// Whole: `count` elements. Block: the block of this rank. Blocks: one block per rank, end to end.
 enum class Part : std::uint8_t { Nothing, Whole, Block, Blocks };
 enum class Role : std::uint8_t { None, Source, Destination };
 
-// A row of kKinds, the table of the kinds of collectives.
+// An entry of kKinds, the table of the properties of each kind of collective.
 struct Row {
   std::string_view name;
   Part source, destination;
-  Role of_root = Role::None;  // the operand that only the root has
+  Role of_root = Role::None;  // the array that only the root has; None: there is no root
   bool reduces = false;
-  bool between_two = false;  // a message, not part of the common sequence
+  bool between_two = false;  // a send or a receive, which only two ranks call
 };
 
 inline constexpr std::array<Row, 11> kKinds{
@@ -63,16 +64,17 @@ enum class Algorithm : std::uint8_t { Auto, Flat, Ring };
 // The identity of the compiled step that calls a collective. A step gives it to each of its
 // collectives, except sends and receives.
 struct ProgramIdentity {
-  std::uint64_t hash = 0;  // of the sequence of collectives; 0: called outside of a step
-  // For messages: one line per collective with its call site, an empty line, and the name of the
-  // step.
+  std::uint64_t hash = 0;  // of the step's collectives; 0: the call is not part of a step
+  // The text for error messages: one line per collective of the step with its call site, an empty
+  // line, and the name of the step.
   const char* text = nullptr;
-  std::uint64_t computation = 0;  // a hash, see computations.hpp
+  std::uint64_t computation = 0;  // a hash of all that the step computes (computations.hpp)
 };
 
-// Return the identity for the collectives in a branch of the step. Branches are numbered from 1; 0:
-// in no branch. The identities of two branches differ, so ranks that take different branches get a
-// CollectiveMismatch, even if the collectives of the branches look the same.
+// Return the identity for the collectives in one branch of the step. `branch` is counted from 1; 0
+// means that a collective is in no branch. The identities of two branches differ. So ranks that
+// take different branches get a CollectiveMismatch, even if the collectives of the branches look
+// the same.
 ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcept;
 
 // The operands of a collective. Depending on the kind (kKinds), a source or destination has `count`
@@ -88,36 +90,39 @@ struct Collective {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;
-  std::uint64_t count = 0;  // elements; see above
-  int root = 0;             // of a send or a receive: the other rank
-  int tag = 0;              // of a send or a receive: compared, but messages are not matched by it
+  std::uint64_t count = 0;  // the elements of the array or of a block; see above
+  int root = 0;             // the root's rank; of a send or a receive: the other rank
+  int tag = 0;  // of a send or a receive: must be equal on both ranks; it selects no message
   const void* source = nullptr;
   void* destination = nullptr;
-  // One number per rank, or null: all blocks have `count` elements. Only submit() reads them.
+  // The number of elements of each rank's block, or null: all blocks have `count` elements. The
+  // arrays are read only during submit().
   const std::uint64_t* counts = nullptr;
   const std::uint64_t* receive_counts = nullptr;
-  const Layout* layout = nullptr;  // null: a row. Only submit() reads it
+  const Layout* layout = nullptr;  // null: a plain sequence of elements. Read only during submit()
   Algorithm algorithm = Algorithm::Auto;
   const ProgramIdentity* program = nullptr;
   // "train.py:42", or "join() at train.py:42" for a collective that ngd itself calls in a public
-  // function. For messages; the ranks do not compare it.
+  // function. Error messages show it; the ranks do not compare it.
   const char* site = "";
 };
 
-std::string_view name_of(Kind kind) noexcept;      // "all_reduce"
-std::string_view name_of(ReduceOp op) noexcept;    // "mean"
-Kind kind_named(std::string_view name);            // throws InvalidArgument
-ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument
-Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument
-Algorithm preferred_algorithm();                   // of NGD_ALLREDUCE; throws InvalidArgument
+std::string_view name_of(Kind kind) noexcept;      // such as "all_reduce"
+std::string_view name_of(ReduceOp op) noexcept;    // such as "mean"
+Kind kind_named(std::string_view name);            // throws InvalidArgument for an unknown name
+ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument for an unknown name
+Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument for an unknown name
+Algorithm preferred_algorithm();  // the value of NGD_ALLREDUCE; throws InvalidArgument
 
 constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
 constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }
-// Return true if the source has blocks, whose sizes `counts` may set.
+// Return true if the source consists of one block or of one block per rank. Only these kinds accept
+// `counts`, the sizes of the blocks.
 constexpr bool has_blocks(Kind kind) noexcept { return row_of(kind).source >= Part::Block; }
 constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two; }
 
-// Return the number of elements of a rank's source and destination; 0 if it has none.
+// Return the number of elements of the source of `rank`, and of its destination; 0 if the rank has
+// no such array.
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept;
 
@@ -130,8 +135,8 @@ void validate(const Collective& collective, int rank, int size);
 // site is known. For a collective that ngd itself calls in a public function, it is only the site.
 std::string describe(const Collective& collective);
 
-// Return the public call at the begin of a site: "join() at " for "join() at train.py:42",
-// "ngd.init()" for "ngd.init()". Empty if the site is a line of the user.
+// Return the public call at the beginning of a site: "join() at " for "join() at train.py:42",
+// "ngd.init()" for "ngd.init()". Return "" if the site is a line of the user's program.
 constexpr std::string_view public_call(std::string_view site) noexcept {
   constexpr std::string_view kName =
       "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";

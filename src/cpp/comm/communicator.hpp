@@ -15,8 +15,8 @@
 //
 // Families. split() makes smaller groups. A group and all groups that were split from it are a
 // family. One thread at a time drives a family. A blocking call in one group advances the works of
-// all, so the collectives of two groups may overlap in time. Memory that one group has allocated is
-// shared memory for all.
+// all groups of the family, so the collectives of two groups may overlap in time. Memory that one
+// group has allocated is shared memory for all groups of the family.
 #pragma once
 
 #include <atomic>
@@ -32,15 +32,15 @@
 
 namespace ngd::comm {
 
-// Throw Busy. For the functions that the boundary to Python calls; inside the core, Busy is a
-// return value.
+// Throw Busy. Only the functions that Python calls use this; inside the C++ core, Busy is a return
+// value.
 [[noreturn]] void throw_busy();
 
-// The rank of this process in a group, and the size of the group.
+// The kind of a group, the rank of this process in it, and its size.
 struct Membership {
-  std::string_view name;  // "self", "shm", "mpi", "hierarchical"
+  std::string_view name;  // the kind: "self", "shm", "mpi" or "hierarchical"
   int rank = 0, size = 1;
-  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  int local_rank = 0, local_size = 1;  // the rank and the number of ranks on this host
 };
 
 class Communicator : public Collectives, public HostMemory, public Peers {
@@ -52,8 +52,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   int local_size() const noexcept { return membership_.local_size; }
   const Membership& membership() const noexcept { return membership_; }
 
-  // The same as try_submit(), try_wait() and try_split() for callers outside of the core: these
-  // throw Busy.
+  // submit(), wait() and split() are try_submit(), try_wait() and try_split() for callers outside
+  // of the C++ core: they throw Busy instead of returning it.
   Work submit(const Collective& collective) {
     const std::optional<Work> work = try_submit(collective);
     if (!work) [[unlikely]]
@@ -64,7 +64,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
     if (try_wait(work, {timeout_seconds}) == Progress::Busy) [[unlikely]]
       throw_busy();
   }
-  // Return false if the work is not complete after `seconds`.
+  // Wait for a work (a submitted collective, send or receive) for at most `seconds`. Return true if
+  // the work is complete, false if it is not.
   bool wait_for(Work work, double seconds);
   bool done(Work work) { return wait_for(work, 0); }
   std::unique_ptr<Communicator> split(int color, int key);
@@ -72,8 +73,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
   void watch(bool is_on) noexcept override { watched_ += is_on ? 1 : -1; }
   bool is_watched() const noexcept { return watched_ > 0; }
 
-  // Return the computations of the compiled steps that use this group. The steps may outlive the
-  // group.
+  // Return the computations (hashes) of the compiled steps that use this group. The pointer is
+  // shared, because the steps may outlive the group.
   const std::shared_ptr<Computations>& computations() const noexcept { return computations_; }
 
   // Set the interrupt callback. A blocking call calls it about ten times per second, and throws
@@ -87,7 +88,8 @@ class Communicator : public Collectives, public HostMemory, public Peers {
       : membership_(membership), computations_(std::move(computations)) {}
   void set_membership(const Membership& membership) noexcept { membership_ = membership; }
 
-  // Marks a call of try_submit, try_wait or try_split. False if another thread is inside one.
+  // The duration of a call of try_submit, try_wait or try_split. It converts to false if another
+  // thread is in such a call already; then the new call is refused.
   class [[nodiscard]] Entry {
    public:
     explicit Entry(Communicator& communicator)
@@ -108,22 +110,24 @@ class Communicator : public Collectives, public HostMemory, public Peers {
  private:
   Membership membership_;
   std::atomic<bool> inside_{false};
-  std::atomic<int> watched_{0};  // the number of runs of programs that watch
+  std::atomic<int> watched_{0};  // the number of current runs that watch this group
   std::function<bool()> interrupt_;
   std::shared_ptr<Computations> computations_;
 };
 
-// Return the memory interface of a group whose ranks share memory. Throws Unsupported.
+// Return the interface to memory that all ranks of the group read and write. Throws Unsupported if
+// the ranks do not share memory.
 CommonMemory& common_memory_of(Communicator& communicator);
 
-// Return a group of one rank. Each collective copies its source to its destination.
+// Return a group of one rank, in which each collective copies its source to its destination.
 std::unique_ptr<Communicator> make_self_communicator();
 
 // Return the group of the ranks of one host, over shared memory. The ranks find each other by
 // `job_key`, which is equal on all ranks of a job and different in every other job
 // (shm/bootstrap.hpp). The rendezvous calls `interrupt` about ten times per second, and throws
-// Interrupted if it returns true. `job_ranks`: the number of each rank in errors; empty: its rank.
-// Throws Init, CollectiveTimeout, and Unsupported if this was not built.
+// Interrupted if it returns true. `job_ranks`: for each rank, its number in the job, which errors
+// show; empty: the ranks themselves. Throws Init, CollectiveTimeout, and Unsupported if this build
+// has no shared memory.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
                                                     double timeout_seconds,
                                                     const std::function<bool()>& interrupt = {},
@@ -131,39 +135,41 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 
 // Return a group over MPI's point-to-point messages, with ngd's own deadlines. It uses a duplicate
 // of the MPI communicator with this Fortran handle (MPI_Fint; -1: MPI_COMM_WORLD). Throws Init,
-// CollectiveTimeout, and Unsupported if this was not built.
+// CollectiveTimeout, and Unsupported if this build has no MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
 // Return a group over MPI whose ranks share memory inside each host. If there are several hosts
 // with an equal number of ranks, large collectives use shared memory inside a host and MPI between
-// hosts. If there is one host, the group uses only shared memory. Arguments and errors are those of
-// the two functions above.
+// hosts. If there is one host, the group uses only shared memory. The arguments and the errors are
+// those of make_mpi_communicator() and make_shm_communicator().
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
-// Return a group of some ranks of `world`, which is a group over MPI. Only these ranks, the
-// members, call this. The new group belongs to the family of `world`. All members pass the same
-// list of members, a `key` that no other group has, and the largest of their next_group_number()s;
-// how they agree on these is up to the caller. Makes no blocking call of MPI. Throws as above.
-// CollectiveTimeout names the ranks that did not arrive.
+// Return a group of the ranks `members` of `world`, which is a group over MPI. Only the members
+// call this. All of them pass the same `members`, a `key` that no other group has, and as `number`
+// the largest next_group_number() of a member; the caller must exchange these values first. The new
+// group belongs to the family of `world`. This makes no blocking call of MPI. Throws the errors of
+// the functions above. CollectiveTimeout names the ranks that did not arrive.
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
                                             int number, const std::string& key,
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
-// Return the first number that no group of this rank has.
+// Return the lowest number that is above the numbers of all groups of this rank, for
+// make_group_of().
 int next_group_number(Communicator& world);
 
-// Load the MPI that this process uses: "openmpi", "mpich" (any MPI with its ABI), or "", the first
-// one that is found. The process cannot change it later. If no MPI was loaded, the first group over
-// MPI loads the first one that is found. Throws Init, and Unsupported if this was not built.
+// Load the MPI library that this process uses. `name`: "openmpi", "mpich" (any MPI with the ABI of
+// MPICH), or "" for the first one that is found. The process cannot change its MPI later. Without
+// this call, the first group over MPI loads the first one that is found. Throws Init, and
+// Unsupported if this build has no MPI.
 void load_mpi(const std::string& name);
-std::string mpi_version();  // of the loaded MPI; "" if none is loaded
-std::string mpis();         // the MPIs that this build supports, separated by spaces
+std::string mpi_version();  // the version of the loaded MPI; "" if none is loaded
+std::string mpis();         // the names of the MPIs that this build supports, separated by spaces
 
 // Call this once, when the process exits and all communicators are closed. If ngd has initialised
 // MPI and no other code has finalized it, this calls MPI_Finalize; after a failure it calls
 // MPI_Abort, which does not return.
 void finalize_mpi() noexcept;
-// Return true if a collective has failed and MPI did not give up one of its messages. From then on
-// ngd does not call MPI, and the memory of that collective must never be freed.
+// Return true if a collective has failed and MPI still holds the memory of one of its messages.
+// From then on ngd does not call MPI, and the memory of that collective must never be freed.
 bool mpi_holds_memory() noexcept;
 
 }  // namespace ngd::comm

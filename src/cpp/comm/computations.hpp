@@ -38,7 +38,8 @@ class Computations {
   std::unordered_map<std::uint64_t, int> num_holders_;
 };
 
-// Keeps a computation in the set while this object exists, even after the communicator has ended.
+// Keeps a computation in the set of a group while this object exists, even after the group has
+// ended.
 class HeldComputation {
  public:
   HeldComputation(std::shared_ptr<Computations> all, std::uint64_t computation)

@@ -18,7 +18,8 @@ namespace ngd::comm {
 
 namespace {
 
-// Bits of an entry of /proc/self/pagemap (Documentation/admin-guide/mm/pagemap.rst of Linux).
+// Bits of an entry of /proc/self/pagemap, which describes one page of this process
+// (Documentation/admin-guide/mm/pagemap.rst of Linux).
 constexpr std::uint64_t kPresent = std::uint64_t{1} << 63;
 constexpr std::uint64_t kSwapped = std::uint64_t{1} << 62;
 constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
@@ -41,7 +42,8 @@ class PageMap {
   PageMap& operator=(const PageMap&) = delete;
   ~PageMap() { ::close(fd_); }
 
-  // Call visit(first + i) for each page i < count of which this process has a copy.
+  // Call visit(number) for each of the `count` pages from page `first` on of which this process has
+  // a private copy.
   template <typename Visit>
   void each_copy(std::uint64_t first, std::size_t count, Visit visit) const {
     std::array<std::uint64_t, 4096> entries;
@@ -84,7 +86,7 @@ std::vector<CopyOnWriteMapping::Range> CopyOnWriteMapping::copied() const {
   const auto first = reinterpret_cast<std::uintptr_t>(base_) / page;
   std::vector<Range> ranges;
   PageMap().each_copy(first, divide_up(mapped_, page), [&](std::uint64_t number) {
-    const std::size_t at = (number - first) * page;  // from base_
+    const std::size_t at = (number - first) * page;  // the offset of the page from base_, in bytes
     const Range range{std::max(at, begin_) - begin_, std::min(at + page, begin_ + bytes_) - begin_};
     if (!ranges.empty() && ranges.back().end == range.begin)
       ranges.back().end = range.end;

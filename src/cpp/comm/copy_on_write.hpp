@@ -11,7 +11,7 @@ namespace ngd::comm {
 // copies the page for this process. From then on, the page shows the copy, until discard().
 class CopyOnWriteMapping {
  public:
-  // Map bytes [offset, offset + bytes) of a file. Throws OutOfMemory.
+  // Map bytes [offset, offset + bytes) of the file `fd`. Throws OutOfMemory.
   CopyOnWriteMapping(int fd, std::size_t offset, std::size_t bytes);
   CopyOnWriteMapping(const CopyOnWriteMapping&) = delete;
   CopyOnWriteMapping& operator=(const CopyOnWriteMapping&) = delete;
@@ -19,21 +19,22 @@ class CopyOnWriteMapping {
 
   std::byte* data() const noexcept { return base_ + begin_; }
 
-  // Bytes [begin, end) of the range.
+  // Bytes [begin, end), counted from the begin of the mapped range.
   struct Range {
     std::size_t begin;
     std::size_t end;
   };
-  // Return the ranges of copied pages, in ascending order. Some bytes of such a page may be equal
-  // to those of the file. Throws Unsupported without /proc/self/pagemap.
+  // Return the byte ranges of the pages that a write has copied, in ascending order. Some bytes of
+  // such a page may be equal to those of the file. Throws Unsupported if /proc/self/pagemap cannot
+  // be read.
   std::vector<Range> copied() const;
-  // Drop the copies.
+  // Drop the copied pages: the mapping then shows the file again.
   void discard() noexcept;
 
  private:
   std::byte* base_;
-  std::size_t mapped_;  // bytes from base_, whole pages
-  std::size_t begin_;   // of the range, from base_
+  std::size_t mapped_;  // the number of bytes mapped from base_ on: whole pages
+  std::size_t begin_;   // the offset of the range from base_, in bytes
   std::size_t bytes_;
 };
 

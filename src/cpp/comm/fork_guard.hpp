@@ -8,8 +8,8 @@
 
 namespace ngd::comm {
 
-// Detects a forked child of the process that made the object. Costs one load: the kernel zeroes a
-// page of the object in the child (MADV_WIPEONFORK).
+// Detects a forked child of the process that made the object. A check reads one byte of a page that
+// the kernel zeroes in the child (MADV_WIPEONFORK).
 class ForkGuard {
  public:
   ForkGuard();
@@ -20,7 +20,8 @@ class ForkGuard {
 
  private:
   unsigned char* page_;
-  pid_t pid_ = 0;  // compared if the kernel cannot zero the page (before Linux 4.14)
+  // the process id, compared if the kernel cannot zero the page (before Linux 4.14)
+  pid_t pid_ = 0;
 };
 
 }  // namespace ngd::comm

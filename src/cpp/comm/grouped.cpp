@@ -14,9 +14,9 @@ namespace ngd::comm {
 
 namespace {
 
-// A tensor of more than kAloneBytes is not packed. A pack has at most kPackBytes, so it is still in
-// the cache when it is unpacked. Lists of 8 tensors from Python, 2 ranks, in us (AMD EPYC, two
-// cores that other programs use too):
+// A tensor of more than kAloneBytes is not packed with other tensors. A pack has at most
+// kPackBytes, so it is still in the cache when it is unpacked. Lists of 8 tensors from Python, 2
+// ranks, in us (AMD EPYC, two cores that other programs use too):
 //   bytes of each   4 Ki  16 Ki  64 Ki  128 Ki  256 Ki
 //   packed            24     32     65     139     312
 //   one by one       162    164    189     220     291
@@ -29,7 +29,7 @@ std::uint64_t bytes_of(const Tensor& tensor) noexcept {
 
 struct Span {
   std::uintptr_t begin, end;
-  std::size_t number;  // of the tensor
+  std::size_t number;  // the index of the tensor in the list
   bool operator<(const Span& other) const noexcept { return begin < other.begin; }
 };
 
@@ -38,8 +38,8 @@ Span span_of(const void* data, const Tensor& tensor, std::size_t number) noexcep
   return {begin, begin + bytes_of(tensor), number};
 }
 
-// Check that no result overlaps another result, or the source of another tensor: it would be lost,
-// or reduced twice.
+// Check that no result overlaps another result or the source of another tensor: a result would be
+// lost, or elements would be reduced twice.
 void check_disjoint(Kind kind, const std::vector<Tensor>& tensors) {
   const auto check_pair = [&](const Span& a, const Span& b) {
     if (a.number != b.number && a.begin < b.end && b.begin < a.end)
@@ -56,7 +56,7 @@ void check_disjoint(Kind kind, const std::vector<Tensor>& tensors) {
     if (tensors[i].count == 0) continue;
     const Span source = span_of(tensors[i].source, tensors[i], i);
     auto candidate = std::upper_bound(results.begin(), results.end(), source);
-    if (candidate != results.begin()) --candidate;  // the last that begins before the source
+    if (candidate != results.begin()) --candidate;  // the last result that begins before the source
     for (; candidate != results.end() && candidate->begin < source.end; ++candidate)
       check_pair(source, *candidate);
   }
@@ -77,7 +77,7 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
   check_disjoint(pattern.kind, tensors);
   describe_list(tensors);
   plan(tensors);
-  for (Pack& pack : packs_)  // allocate all memory before anything is started
+  for (Pack& pack : packs_)  // allocate all blocks first: if that fails, nothing has started
     if (pack.tensors.size() > 1)
       pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
   for (Pack& pack : packs_) start(pack);
@@ -88,7 +88,8 @@ Grouped::~Grouped() {
   for (Pack& pack : packs_) static_cast<void>(pack.block.release());
 }
 
-// Set the layout of the list. A list of one tensor has the layout of that tensor.
+// Set layout_, which the ranks compare, to the layout of the list. If the list has one tensor, it
+// is the layout of that tensor.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;
   for (const Tensor& tensor : tensors) {
@@ -100,8 +101,9 @@ void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   pattern_.layout = layout_.hash == 0 ? nullptr : &layout_;
 }
 
-// Divide the tensors into packs: in the order of the list, each small tensor is added to the open
-// pack of its dtype. The packs depend only on dtypes and counts, so all ranks make the same packs.
+// Divide the tensors into packs, which are sent together. In the order of the list, each small
+// tensor is added to the current pack of its dtype. The packs depend only on dtypes and counts, so
+// all ranks make the same packs.
 void Grouped::plan(const std::vector<Tensor>& tensors) {
   constexpr std::size_t kNone = ~std::size_t{0};
   std::array<std::size_t, kDTypeCount> open;

@@ -23,21 +23,21 @@ struct Tensor {
   std::uint64_t count = 0;
   const void* source = nullptr;
   void* destination = nullptr;
-  std::uint64_t layout = 0;  // the hash of its own layout (layout.hpp)
+  std::uint64_t layout = 0;  // the hash of the layout of this tensor alone (layout.hpp)
 };
 
 class Grouped {
  public:
-  // Start `pattern`, an all_reduce or a broadcast, on every tensor. All ranks pass the same list.
-  // The communicator must outlive this object, and this object must exist until a wait has returned
-  // or thrown. Throws InvalidArgument before anything is started.
+  // Start the collective `pattern`, an all_reduce or a broadcast, on every tensor. All ranks pass
+  // the same list. The communicator must outlive this object, and this object must exist until a
+  // wait has returned or thrown. Throws InvalidArgument before anything is started.
   Grouped(Communicator& communicator, const Collective& pattern,
           const std::vector<Tensor>& tensors);
   ~Grouped();
 
-  void wait(double timeout_seconds);           // throws Busy
-  void wait_retrying(double timeout_seconds);  // repeats the wait while it is refused as Busy
-  bool wait_for(double seconds);               // false if not done by then; throws Busy
+  void wait(double timeout_seconds);           // throws Busy if another thread uses the group
+  void wait_retrying(double timeout_seconds);  // tries again while another thread uses the group
+  bool wait_for(double seconds);               // false if not complete after `seconds`; throws Busy
 
  private:
   struct Pack {
@@ -51,16 +51,17 @@ class Grouped {
   void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  // `limits` is a function that returns the limits of the next wait.
+  // Wait for the packs, one after the other. limits() returns the limits of the wait for the next
+  // pack.
   template <class Limits>
   Progress try_wait(Limits&& limits);
   void unpack(Pack& pack);
 
   Communicator& communicator_;
   Collective pattern_;
-  std::vector<std::uint64_t> entries_;  // of layout_
-  Layout layout_;                       // of the whole list; every pack publishes it
-  std::vector<Pack> packs_;             // a pack of one tensor has no block
+  std::vector<std::uint64_t> entries_;  // the entries of layout_
+  Layout layout_;            // the layout of the whole list, which the ranks compare in every pack
+  std::vector<Pack> packs_;  // a pack of one tensor has no block of its own
   std::size_t finished_ = 0;
 };
 

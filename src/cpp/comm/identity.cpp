@@ -6,8 +6,8 @@
 namespace ngd::comm {
 namespace {
 
-// The counts of an all_to_all are compared by each pair of ranks, so its hash does not depend on
-// them.
+// In an all_to_all, each pair of ranks compares its counts, so the hash of an all_to_all does not
+// depend on the counts.
 std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   std::uint64_t hash = mix(1, ~std::uint64_t{0});
   for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r)
@@ -15,7 +15,8 @@ std::uint64_t hash_of_counts(const Collective& collective, int size) noexcept {
   return hash | 1;
 }
 
-// Return the properties that describe() leaves out.
+// Return a text with the properties of a call that describe() leaves out: the root, the algorithm,
+// the counts, and if the call is in a compiled step.
 std::string options_of(const CallDetails& call, int size) {
   const Identity& identity = call.record.identity;
   std::string text = concat(
@@ -38,7 +39,8 @@ bool has_unknown_counts(const CallDetails& call) noexcept {
   return call.record.identity.counts_hash != 0 && call.counts == nullptr;
 }
 
-// Return the differences that neither describe() nor options_of() shows, one per line.
+// Return the differences between two calls that neither describe() nor options_of() shows, one per
+// line: layouts, and counts that are not known here.
 std::string hidden_differences(const CallDetails& a, const CallDetails& b) {
   std::string text;
   if (a.record.identity.layout_hash != b.record.identity.layout_hash && a.layout && b.layout)

@@ -19,19 +19,20 @@
 namespace ngd::comm {
 
 struct Identity {
-  std::uint64_t count = 0;         // elements; 0 if the blocks are uneven, and for a barrier
+  std::uint64_t count = 0;         // elements; 0 if the call has counts, and for a barrier
   std::uint64_t counts_hash = 0;   // 0 if all blocks have `count` elements
-  std::uint64_t layout_hash = 0;   // 0: a row of elements
+  std::uint64_t layout_hash = 0;   // 0: a plain sequence of elements
   std::uint64_t program_hash = 0;  // 0: not in a compiled step
-  std::int32_t root = 0;           // of a send or a receive: the other rank
+  std::int32_t root = 0;           // the root; of a send or a receive: the other rank
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   DType dtype = DType::U8;
   Algorithm algorithm = Algorithm::Flat;
 
   bool operator==(const Identity&) const noexcept = default;
-  // `seed` distinguishes groups. The hashes of the layout and of the program are mixed in together,
-  // because a compiled step has no layout: its program describes its arrays.
+  // Return a hash of all properties. `seed` is different for each group, so that the hashes of two
+  // groups differ. The hashes of the layout and of the program share a word, because a call has
+  // only one of the two: a compiled step has no layout, its program describes its arrays.
   std::uint64_t hash(std::uint64_t seed) const noexcept {
     const std::uint64_t small =
         static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(op) << 8 |
@@ -41,37 +42,40 @@ struct Identity {
   }
 };
 
-// A rank publishes this record of a collective, in shared memory or in an MPI message.
+// The record that a rank publishes of a collective, in shared memory or in an MPI message. The
+// peers compare it with their own.
 struct CallRecord {
   Identity identity;
-  std::uint64_t computation = 0;  // of the program; may differ between ranks (computations.hpp)
-  char site[kSiteBytes] = {};     // for messages, not compared
+  std::uint64_t computation = 0;  // of the step; may differ between ranks (computations.hpp)
+  char site[kSiteBytes] = {};     // for error messages, not compared
 
-  // Fill the record in place. Properties without a meaning for this kind get one value.
+  // Fill this record with the properties of a collective. A property that has no meaning for its
+  // kind gets a fixed value, so that it is equal on all ranks.
   void assign(const Collective& collective, int size) noexcept;
-  // If the fingerprints of two ranks are equal, their records are equal except for the call sites.
+  // Return a hash of the record without its call site. Ranks with equal fingerprints are in the
+  // same collective.
   std::uint64_t fingerprint(std::uint64_t seed) const noexcept {
     return identity.hash(seed) ^ computation;
   }
 };
 static_assert(std::is_trivially_copyable_v<CallRecord>);
 
-// Return true if the two ranks are in the same collective. A peer in another computation is in
-// another collective only if this rank holds that computation too.
+// Return true if two ranks are in the same collective. Different computations are a difference only
+// if `held`, the computations that this rank has loaded, has that of the peer.
 bool agree(const CallRecord& mine, const CallRecord& theirs, const Computations& held);
 
-// Return the collective of a record, for messages. `counts` is null or not null, but has no values,
-// and the site points into the record.
+// Return the collective of a record, for error messages. If `counts` is not null, the call has
+// counts, but their values are not known. The site points into the record.
 Collective collective_of(const CallRecord& record) noexcept;
 std::string describe(const CallRecord& record);
 
-// A rank's collective with the details that only a message about a difference needs.
+// A rank's collective with the details that only the error message for a mismatch needs.
 struct CallDetails {
-  int rank;  // of the world
+  int rank;  // the number of the rank in the world
   const CallRecord& record;
-  std::string_view program_text;          // "" if not known
-  std::optional<Layout> layout;           // nullopt: not known
-  const std::uint64_t* counts = nullptr;  // one per rank; null: even, or not known
+  std::string_view program_text;          // "" if the text is not known
+  std::optional<Layout> layout;           // nullopt if the layout is not known
+  const std::uint64_t* counts = nullptr;  // one per rank; null: equal blocks, or not known
 };
 
 // Return the message of a CollectiveMismatch between two ranks of a group of `size` ranks. `where`

@@ -27,148 +27,155 @@ namespace ngd::comm {
 class Communicator;
 
 // The handle of a submitted collective: its position in the sequence of its group. Sends and
-// receives are numbered from 2^63.
+// receives have numbers of their own, from 2^63 on.
 struct Work {
   std::uint64_t sequence = 0;
 };
 
-// The result of a wait. NotYet: the patience of the caller has ended. Busy: the call was refused.
+// The result of a wait. Done: the work is complete. NotYet: the patience of the caller has ended
+// (WaitLimits). Busy: the call was refused, because another thread uses the group.
 enum class [[nodiscard]] Progress { Done, NotYet, Busy };
 
-// The limits of one wait.
+// The limits of one wait. A timeout ends the wait with an error, a patience does not.
 struct WaitLimits {
   static constexpr double kForEver = std::numeric_limits<double>::infinity();
 
-  double timeout_seconds = 0;          // CollectiveTimeout if a rank is later; 0 = no limit
+  double timeout_seconds = 0;          // after which CollectiveTimeout is thrown; 0: no limit
   double waited_seconds = 0;           // the part of the timeout that has passed before this call
-  double patience_seconds = kForEver;  // after which the call returns NotYet; excludes a timeout
+  double patience_seconds = kForEver;  // after which NotYet is returned; excludes a timeout
 
   static WaitLimits patience(double seconds) { return {0, 0, seconds}; }
   bool has_patience() const noexcept { return patience_seconds != kForEver; }
 };
 
-// The costs of a call site on this rank so far.
+// The statistics of the calls of one kind at one call site, on this rank.
 struct CallStats {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
   std::string site;
   std::uint64_t calls = 0;
-  std::uint64_t bytes = 0;          // the larger of this rank's source and destination
-  double seconds = 0;               // from submit to completion
-  double waited_seconds = 0;        // of these, inside wait()
-  std::vector<std::uint64_t> last;  // by rank: how often it was the last to arrive
+  std::uint64_t bytes = 0;          // the sum of the larger of source and destination
+  double seconds = 0;               // the sum of the times from submit to completion
+  double waited_seconds = 0;        // the part of `seconds` inside wait()
+  std::vector<std::uint64_t> last;  // by rank: in how many calls it arrived last
 };
 
-// Starts collectives and waits for them.
+// The part of a group's interface that starts collectives and waits for them.
 class Collectives {
  public:
   virtual ~Collectives() = default;
 
   // Start a collective. Until its wait has returned, the source and the destination belong to the
-  // communicator. This call never waits for another rank, for any number of pending works. Throws
-  // InvalidArgument before anything is published. Returns nothing if Busy.
+  // communicator: the caller must not change or free them. This call never waits for another rank,
+  // even if many works are pending. Throws InvalidArgument before anything is published. Returns
+  // nothing if another thread uses the group (Busy).
   [[nodiscard]] virtual std::optional<Work> try_submit(const Collective& collective) = 0;
-  // Wait for a work. Done: the destination holds the result.
+  // Wait until a submitted work (a collective, a send or a receive) is complete or a limit is
+  // reached. After Done, the destination holds the result.
   virtual Progress try_wait(Work work, const WaitLimits& limits) = 0;
   // Split the group: the ranks that pass the same color become a new group of the family. They are
   // ordered by their keys; ranks with equal keys keep their order in this group. A rank that passes
   // a negative color gets null. Every rank of this group calls this. Close the new group before
-  // this one. Returns nothing if Busy.
+  // this one. Returns nothing if another thread uses the group (Busy).
   [[nodiscard]] virtual std::optional<std::unique_ptr<Communicator>> try_split(int color,
                                                                                int key) = 0;
-  // Return the ranks of the job that a work waits for.
+  // Return the ranks of the job that a submitted collective, send or receive still waits for.
   virtual std::vector<int> missing(Work work) const {
     static_cast<void>(work);
     return {};
   }
-  // Return one entry per kind, reduction and call site. Empty if nothing is counted.
+  // Return the statistics, one entry per kind, reduction and call site. Empty if the group counts
+  // nothing.
   virtual std::vector<CallStats> stats() const { return {}; }
 };
 
-// Memory that collectives read and write without staging buffers. Over shared memory, the peers map
-// it.
+// A block of memory that a group has allocated. Collectives read and write it without staging
+// buffers. Over shared memory, the peers map it.
 struct SharedBlock {
   void* data = nullptr;
   std::size_t bytes = 0;
 };
 
-// Memory that all ranks of a group read and write. One rank makes it and sends its number to the
-// other ranks; then every rank opens it, including the maker. It exists until all ranks have
-// released it, even if the group has ended before. It is 64-byte aligned. The ranks must order
-// their writes themselves. Throws OutOfMemory.
+// Memory that all ranks of a group read and write. One rank, the maker, makes the memory and sends
+// the number of the memory to the other ranks; then every rank opens it, including the maker. It
+// exists until all ranks have released it, even if the group has ended before. It is 64-byte
+// aligned. The ranks must order their writes themselves. Throws OutOfMemory.
 class CommonMemory {
  public:
   virtual ~CommonMemory() = default;
   virtual std::uint64_t make_common(std::size_t bytes) = 0;
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number) = 0;
-  // Return a copy-on-write mapping of memory that this process has open. It is valid while the
-  // memory is open. Throws Unsupported.
+  // Return a copy-on-write mapping of common memory that this process has opened. The mapping is
+  // valid while the memory is open. Throws Unsupported.
   virtual std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
                                                          std::size_t bytes) = 0;
 };
 
-// Memory of the group, and the devices whose memory collectives can use.
+// The memory that a group allocates, and the devices whose memory its collectives can use.
 class HostMemory {
  public:
   virtual ~HostMemory() = default;
 
-  // Allocate memory, 64-byte aligned. Peers use it only between submit and wait of a collective.
-  // Throws OutOfMemory.
+  // Allocate memory, 64-byte aligned. Peers use the memory only between the submit and the wait of
+  // a collective. Throws OutOfMemory.
   virtual SharedBlock allocate(std::size_t bytes) = 0;
   virtual void release(SharedBlock block) noexcept = 0;
   // Return the interface to memory that the ranks share; null if they do not map each other's
   // memory.
   virtual CommonMemory* common_memory() noexcept { return nullptr; }
 
-  // Return true if collectives accept pointers of the device. Otherwise their caller copies the
-  // operands to the host and back. They use no queue of the device: a caller with an asynchronous
-  // one waits until the operands are ready before it submits.
+  // Return true if collectives accept pointers to memory of the device. If not, the caller copies
+  // the operands to the host and the results back. Collectives use no queue of the device: a caller
+  // with an asynchronous queue waits until the operands are ready before it submits.
   virtual bool reaches(const device::Device& device) const noexcept {
     return device.host_addressable();
   }
-  // Return true if kernels of the device may use what allocate() returns.
+  // Return true if kernels of the device may use the memory that allocate() returns.
   virtual bool lends_to(const device::Device& device) const noexcept {
     return device.addresses_host();
   }
 };
 
-// The state of the peers, and the failure and the end of this rank's part of the group.
+// The state of the other ranks of a group, and the calls that end this rank's part in the group.
 class Peers {
  public:
   virtual ~Peers() = default;
 
-  // Mark the group as watched. A running program that uses several groups of the family watches all
-  // of them: a wait in one then ends with the failure that a rank of another one has reported.
-  // Otherwise the wait would end at its deadline, if the awaited rank itself waits for the failed
-  // rank.
+  // Begin (`is_on`) or end the watch of the group. A running program that uses several groups of
+  // the family watches all of them: a wait in one group then ends with the failure that a rank of
+  // another group has reported. Without this, if the awaited rank itself waits for the failed rank,
+  // the wait would end only at its deadline.
   virtual void watch(bool is_on) noexcept = 0;
   // Throw the failure that a rank of this group has reported, if that is known without receiving a
   // message.
   virtual void check_peers() const {}
 
-  // Publish the rank that this rank waits for outside of this group, by the caller's numbering; -1:
-  // none. A caller that still waits repeats the call several times per second.
+  // Publish the rank that this rank waits for outside of this group, in a numbering that the caller
+  // chooses; -1: it waits for none. A caller that still waits repeats the call several times per
+  // second.
   virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
-  // Return the rank that a rank of this group has published within the last second; -1 = none.
+  // Return the rank that `rank` waits for, if `rank` has published it with note_awaited() within
+  // the last second; otherwise -1.
   virtual int awaited_by(int rank) const noexcept {
     static_cast<void>(rank);
     return -1;
   }
 
-  // Notify the peers that this rank has failed, and close the group. The peers raise the same kind
-  // if it is between ranks, and RemoteRank otherwise. `ranks` are the ranks of the job that the
-  // text names; none means this one. The text is cut to what fits.
+  // Notify the peers that this rank has failed, and close the group. If `kind` is an error between
+  // ranks, the peers raise the same kind, otherwise RemoteRank. `ranks`: the ranks of the job that
+  // the text names; empty: this rank. A text that is too long is cut.
   virtual void give_up(ErrorKind kind, std::string_view why,
                        std::span<const int> ranks) noexcept = 0;
-  // Call give_up() with the traceback of an exception of this rank.
+  // Call give_up() with the traceback of an exception that this rank has raised.
   void abort(std::string_view traceback) noexcept;
-  // Leave in good order: peers that still wait for this rank are notified that it left. Idempotent.
+  // Leave the group without a failure: peers that still wait for this rank are notified that it has
+  // left. A second call does nothing.
   virtual void close() noexcept = 0;
-  // Return true for a group of several ranks that is closed or has failed.
+  // Return true if the group is closed or has failed; always false for a group of one rank.
   virtual bool is_over() const noexcept { return false; }
   // Return true in a forked child of the process that made the group. There every call that takes
-  // part in a collective throws GroupClosed, the others do nothing, and the owner of the object
-  // must not destroy it.
+  // part in a collective throws GroupClosed, all other calls do nothing, and the owner of the
+  // object must not destroy it.
   virtual bool in_child() const noexcept { return false; }
 };
 

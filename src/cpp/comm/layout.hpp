@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layout of an array is its shape. The layout of a list of arrays is the dtype, size and layout
-// of each array. A collective itself moves a row of elements, so ranks with different layouts would
-// combine elements of different positions. Therefore the ranks compare their layouts.
+// of each array. A collective itself moves a plain sequence of elements (Row), so ranks with
+// different layouts would combine elements of different positions. Therefore the ranks compare
+// their layouts.
 #pragma once
 
 #include <cstddef>
@@ -21,30 +22,31 @@ inline std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 struct Layout {
   enum class Of : std::uint8_t { Row, Shape, List };
   Of of = Of::Row;
-  std::uint64_t hash = 0;                  // 0: a row of elements
-  std::size_t entries = 0;                 // axes, or arrays of the list
+  std::uint64_t hash = 0;                  // 0: a plain sequence of elements
+  std::size_t entries = 0;                 // the number of axes, or of arrays in the list
   std::size_t known = 0;                   // the number of entries that `numbers` has
-  const std::uint64_t* numbers = nullptr;  // extents; of a list, entry_of() of each array
+  const std::uint64_t* numbers = nullptr;  // the extents; of a list: entry_of() each array
 };
 
 // Return the layout of an array. Axes of extent 1 are left out, because they do not change the
-// order of the elements. An array with fewer than two other axes is a row. `extra`: another number
-// that the ranks must agree on, such as an axis; 0: none. An array with an `extra` is not a row.
-// `storage` has space for one number per axis; the layout points to it.
+// order of the elements. If at most one other axis is left and `extra` is 0, the layout is a Row, a
+// plain sequence of elements. `extra`: another number that the ranks must agree on, such as the
+// axis of an op; 0: none. `storage` has space for one number per axis, and the layout points to it.
 Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t extra,
                        std::uint64_t* storage) noexcept;
 
-// Return the entry of an array in the layout of a list.
+// Return the number that describes an array in the layout of a list: its element count and its
+// dtype.
 constexpr std::uint64_t entry_of(DType dtype, std::uint64_t count) noexcept {
   return count << 8 | static_cast<std::uint64_t>(dtype);
 }
-// Return the layout of a list. `entries` has the entry of each array, `hashes` the hash of its own
-// layout.
+// Return the layout of a list. `entries` has entry_of() for each array, and the layout points to
+// it. `hashes` has the hash of each array's own layout.
 Layout layout_of_list(const std::vector<std::uint64_t>& entries,
                       const std::vector<std::uint64_t>& hashes) noexcept;
 
-// Return "The arrays differ: rank 0 gives shape (2, 3), rank 1 shape (3, 2)". For long lists, the
-// text has the lengths and the first arrays that differ.
+// Return a text such as "The arrays differ: rank 0 gives shape (2, 3), rank 1 shape (3, 2)". For
+// long lists of arrays, the text has the lengths and the first arrays that differ.
 std::string layout_difference(int rank_a, const Layout& a, int rank_b, const Layout& b);
 
 }  // namespace ngd::comm

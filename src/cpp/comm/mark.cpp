@@ -7,7 +7,7 @@
 namespace ngd::comm {
 
 namespace {
-constexpr std::size_t kBytes = 1;  // a page
+constexpr std::size_t kBytes = 1;  // the kernel maps a whole page
 }
 
 Mark::Mark(const std::string& name) noexcept {

@@ -23,10 +23,10 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
-// Call sites are carried for messages, never compared.
+// Return a line of a program's text without the call site, because call sites are not compared.
 std::string_view without_site(std::string_view line) { return line.substr(0, line.find(" at ")); }
 
-constexpr std::string_view kEnd = "\n\n";  // of the collectives in a program's text
+constexpr std::string_view kEnd = "\n\n";  // the end of the list of collectives in a program's text
 
 std::string_view collectives_of(std::string_view text) { return text.substr(0, text.find(kEnd)); }
 
@@ -45,8 +45,8 @@ constexpr std::string_view kSameSteps =
 
 }  // namespace
 
-// A text that is not UTF-8 may have many bytes that look like the inside of a character, so these
-// functions look at no more than three.
+// A text that is not UTF-8 may have many bytes that look like the inside of a character, so
+// head_of() and tail_of() move the cut by at most three bytes.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept {
   if (text.size() <= max_bytes) return text;
   std::size_t end = max_bytes;

@@ -12,25 +12,25 @@
 
 namespace ngd::comm {
 
-// Return the first or the last `max_bytes` bytes of a text, or up to three bytes less: no UTF-8
-// character is cut.
+// Return the first or the last `max_bytes` bytes of a text, or up to three bytes less, so that no
+// UTF-8 character is cut.
 std::string_view head_of(std::string_view text, std::size_t max_bytes) noexcept;
 std::string_view tail_of(std::string_view text, std::size_t max_bytes) noexcept;
 
 // Return a text without the spaces and newlines at its end.
 std::string_view without_end(std::string_view text) noexcept;
 
-// Copy a call site for the messages of other ranks. The end, with file and line, is the most useful
-// part: a long path is cut at the left, and then begins with "...". The name of a public call
-// before the path is kept (public_call).
+// Copy the text of a call site into a fixed array, for the error messages of other ranks. The end,
+// with file and line, is the most useful part: a long path is cut at the left, and then begins with
+// "...". The name of a public call before the path is kept (public_call).
 inline constexpr std::size_t kSiteBytes = 56;
 void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
-std::string list_ranks(const std::vector<int>& ranks);  // "rank 1", "rank 1, rank 3"
+std::string list_ranks(const std::vector<int>& ranks);  // such as "rank 1, rank 3"
 
 // ---- failures between ranks: the facts of each rank, the rule, and the next step
 
-// The call of a rank, for messages.
+// A rank and the text of its call, for error messages.
 struct RankCall {
   int rank;
   std::string call;
@@ -42,8 +42,8 @@ inline constexpr std::string_view kSameCalls =
     "options. Look for a collective inside \"if rank == ...\", and for ranks with different "
     "numbers of batches.";
 
-// Return "rank 0 and rank 1 <what>:\n  rank 0: <call>\n  rank 1: <call>\n<rule>", by ascending
-// rank.
+// Return the text "rank 0 and rank 1 <what>:\n rank 0: <call>\n rank 1: <call>\n<rule>" of a
+// mismatch. The lower rank comes first.
 std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_view rule);
 
 // Return the text of a mismatch between a send of rank `sender` and the matching recv of rank
@@ -59,32 +59,33 @@ std::string mismatch_of_counts(std::string_view where, const RankCall& sender, s
 // Return the text of a mismatch between two compiled steps, from their program texts
 // (collective.hpp). mismatch_of_collectives(): their sequences of collectives differ.
 // mismatch_of_computations(): the sequences are equal and the steps compute different values; `a`
-// and `b` are the collectives in which the ranks have found that.
+// and `b` are the collectives in which the ranks have found the difference.
 std::string mismatch_of_collectives(std::string_view where, int rank_a, std::string_view text_a,
                                     int rank_b, std::string_view text_b);
 std::string mismatch_of_computations(std::string_view where, const RankCall& a,
                                      std::string_view text_a, const RankCall& b,
                                      std::string_view text_b);
 
-// Return the text of a timeout: ranks did not arrive, or have arrived and did not finish. `facts`
-// has a line per rank.
+// Return the text of a timeout error. `has_arrived`: the late ranks have arrived but did not
+// finish; otherwise they did not arrive. `facts` has a line per rank.
 std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,
                  double seconds, const std::vector<std::string>& facts, std::string_view advice);
-// Return the advice: compare the calls if the ranks are in different calls; otherwise look at the
-// process of the late rank (`pid`; 0: not known).
+// Return the advice at the end of a timeout error: compare the calls if the ranks are in different
+// calls; otherwise look at the process of the late rank (`pid`; 0: not known).
 std::string late_advice(bool is_in_other_call, int pid);
 
-// Return the text for a process that ended without a report while another rank waited for it.
+// Return the text for a rank whose process ended without a report while another rank waited for it.
 std::string rank_died(std::string_view call, int rank, int pid);
-// Return the text for a rank that left in order while another rank waited for it.
+// Return the text for a rank that left the group without a failure while another rank waited for
+// it.
 std::string rank_left(std::string_view call, int rank, bool of_world);
 
 inline constexpr std::string_view kForkedChild =
     "collectives do not work in a forked child of a rank: start a process of its own "
     "(multiprocessing with the start method \"spawn\"), and call no collectives in it";
 
-// Return the text of a refused call: the group was closed by an earlier failure, by close(), or by
-// close() during the call.
+// Return the text of the error for a call that is refused: the group was closed by an earlier
+// failure, by close(), or by close() during the call.
 std::string closed_by_failure(std::string_view call, std::string_view failure);
 std::string closed_in_order(std::string_view call);
 std::string closed_while_waiting(std::string_view call);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces mpi/ in builds without MPI.
+// Replaces the folder mpi/ in builds without MPI.
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces shm/ in builds without shared memory.
+// Replaces the folder shm/ in builds without shared memory.
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repeated tries of a call that is part of a larger call. The larger call has begun, so it cannot
-// return Busy any more: it waits until the other thread no longer uses the group.
+// Repeated tries of a call that is part of a larger call. When the larger call has begun, it cannot
+// return Busy any more, so it waits until the other thread no longer uses the group.
 #pragma once
 
 #include <chrono>
@@ -13,12 +13,12 @@
 
 namespace ngd::comm {
 
-// The waits between the tries of one call, with its timeout.
+// The waits between the tries of one refused call, with the timeout of all tries together.
 class Retries {
  public:
   Retries(Communicator& group, double timeout_seconds) noexcept
       : group_(group), timeout_seconds_(timeout_seconds) {}
-  // Sleep a little. Throws if the timeout has passed, or the caller is interrupted.
+  // Sleep until the next try. Throws if the timeout has passed, or the caller is interrupted.
   void wait();
 
  private:

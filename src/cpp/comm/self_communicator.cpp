@@ -71,7 +71,7 @@ class SelfCommunicator final : public Communicator {
   std::atomic<std::uint64_t> submitted_{0};
   std::mutex closing_;
   std::atomic<bool> closed_{false};
-  char why_[256] = {};  // the failure, or empty; written before closed_
+  char why_[256] = {};  // the text of the failure, or empty; written before closed_ is set
 };
 
 }  // namespace

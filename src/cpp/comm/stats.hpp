@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Statistics of a communicator: the costs of each call site.
+// Statistics of a communicator: the number, bytes and times of the calls at each call site.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace ngd::comm {
 
-// Return the bytes of the larger of a rank's source and destination.
+// Return the number of bytes of a rank's source or destination, whichever is larger.
 std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size) noexcept;
 
 class Statistics {
@@ -21,9 +21,9 @@ class Statistics {
 
   explicit Statistics(int ranks) : ranks_(ranks) {}
 
-  // Return the entry that counts the calls with this kind, reduction and call site. It takes a few
-  // nanoseconds if the site is a string at the address of an earlier call: cache_ finds it by the
-  // address.
+  // Return the entry that counts the calls with this kind, reduction and call site. If the site is
+  // a string at the same address as in an earlier call, cache_ finds the entry by the address in a
+  // few nanoseconds.
   Entry entry_of(const Collective& collective) {
     const char* site = collective.site == nullptr ? "" : collective.site;
     CachedEntry& cached = cache_[cache_index(collective, site)];
@@ -36,7 +36,7 @@ class Statistics {
     return cached.entry;
   }
 
-  // Count a complete call: its bytes, its time, and the last rank to arrive (-1: not known).
+  // Count a complete call: its bytes, its time, and the rank that arrived last (-1: not known).
   void add(Entry entry, std::uint64_t bytes, std::uint64_t ns, int last) noexcept {
     CallStats& stats = entries_[entry];
     ++stats.calls;
@@ -51,7 +51,8 @@ class Statistics {
 
  private:
   static constexpr std::size_t kCacheSize = 256;
-  static constexpr std::size_t kMostEntries = 4096;  // then calls are counted without their site
+  // if the table is full, calls are counted without their site
+  static constexpr std::size_t kMostEntries = 4096;
 
   static std::size_t cache_index(const Collective& collective, const char* site) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(site);

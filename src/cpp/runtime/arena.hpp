@@ -17,7 +17,8 @@
 
 namespace ngd::runtime {
 
-// A block of shared memory, borrowed from a communicator. The destructor gives it back.
+// A block of shared memory that a program borrows from a communicator. The destructor gives it
+// back.
 class Lent {
  public:
   Lent(comm::Communicator& owner, std::size_t bytes)
@@ -35,7 +36,8 @@ class Lent {
   comm::SharedBlock block_;
 };
 
-// An arena. Any thread may call its functions at any time.
+// An arena: memory that several programs use in turn. Any thread may call its functions at any
+// time.
 class Arena {
  public:
   Arena() = default;
@@ -44,15 +46,15 @@ class Arena {
   ~Arena();
 
   // Return host memory of at least `bytes`, at the same address in all calls. Null if the addresses
-  // cannot be reserved, because the address space is limited or the machine has less memory. Throws
-  // OutOfMemory.
+  // cannot be reserved: the address space is limited, or `bytes` is more than the memory of the
+  // machine. Throws OutOfMemory.
   void* reserve(std::size_t bytes);
 
-  // Return a block of the communicator's shared memory. It is the block of another program if that
-  // is large enough.
+  // Return a block of at least `bytes` of the shared memory of `owner`. If the block of another
+  // program is large enough, it is returned again.
   std::shared_ptr<Lent> lend(comm::Communicator& owner, std::size_t bytes);
 
-  // True while one of the programs runs.
+  // True while one of the programs of this arena runs.
   std::atomic<bool>& running() noexcept { return running_; }
 
  private:

@@ -3,7 +3,7 @@
 
 #include "base/error.hpp"
 
-// The build writes one line per folder of devices/: NGD_DEVICE(folder)
+// For each folder of devices/, the build writes one line NGD_DEVICE(folder).
 #define NGD_DEVICE(folder)         \
   namespace ngd::runtime::folder { \
   const DeviceRow& row();          \

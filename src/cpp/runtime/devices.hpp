@@ -10,14 +10,15 @@
 
 namespace ngd::runtime {
 
-// A row of the table of devices.
+// An entry of the table of devices: the name, the device and its kernels.
 struct DeviceRow {
   std::string_view name;
   device::Device& (*device)();
   kernels::KernelTable (*table)();
 };
 
-// Return the device with this name. Throws InvalidArgument if this build does not have it.
+// Return the entry of the device with this name. Throws InvalidArgument if this build does not have
+// it.
 const DeviceRow& device_named(std::string_view name);
 
 }  // namespace ngd::runtime

@@ -17,11 +17,12 @@
 namespace ngd::runtime {
 
 namespace {
-// A kernel with fewer bytes of operands and results takes about ten microseconds. Reading the clock
-// takes 9 ns, a seventh of the time of an iteration of a scan over few elements.
+// A kernel with fewer bytes of operands and results takes about ten microseconds, so it runs
+// without a check for signals. A check reads the clock, which takes 9 ns: a seventh of the time of
+// an iteration of a scan over few elements.
 constexpr std::size_t kShortBytes = 16 << 10;
 
-// Held during a call of an executor. A second call at the same time throws Busy.
+// Locks an executor during a call. A second call at the same time throws Busy.
 class RunLock {
  public:
   explicit RunLock(std::atomic<bool>& flag) : flag_(flag) {
@@ -50,7 +51,7 @@ Error with_site(const Error& error, const Instruction& instruction) {
 }  // namespace
 
 // An instruction with its kernel or collective and the addresses of its operands. The addresses of
-// inputs and outputs are set at every call. The others stay.
+// inputs and outputs of the program are set at every call. All other addresses are set once.
 struct Executor::BoundInstruction {
   struct Patch {
     bool is_output_operand;
@@ -60,22 +61,22 @@ struct Executor::BoundInstruction {
   };
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;  // of a Run
-  std::unique_ptr<Nested> nested;           // of a Scan or a Cond
-  BoundInstruction* started = nullptr;      // of a Wait
-  PendingCollective* pending = nullptr;     // of a Start or a Wait
+  std::unique_ptr<Nested> nested;           // of a Scan or a Cond: its nested programs
+  BoundInstruction* started = nullptr;      // of a Wait: its Start
+  PendingCollective* pending = nullptr;     // of a Start or a Wait: its collective
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
   bool writes_variable = false;
-  bool is_short = false;      // takes microseconds: signals are checked at the next instruction
-  std::int64_t begin_ns = 0;  // in the last recorded run
-  Faults before;              // of the operands, under NGD_CHECK_FINITE
+  bool is_short = false;      // takes microseconds: no check for signals before it
+  std::int64_t begin_ns = 0;  // when it began in the last recorded run
+  Faults before;              // NaN or infinities in its operands, under NGD_CHECK_FINITE
   struct SavedOperand {
     std::size_t input;
     device::Buffer bytes;
   };
   std::vector<SavedOperand>
-      saved;  // the operands that a fused kernel overwrites: first_fault() reads them
+      saved;  // copies for first_fault() of operands that a fused kernel overwrites
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
@@ -155,7 +156,7 @@ void* Executor::private_memory() {
 void Executor::bind() {
   for (const auto& bytes : program_.constants)
     constants_.emplace_back(device_, bytes.size()).write(bytes.data());
-  bound_.reserve(program_.instructions.size());  // Waits point at Starts
+  bound_.reserve(program_.instructions.size());  // Waits point at Starts, which must not move
   for (const Instruction& instruction : program_.instructions) bind_instruction(instruction);
 }
 
@@ -291,7 +292,7 @@ void Executor::run_and_wait(const void* const* inputs, void* const* outputs) try
   throw with_site(error, *static_cast<const Instruction*>(error.origin()));
 }
 
-// The enqueued work of a failed run uses the caller's arrays and the variables, so wait for it. Its
+// Wait for the enqueued work of a failed run, which uses the caller's arrays and the variables. Its
 // errors are ignored: the run has failed already.
 void Executor::drain() noexcept {
   if (!is_asynchronous_) return;
@@ -309,8 +310,8 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::perform(BoundInstruction& bound, const void* const* inputs, void* const* outputs) {
-  // The updates of variables are last. They are not interrupted, so Ctrl-C does not poison
-  // variables.
+  // The updates of variables are the last instructions of a program. They are not interrupted, so
+  // Ctrl-C does not poison variables.
   if (!bound.is_short && !variables_touched_) interrupts_.check();
   for (const BoundInstruction::Patch& patch : bound.patches) {
     const void* base = patch.is_from_outputs ? outputs[patch.number] : inputs[patch.number];
@@ -327,7 +328,7 @@ void Executor::perform(BoundInstruction& bound, const void* const* inputs, void*
     execute(bound);
 }
 
-// Measures a recorded run. If an instruction throws, the times up to it are kept.
+// Measures the times of a recorded run. If an instruction throws, the times up to it are kept.
 class Executor::RunTimer {
  public:
   RunTimer(Executor& executor, std::uint64_t recording)
@@ -417,16 +418,17 @@ void Executor::execute(BoundInstruction& bound) {
   }
   try {
     bound.kernel->run({bound.inputs.data(), bound.outputs.data(), scratch_.data(), queue_});
-  } catch (const std::out_of_range& error) {  // its text begins with the public call
+  } catch (const std::out_of_range& error) {  // the text begins with the public call
     throw std::out_of_range(concat(error.what(), " (made at ", bound.instruction->site, ")"));
   } catch (const Error& error) {
     throw with_site(error, *bound.instruction);
   }
 }
 
-// Throw NotFinite at the first instruction whose result has a NaN but whose operands do not, or has
-// an infinity although its operands are finite. A NaN in an argument or a variable is reported
-// where it is first read. The operand of a Start is compared with the result of its Wait.
+// Run an instruction and check its result. Throw NotFinite if the result has a NaN and no operand
+// has one, or if the result has an infinity and all operands are finite. A NaN in an argument or a
+// variable is reported at the instruction that reads it first. For a collective, the operand of its
+// Start is compared with the result of its Wait.
 void Executor::execute_checked(BoundInstruction& bound) {
   const BoundInstruction& operation = bound.started == nullptr ? bound : *bound.started;
   bound.before = faults_of(bound.instruction->attrs);
@@ -450,7 +452,8 @@ void Executor::execute_checked(BoundInstruction& bound) {
   }
 }
 
-// Throw NotFinite if this operand, which has a NaN, is an argument or a variable.
+// Throw NotFinite if operand number `input`, which has a NaN, is an argument or a variable of the
+// step.
 void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t input) const {
   const Instruction& instruction = *bound.instruction;
   const Value& value = program_.values[instruction.inputs[input]];
@@ -462,7 +465,8 @@ void Executor::throw_if_nan_enters(const BoundInstruction& bound, std::size_t in
     fail_not_finite(instruction, reader, "there is a NaN in a variable read by");
 }
 
-// Copy the operands whose memory the kernel overwrites with results.
+// Copy the operands whose memory the kernel overwrites with results, because first_fault() may read
+// them afterwards.
 void Executor::save_overwritten(BoundInstruction& bound) {
   bound.saved.clear();
   const auto type_of = [&](int value) { return program_.values[value].type; };
@@ -480,7 +484,7 @@ void Executor::save_overwritten(BoundInstruction& bound) {
   }
 }
 
-// Report the op whose result has the first NaN or infinity.
+// Throw NotFinite with a message that names the op whose result has the first NaN or infinity.
 void Executor::throw_not_finite(const BoundInstruction& bound, std::size_t output, bool nan) {
   const Instruction& instruction = *bound.instruction;
   const Member* member = maker_of(instruction, output);

@@ -45,7 +45,8 @@ class Executor {
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
            Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
-  // A nested program (nested.hpp). Its two arenas are memory of the outer program.
+  // Make the executor of a nested program (nested.hpp). `arena` and `shared` are memory of the
+  // outer program.
   Executor(Program program, const RunContext& context, void* arena, void* shared);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -62,15 +63,15 @@ class Executor {
   // the call returns.
   void run_inside(const void* const* inputs, void* const* outputs);
 
-  // Return true if the last run() threw after an instruction that writes a variable was started or
-  // enqueued.
+  // Return true if the last run() threw after it had started or enqueued an instruction that writes
+  // a variable.
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
   // Set the addresses of the variables. Throws Busy during a run.
   void move_variables(const std::vector<void*>& variables);
 
-  // Return the times of the last recording in which the program ran. Throws Busy during a recorded
-  // run.
+  // Return the times in the last recording (recording.hpp) in which the program ran. Throws Busy
+  // during a recorded run.
   Record record() const;
 
  private:
@@ -97,24 +98,24 @@ class Executor {
 
   Program program_;
   device::Device& device_;
-  const bool stages_arguments_;  // the caller's arrays are copied to the device and back
+  const bool stages_arguments_;  // the caller's arrays are copied to the device, and results back
   const bool check_finite_;
   const kernels::KernelTable table_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
-  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
+  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // copies on the device
   std::vector<std::byte> checked_value_;  // on the host: a copy of the value to check
   const std::shared_ptr<Arena> shared_arena_;
   device::Buffer own_shared_, own_arena_, scratch_;
   std::shared_ptr<Lent> lent_shared_;
   void* arena_;
   void* shared_ = nullptr;
-  std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
+  std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query text
   std::vector<BoundInstruction> bound_;
   const std::uint64_t number_ = recording().next_program();
   mutable std::mutex recorded_mutex_;  // protects record_ and recorded_in_; held by a recorded run
   Record record_;
-  std::uint64_t recorded_in_ = 0;  // the number of the recording
+  std::uint64_t recorded_in_ = 0;  // the number of the recording that record_ has
   std::atomic<bool> own_running_{false};
   std::atomic<bool>& running_;
   bool variables_touched_ = false;
@@ -122,8 +123,8 @@ class Executor {
   PendingCollectives* collectives_ = nullptr;
   Interrupts own_interrupts_;
   Interrupts& interrupts_;
-  // This is the last member, because its destructor waits for the enqueued work, which uses the
-  // members above.
+  // Declared after the members above, so that it is destroyed before them: its destructor waits for
+  // the enqueued work, which uses them.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
   const bool is_asynchronous_;

@@ -11,9 +11,9 @@ namespace ngd::runtime {
 
 namespace {
 
-// Return the faults of floats, from their bits. A float with an exponent of all ones is an infinity
-// if its fraction is 0, and a NaN otherwise. So, without the sign and read as an integer, an
-// infinity equals `exponent`, and a NaN is greater.
+// Return which faults (NaN, infinity) an array of floats has, from their bits. A float with an
+// exponent of all ones is an infinity if its fraction is 0, and a NaN otherwise. So, without the
+// sign and read as an integer, an infinity equals `exponent`, and a NaN is greater.
 template <class Bits>
 Faults find_faults(const void* data, std::size_t count, Bits exponent, Bits all_but_sign) noexcept {
   const auto* bits = static_cast<const Bits*>(data);

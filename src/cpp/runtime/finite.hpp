@@ -7,15 +7,16 @@
 
 namespace ngd::runtime {
 
-// The kinds of faults that a value has.
+// The kinds of faults that an array has.
 struct Faults {
   bool nan = false, infinite = false;
 };
 
-// Return the faults of an array. Integers have none.
+// Return the kinds of faults that an array has. Integers have no faults.
 Faults faults_of(const TensorType& type, const void* data) noexcept;
 
-// Return the faults of the numbers in attributes, and of the immediates in kernel bodies ("#-inf").
+// Return the kinds of faults among the numbers in attributes, including the constants in kernel
+// bodies, such as "#-inf".
 Faults faults_of(const Attrs& attrs);
 
 }  // namespace ngd::runtime

@@ -17,7 +17,8 @@ using kernels::fused::Statement;
 
 Faults operator|(Faults a, Faults b) { return {a.nan || b.nan, a.infinite || b.infinite}; }
 
-// Return the text of the first `count` statements.
+// Return the text of the first `count` statements of a kernel body, in which a statement ends with
+// a semicolon.
 std::string prefix_of(std::string_view program, std::size_t count) {
   std::size_t end = 0;
   for (std::size_t i = 0; i < count && end != std::string_view::npos; ++i)
@@ -25,7 +26,8 @@ std::string prefix_of(std::string_view program, std::size_t count) {
   return std::string(program.substr(0, end));
 }
 
-// Return the query of a kernel that stores only the result of one statement.
+// Return the query of a kernel that computes the statements up to number `statement`, and stores
+// only the result of that one.
 kernels::KernelQuery query_of_statement(const kernels::KernelQuery& original, std::size_t statement,
                                         DType dtype) {
   const Attrs& attrs = original.attrs;
@@ -46,8 +48,8 @@ bool are_of_one_op(const Member& a, const Member& b) {
   return a.application >= 0 && a.application == b.application;
 }
 
-// Return the faults of the operands of an op: the operands of its statements that none of its
-// statements computes. `last` is the last statement of the op.
+// Return the faults of the operands of an op. An op may consist of several statements; `last` is
+// the number of the last one. Values that its own statements compute are not operands.
 Faults operand_faults(std::size_t last, const std::vector<Member>& members,
                       const std::vector<Statement>& program,
                       const std::vector<Faults>& input_faults,
@@ -138,7 +140,7 @@ const Member* maker_of(const Instruction& instruction, std::size_t output) {
   std::size_t number = members.size();
   if (output < results.size())
     number = static_cast<std::size_t>(results[output]);
-  else if (instruction.attrs.has("reduced"))  // reductions are the last members
+  else if (instruction.attrs.has("reduced"))  // the members of reductions are at the end
     number -= instruction.attrs.integers("reduced").size() - (output - results.size());
   return number < members.size() ? &members[number] : &members.back();
 }

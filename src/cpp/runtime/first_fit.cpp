@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // First fit with a segment tree: a binary tree whose leaves are the instructions. A node stands for
-// the span of the instructions below it. A life is the union of at most two spans per level of the
+// the span of the instructions below it. The life of a block is the range of the instructions
+// during which its bytes are in use. A life is the union of at most two spans per level of the
 // tree; these nodes are the spans of the life. Each node keeps two sets of bytes:
 //   throughout   the bytes of the blocks that have this node as one of their spans, and so use the
 //                bytes throughout it
@@ -18,12 +19,12 @@ namespace ngd::runtime {
 
 namespace {
 
-// Bytes [begin, end).
+// A run: the consecutive bytes [begin, end).
 struct Run {
   std::size_t begin, end;
 };
 
-// A set of bytes, as a sorted list of runs.
+// A set of bytes, as a sorted list of runs of consecutive bytes.
 class ByteSet {
  public:
   void add(Run added) {
@@ -42,7 +43,7 @@ class ByteSet {
     }
   }
 
-  // Return the lowest offset, not below `offset`, from which on `bytes` bytes are not in the set.
+  // Return the lowest offset >= `offset` at which `bytes` consecutive bytes are not in the set.
   std::size_t lowest_free(std::size_t offset, std::size_t bytes) const {
     auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
                                 [](std::size_t at, const Run& run) { return at < run.end; });
@@ -72,7 +73,7 @@ class LifeTree {
   }
 
  private:
-  // Set spans_ to the spans of a life, and above_ to all nodes above them.
+  // Set spans_ to the nodes that together cover a life, and above_ to all nodes above these.
   void find_nodes(const Life& life) {
     spans_.clear();
     above_.clear();
@@ -87,7 +88,7 @@ class LifeTree {
     above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
   }
 
-  // Return the lowest offset at which `bytes` bytes are free in all sets.
+  // Return the lowest offset at which `bytes` bytes are free during the whole life.
   std::size_t lowest_free(std::size_t bytes) const {
     std::size_t offset = 0, before = 0;
     do {
@@ -99,7 +100,8 @@ class LifeTree {
   }
 
   std::size_t leaves_;
-  std::vector<ByteSet> throughout_, during_;  // by node; node n has the children 2n and 2n + 1
+  // by node of the tree; node n has the children 2n and 2n + 1
+  std::vector<ByteSet> throughout_, during_;
   std::vector<std::size_t> spans_, above_;
 };
 

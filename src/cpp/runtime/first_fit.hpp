@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocates the blocks of an arena at compile time.
+// Gives each block of an arena its offset, at compile time.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,14 @@
 
 namespace ngd::runtime {
 
-// Bytes that are in use from instruction `first` to instruction `last`; bytes > 0.
+// A block of `bytes` > 0 bytes that is in use from instruction `first` to instruction `last`, both
+// included.
 struct Life {
   std::size_t first = 0, last = 0, bytes = 0;
 };
 
-// Place the blocks in the given order, each at the lowest offset where its bytes are free during
-// its life. Return the offsets.
+// Return the offset of each block. The blocks are placed in the given order, each at the lowest
+// offset at which its bytes are free during its life.
 std::vector<std::size_t> first_fit(const std::vector<Life>& lives);
 
 }  // namespace ngd::runtime

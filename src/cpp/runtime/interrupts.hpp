@@ -12,17 +12,19 @@
 
 namespace ngd::runtime {
 
-// Returns true if a handler has raised. Called on the thread of the run.
+// A function that returns true if a Python signal handler has raised an exception. It is called on
+// the thread of the run.
 using Interrupt = bool (*)();
 
 class Interrupts {
  public:
   explicit Interrupts(Interrupt interrupt) noexcept : interrupt_(interrupt) {}
 
-  // Call this when a run begins.
+  // Call this when a run begins: the first check of signals comes one period later.
   void begin() noexcept { next_ms_ = now_ms() + kPeriodMs; }
 
-  // Throw Interrupted if a handler has raised. Most calls only read the clock.
+  // Throw Interrupted if a Python signal handler has raised an exception. Most calls only read the
+  // clock.
   void check() {
     if (now_ms() >= next_ms_) [[unlikely]]
       ask();
@@ -31,8 +33,8 @@ class Interrupts {
  private:
   static constexpr std::int64_t kPeriodMs = 100;
 
-  // Return the time of a clock with a resolution of some milliseconds. A call takes a few
-  // nanoseconds.
+  // Return the time in milliseconds, from a clock with a resolution of some milliseconds. A call
+  // takes a few nanoseconds.
   static std::int64_t now_ms() noexcept {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

@@ -13,7 +13,7 @@ namespace ngd::runtime {
 
 namespace {
 
-// Divides memory into consecutive blocks.
+// Divides a piece of memory into consecutive blocks, one per call of take().
 class SpareMemory {
  public:
   SpareMemory(void* data, std::size_t bytes)
@@ -72,7 +72,7 @@ class Scan : public Nested {
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
     for (std::size_t iteration = 0; iteration < length_; ++iteration) {
       if (iteration % kIterationsPerCheck == 0)
-        interrupts_.check();  // short instructions do not check
+        interrupts_.check();  // a body of short instructions makes no checks
       const std::size_t slice = slice_of(iteration);
       for (std::size_t i = 0; i < slices_.size(); ++i)
         inputs_[carries + i] = at(inputs[carries + i], slice * slices_[i]);
@@ -92,18 +92,18 @@ class Scan : public Nested {
  private:
   struct Carry {
     std::size_t bytes;
-    void* buffers[2];  // used alternately if the history is not read
+    void* buffers[2];  // for the values of two iterations, if no instruction reads the history
   };
   struct Result {
-    std::size_t bytes;  // of one slice
-    void* unread;       // the memory of a result that is not read
+    std::size_t bytes;  // the bytes of one slice
+    void* unread;       // memory for a result that no instruction reads
   };
 
   std::size_t slice_of(std::size_t iteration) const {
     return is_reverse_ ? length_ - 1 - iteration : iteration;
   }
 
-  // Set a carried value before the first iteration.
+  // Set carried value number `i` before the first iteration.
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;
@@ -112,8 +112,8 @@ class Scan : public Nested {
       queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
-  // Return the address to which an iteration writes a carried value. The iteration reads the value
-  // from another address.
+  // Return the address to which an iteration writes carried value number `i`. It differs from the
+  // address from which the iteration reads that value.
   void* output_of(std::size_t i, std::size_t iteration, void* last, void* history) const {
     const Carry& carry = carries_[i];
     if (iteration + 1 == length_) return last != nullptr ? last : carry.buffers[iteration % 2];
@@ -128,10 +128,10 @@ class Scan : public Nested {
   std::size_t length_;
   bool is_reverse_;
   Executor body_;
-  std::vector<const void*> inputs_;  // of the current iteration
+  std::vector<const void*> inputs_;  // the operands of the current iteration
   std::vector<void*> outputs_;
   std::vector<Carry> carries_;
-  std::vector<std::size_t> slices_;  // the bytes of one slice of each tensor
+  std::vector<std::size_t> slices_;  // for each tensor, the bytes of one slice
   std::vector<Result> results_;
 };
 
@@ -169,7 +169,7 @@ class Cond : public Nested {
 
  private:
   device::Queue& queue_;
-  std::vector<std::unique_ptr<Executor>> bodies_;  // the branch for false, and the one for true
+  std::vector<std::unique_ptr<Executor>> bodies_;  // the branches, first the one for false
   std::vector<void*> unread_, outputs_;
 };
 

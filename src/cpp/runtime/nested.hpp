@@ -19,7 +19,7 @@ class Nested {
  public:
   virtual ~Nested() = default;
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
-  virtual std::vector<const Executor*> programs() const = 0;  // in the instruction's order
+  virtual std::vector<const Executor*> programs() const = 0;  // one per body of the instruction
 };
 
 // Build the nested programs of an instruction with the operands of `query`. Its last two outputs

@@ -15,7 +15,8 @@ namespace ngd::runtime {
 
 namespace {
 
-// Return the counts of an attribute, one per rank. Null if the attribute is missing.
+// Return the numbers in an attribute, one per rank, and store them in `counts`. Return null if the
+// attribute is missing.
 const std::uint64_t* counts_in(const Attrs& attrs, const char* name, int size,
                                std::vector<std::uint64_t>& counts) {
   if (!attrs.has(name)) return nullptr;
@@ -25,7 +26,7 @@ const std::uint64_t* counts_in(const Attrs& attrs, const char* name, int size,
   return counts.data();
 }
 
-// Set the collective that the Start describes.
+// Set pending.collective to the collective that the Start instruction describes.
 void describe_collective(PendingCollective& pending, int size, const TensorType& operand,
                          const TensorType& result) {
   const Attrs& attrs = pending.instruction->attrs;
@@ -135,8 +136,8 @@ void PendingCollectives::start(PendingCollective& pending, const void* operand, 
   submit_started(!has_submitted_);
 }
 
-// Submit the started collectives in the order of the program: all, or up to the first one whose
-// operand is not ready.
+// Submit the started collectives in the order of the program. If `all` is true, wait for the
+// operand of each one; otherwise stop at the first one whose operand is not ready.
 void PendingCollectives::submit_started(bool all) {
   for (; submitted_ < started_.size(); ++submitted_) {
     PendingCollective& pending = *started_[submitted_];
@@ -167,7 +168,7 @@ void PendingCollectives::submit(PendingCollective& pending) {
 }
 
 void PendingCollectives::wait(PendingCollective& pending) {
-  // Submit all: a peer may need a later collective first.
+  // Submit all started collectives: a peer may need a later one first.
   if (is_asynchronous_) submit_started(true);
   comm::wait_retrying(*pending.communicator, pending.work, timeout_seconds_);
   if (pending.is_staged) {

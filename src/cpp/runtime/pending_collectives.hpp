@@ -22,36 +22,38 @@
 
 namespace ngd::runtime {
 
-// A collective of the program. It is prepared once. It may be started again after a wait.
+// A collective of the program. It is prepared once, and may be started again after each wait.
 struct PendingCollective {
-  const Instruction* instruction = nullptr;  // the Start
+  const Instruction* instruction = nullptr;  // the Start instruction
   comm::Communicator* communicator = nullptr;
   comm::Collective collective;
-  comm::ProgramIdentity program;  // not of sends and receives
+  comm::ProgramIdentity program;  // not used for sends and receives
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
-  void* result = nullptr;              // on the device
-  std::size_t bytes_to_clear = 0;      // of the result, if this rank receives nothing
+  void* result = nullptr;  // the address on the device
+  // the bytes of the result to set to zero, if this rank receives nothing
+  std::size_t bytes_to_clear = 0;
   bool is_staged = false;              // operand and result are copied through host memory
-  device::Buffer source, destination;  // this host memory
-  // If the queue is asynchronous: the operand is computed; it is copied to the host.
+  device::Buffer source, destination;  // the host memory, if it is staged
+  // Events of an asynchronous queue: the operand is computed, and the operand is copied to the
+  // host.
   std::unique_ptr<device::Event> operand_ready, operand_staged;
 };
 
 class PendingCollectives {
  public:
-  // The communicators are those of the groups and belong to one family. They must outlive this
-  // object, as must the groups and the queue.
+  // The communicators are those of `groups`, and belong to one family. They must outlive this
+  // object, and so must `groups` and the queue.
   PendingCollectives(device::Device& device, device::Queue& queue,
                      std::vector<comm::Communicator*> communicators,
                      const std::vector<GroupSequence>& groups);
 
-  // Prepare the collective of a Start with these types of operand and result. Throws Internal if
-  // they do not fit the collective.
+  // Prepare the collective of a Start instruction whose operand and result have these types. Throws
+  // Internal if the types do not fit the collective.
   PendingCollective& add(const Instruction& instruction, const TensorType& operand,
                          const TensorType& result);
 
-  // The duration of a run. When it begins, no collective of an earlier run is pending.
+  // The duration of a run. No collective of an earlier run may be pending when it begins.
   class Run {
    public:
     explicit Run(PendingCollectives& collectives) noexcept : collectives_(collectives) {
@@ -67,14 +69,15 @@ class PendingCollectives {
   // Return true if the first collective of this run was refused, because another thread uses its
   // group. Then the run has had no effect on other ranks.
   bool was_refused() const noexcept { return was_refused_; }
-  // Start and wait for a collective. The pointers are device pointers. Throws what the communicator
-  // throws.
+  // Start a collective, and wait for it. The pointers are device pointers. Both functions throw the
+  // errors of the communicator.
   void start(PendingCollective& pending, const void* operand, void* result);
   void wait(PendingCollective& pending);
 
-  // Close the groups, because this rank leaves the common sequence.
+  // Close the groups of the collectives, because this rank has failed and leaves the common
+  // sequence. The peers are notified of `why`.
   void abort(std::string_view why) noexcept;
-  // Wait until no copy that was enqueued here uses the operands.
+  // Wait until the copies that were enqueued here do not read the operands any more.
   void drain() noexcept;
 
  private:
@@ -89,16 +92,17 @@ class PendingCollectives {
   const bool is_asynchronous_;
   double timeout_seconds_;
   std::vector<comm::Communicator*> communicators_;
-  std::vector<comm::ProgramIdentity> identities_;  // of each group
+  std::vector<comm::ProgramIdentity> identities_;  // one per group
   std::vector<comm::HeldComputation> held_computations_;
   std::deque<PendingCollective> collectives_;
-  // If the queue is asynchronous: the collectives in the order of the program; the first
+  // If the queue is asynchronous: the started collectives, in the order of the program. The first
   // `submitted_` of them were submitted.
   std::vector<PendingCollective*> started_;
   std::size_t submitted_ = 0;
   bool has_submitted_ = false;
   bool was_refused_ = false;
-  // Copies operands to the host. Last, because its destructor waits for the copies.
+  // Copies operands to the host. Declared last, so that it is destroyed first: its destructor waits
+  // for the copies.
   std::unique_ptr<device::Queue> staging_queue_;
 };
 

@@ -85,7 +85,7 @@ void print_program(std::ostream& out, const Program& program, const std::string&
   }
 }
 
-// Return the number of arrays, or of bytes of an arena.
+// Return the number of arrays in this kind of memory; for an arena, the number of its bytes.
 std::size_t extent_of(const Program& program, MemoryKind memory) {
   switch (memory) {
     case MemoryKind::Input:
@@ -131,7 +131,8 @@ void verify_operands(const Program& program, std::size_t i) {
     }
 }
 
-// A nested program uses the groups of the outer one.
+// Throw Internal if the program is not valid. A nested program uses the `num_groups` groups of the
+// outer program.
 void verify(const Program& program, std::size_t num_groups) {
   verify_values(program);
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {

@@ -32,37 +32,39 @@ struct Value {
   std::size_t offset = 0;    // the byte offset in the array; 0 in an arena
 };
 
-// Run computes a kernel. Start submits a collective, and Wait waits for it. Scan and Cond run
-// nested programs (runtime/nested.hpp).
+// The kinds of instructions. Run computes a kernel. Start submits a collective, and Wait waits for
+// it. Scan and Cond run nested programs (runtime/nested.hpp).
 enum class Action : std::uint8_t { Run, Start, Wait, Scan, Cond };
 
 struct Program;
 
-// An op of the user's graph that an instruction computes, for NGD_CHECK_FINITE.
+// An op of the user's graph that an instruction computes. The errors of NGD_CHECK_FINITE name it.
 struct Member {
   std::string op, site;
-  int application = -1;  // equal for all ops that one op was expanded into; -1: not expanded
+  int application = -1;  // equal for all ops into which one op was expanded; -1: not expanded
 };
 
 struct Instruction {
   Action action = Action::Run;
   std::string op;           // a kernel's op, or a collective's kind
-  std::vector<int> inputs;  // values; a Wait has none
+  std::vector<int> inputs;  // numbers of values; a Wait has none
   std::vector<int> outputs;
   Attrs attrs;
-  int start = -1;    // of a Wait: the instruction that it waits for
+  int start = -1;    // of a Wait: the number of its Start instruction
   int group = 0;     // of a Start: the number of its group in the program
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
-  // Not part of the text form. Of a fused kernel: one per statement, then one per reduction.
+  // The ops that the instruction computes; not part of the text form (to_string). A fused kernel
+  // has one per statement, then one per reduction.
   std::vector<Member> members = {};
 };
 
 // The collectives of a program in one group, which the ranks of the group compare.
 struct GroupSequence {
-  std::string text;        // one line per collective with its call site, in order; and the step
-  std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
-  std::uint64_t computation = 0;  // a hash, see comm/computations.hpp
+  // one line per collective with its call site, in order; then the name of the step
+  std::string text;
+  std::uint64_t hash = 0;  // a hash of the same lines without the call sites; 0: no collective
+  std::uint64_t computation = 0;  // a hash of all that the step computes (comm/computations.hpp)
 };
 
 struct Program {
@@ -71,13 +73,14 @@ struct Program {
   std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
-  std::vector<GroupSequence> groups;  // the first one's memory is the shared arena
+  std::vector<GroupSequence> groups;  // the shared arena is memory of the first group
 };
 
-// The stable text form that golden tests compare.
+// Return the text form of a program, which is stable, because golden tests compare it.
 std::string to_string(const Program& program);
 
-// Throw Internal if an operand, a position or a Wait is outside of the program.
+// Throw Internal if an instruction uses a value, a memory position or a Start that the program does
+// not have.
 void verify(const Program& program);
 
 }  // namespace ngd::runtime

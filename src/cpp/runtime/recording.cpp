@@ -48,7 +48,7 @@ void Recording::add(std::uint64_t number, const Program& program,
         std::min(events.size(), max_events_ - std::min(num_before, max_events_));
     events_.insert(events_.end(), events.begin(),
                    events.begin() + static_cast<std::ptrdiff_t>(num_added));
-  } catch (const std::exception&) {  // out of memory
+  } catch (const std::exception&) {  // out of memory: the events are dropped
   }
   dropped_ += events.size() - (events_.size() - num_before);
 }

@@ -20,13 +20,14 @@
 
 namespace ngd::runtime {
 
-// CLOCK_MONOTONIC in nanoseconds. All processes of a host share this clock.
+// Return the time of CLOCK_MONOTONIC in nanoseconds. All processes of a host share this clock.
 std::int64_t now_ns() noexcept;
 
 // The times of one instruction, or of whole runs, in a recording.
 struct Timing {
   std::uint64_t calls = 0, ns = 0, least_ns = 0;
-  std::uint64_t pending_ns = 0;  // of a Wait: from the begin of its Start to the end of the Wait
+  // of a Wait: from the beginning of its Start to the end of the Wait
+  std::uint64_t pending_ns = 0;
 
   void add(std::int64_t duration_ns) noexcept {
     const auto duration = static_cast<std::uint64_t>(duration_ns);
@@ -47,37 +48,38 @@ struct Record {
 // One execution of an instruction, or one run.
 struct Event {
   static constexpr std::uint32_t kWhole = UINT32_MAX;
-  std::uint64_t program;      // an executor's number
-  std::uint32_t instruction;  // kWhole: the run
+  std::uint64_t program;      // the number of its executor
+  std::uint32_t instruction;  // the number of the instruction; kWhole: the run
   std::uint64_t thread;       // the thread number of the operating system
   std::int64_t begin_ns, end_ns;
 };
 
-// The description of an instruction that events name by its number.
+// The description of an instruction. Events have only the number of the instruction.
 struct Label {
   Action action = Action::Run;
   std::string op, site;
-  int start = -1;  // of a Wait: its Start
+  int start = -1;  // of a Wait: the number of its Start
 };
 
-// The recording of this process.
+// The recording of this process: the current one, or the last one.
 class Recording {
  public:
-  // Begin a recording, and drop the last one. Throws Busy if one is on. Events after the first
-  // `max_events` are counted and dropped. 0: no events.
+  // Begin a recording, and drop the previous one. Throws Busy if a recording is on. Events after
+  // the first `max_events` are only counted. If `max_events` is 0, no events are kept.
   void begin(std::size_t max_events);
-  void end() noexcept;  // the events stay until the next recording begins
+  void end() noexcept;  // the events are kept until the next recording begins
 
-  // Return the number of the recording that is on, or 0. Each recording has a new number.
+  // Return the number of the current recording, or 0 if none is on. Each recording has a new
+  // number.
   std::uint64_t current() const noexcept { return on_.load(std::memory_order_relaxed); }
   bool wants_events() const noexcept { return wants_events_.load(std::memory_order_relaxed); }
-  // Return a new number for an executor.
+  // Return a new number for an executor, by which its events name it.
   std::uint64_t next_program() noexcept { return ++programs_; }
 
-  // Add events of executor `number`. They are dropped if memory is short.
+  // Add events of the executor with this number. They are dropped if memory is short.
   void add(std::uint64_t number, const Program& program, const std::vector<Event>& events) noexcept;
 
-  // Return copies.
+  // Return copies of the recorded data.
   std::vector<Event> events() const;
   std::unordered_map<std::uint64_t, std::vector<Label>> labels() const;
   std::uint64_t dropped() const noexcept;

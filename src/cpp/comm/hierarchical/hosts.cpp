@@ -33,8 +33,9 @@ std::string host_name() {
 Hosts::Hosts(const mpi::RankSet& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
     : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
-  std::map<int, int> numbers;              // from the family's number of a host to the group's
-  std::vector<std::vector<int>> ranks_on;  // by the group's number of the host
+  std::map<int, int> numbers;  // number of a host in the family -> its number in the group
+  // the ranks on each host, by the host's number in the group
+  std::vector<std::vector<int>> ranks_on;
   for (int r = 0; r < group.size(); ++r) {
     const int family_number = roster_->host_of[static_cast<std::size_t>(group.world(r))];
     const auto [at, is_new] = numbers.emplace(family_number, static_cast<int>(ranks_on.size()));
@@ -102,7 +103,8 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
     case Kind::Broadcast:
       return make_broadcast(*this, tag, collective);
     case Kind::ReduceScatter:
-      // Partial sums of 16-bit floats would be float32, and the staged data twice as large.
+      // Not for 16-bit floats: their partial sums would be float32, and the staged data twice as
+      // large.
       if (!has_consecutive_ranks_ || is_half(collective.dtype)) return nullptr;
       return make_reduce_scatter(*this, tag, collective);
     case Kind::AllGather:

@@ -23,22 +23,25 @@
 
 namespace ngd::comm::hierarchical {
 
-// The hosts of the ranks of a family. host_of: for each world rank, the number of its host. here:
-// the world ranks on this host, in the order of their ranks in its shared memory.
+// The hosts of the ranks of a family of groups. host_of: for each world rank, the number of its
+// host. here: the world ranks on this host, in the order of their ranks in its shared memory.
 struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
 };
 
-// Return a roster whose `here` has only the ranks of `group`. This rank is one of them.
+// Return a roster whose `here` has only those ranks of this host that are in `group`. This rank
+// must be one of them.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::RankSet& group);
 
-// Connect the ranks of `roster.here` over shared memory; this rank is `rank`.
+// Return the group of the ranks of `roster.here`, connected over shared memory. `rank` is the world
+// rank of this process.
 std::unique_ptr<Communicator> make_host_group(const Roster& roster, int rank,
                                               const std::string& key, double timeout_seconds,
                                               const std::function<bool()>& interrupt);
 
-// After a failure, keep shared memory mapped until the process ends, if MPI still uses it.
+// If MPI may still use the shared memory of `local` after a failure, keep it mapped until the
+// process ends; otherwise do nothing.
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::HostLayer {
@@ -62,50 +65,54 @@ class Hosts final : public mpi::HostLayer {
   bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
   int awaited_by(int world_rank) const noexcept override;
 
-  // For transfers.cpp, if the group is regular. Hosts are numbered by their lowest ranks in the
-  // group. mine() is the number of this host, count() the number of hosts.
+  // The next functions are for transfers.cpp. They need a regular group, except host(), place() and
+  // neighbours(). Hosts are numbered by their lowest ranks in the group. count() is the number of
+  // hosts, mine() the number of this host.
   const mpi::RankSet& counterparts() const noexcept { return counterparts_; }
   int count() const noexcept { return counterparts_.size(); }
   int mine() const noexcept { return counterparts_.rank; }
   int per_host() const noexcept { return local_->size(); }
   int ranks() const noexcept { return count() * per_host(); }
-  // The host of a rank of the group, and its index among the ranks of that host.
+  // Return the number of the host of a rank of the group, and the index of the rank among the
+  // group's ranks on that host.
   int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
   int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
-  const std::vector<int>& neighbours() const noexcept { return neighbours_; }  // world ranks
+  // world ranks, without this one
+  const std::vector<int>& neighbours() const noexcept { return neighbours_; }
 
-  // All ranks of a host must submit the same sequence to their local communicator. So a transfer
-  // takes a ticket when it begins, and submits only while its ticket is served. Transfers begin in
-  // the same order on all ranks, so a ticket means the same transfer on all ranks.
+  // All ranks of a host must submit the same sequence of collectives to local(), their group over
+  // shared memory. So a transfer takes a ticket when it begins, and submits only while its ticket
+  // is served. Transfers begin in the same order on all ranks, so equal tickets mean the same
+  // transfer.
   std::uint64_t take_ticket() noexcept { return tickets_++; }
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
 
-  // Submit to the local communicator. Returns nothing, without any effect, while another thread
-  // uses the communicator; the caller tries again later. Therefore a step of a transfer submits
-  // first, and sends messages afterwards.
+  // Submit a collective to local(), the group of this host. Returns nothing, without any effect,
+  // while another thread uses that group; the caller tries again later. Therefore a step of a
+  // transfer submits first, and sends messages after that.
   [[nodiscard]] std::optional<Work> try_submit(const Collective& collective) {
     return local_->try_submit(collective);
   }
-  // Return true if the work is known to be done. Returns false too while another thread uses the
-  // local communicator.
+  // Return true if a work of local() is known to be complete. Returns false while another thread
+  // uses that group, because the state is not known then.
   [[nodiscard]] bool is_done(Work work) {
     return local_->try_wait(work, WaitLimits::patience(0)) == Progress::Done;
   }
-  std::vector<int> missing(Work work) const { return local_->missing(work); }  // world ranks
+  std::vector<int> missing(Work work) const { return local_->missing(work); }  // as world ranks
 
  private:
-  int number_here(int world_rank) const noexcept;  // the rank in shared memory; -1: on another host
+  int number_here(int world_rank) const noexcept;  // its rank in shared memory; -1: on another host
 
   mpi::RankSet group_;
   std::shared_ptr<const Roster> roster_;
   std::unique_ptr<Communicator> local_;
   std::vector<int> host_;
   std::vector<int> place_;
-  std::vector<int> neighbours_;  // world ranks
+  std::vector<int> neighbours_;  // the world ranks of the other ranks on this host
   mpi::RankSet counterparts_;
   bool is_regular_ = false;
-  bool has_consecutive_ranks_ = false;  // on each host
+  bool has_consecutive_ranks_ = false;  // the ranks on each host are consecutive
   std::uint64_t tickets_ = 0;
   std::uint64_t serving_ = 0;
 };

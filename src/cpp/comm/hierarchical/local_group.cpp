@@ -17,7 +17,8 @@ using Seconds = std::chrono::duration<double>;
 
 namespace {
 
-constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at the other groups
+// the time between two checks of the other groups
+constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -46,8 +47,8 @@ auto LocalGroup::locked(const char* name, Call&& call) {
   return notify_on_failure(call_locked, [&](const FailureView& failure) { report(failure, name); });
 }
 
-// Call this with the lock held, while an error is thrown. An error that has closed the inner group
-// also fails the family, which notifies the ranks of other hosts.
+// Called with the lock held while an error is thrown. If the error has closed the group over shared
+// memory (the inner group), also fail the family, which notifies the ranks of other hosts.
 void LocalGroup::report(const FailureView& failure, const char* call) {
   if (in_child()) return;
   const bool is_closed = failure.kind == ErrorKind::GroupClosed;
@@ -61,8 +62,9 @@ void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
   inner_->give_up(failure.kind, failure.text, failure.ranks);
 }
 
-// The interrupt callback of the inner group, which calls it while it waits. Return true to end the
-// wait: if the caller is interrupted, or if another group has failed.
+// The interrupt callback of the inner group (the group over shared memory), which calls it while it
+// waits. Return true to end the wait: if the callback of the caller returns true, or if another
+// group of the family has failed.
 bool LocalGroup::should_end_wait() {
   std::unique_lock<std::mutex>& lock = *active_lock_;
   lock.unlock();
@@ -79,15 +81,16 @@ bool LocalGroup::should_end_wait() {
   return false;
 }
 
-// In a forked child, the lock may be held by a thread that exists only in the parent, so no thread
-// of the child can ever get it. The calls below do not take the lock in a child; there the inner
-// group throws the error.
+// In a forked child, the lock of the family may be held by a thread that exists only in the parent,
+// so no thread of the child can ever get it. Therefore try_submit(), try_wait() and try_split() do
+// not take the lock in a child: they call the inner group (over shared memory), which throws the
+// error.
 std::optional<Work> LocalGroup::try_submit(const Collective& collective) {
   if (in_child()) return inner_->try_submit(collective);
   const Entry entry(*this);
   if (!entry) return std::nullopt;
   return locked(name_of(collective.kind).data(), [&] {
-    in_flight_.reserve(in_flight_.size() + 1);  // before the submission: it may ask for memory
+    in_flight_.reserve(in_flight_.size() + 1);  // first: it may throw
     const std::optional<Work> work = inner_->try_submit(collective);
     if (!work) return work;
     in_flight_.emplace_back().work = *work;
@@ -111,7 +114,8 @@ bool LocalGroup::progress() noexcept {
   return !in_flight_.empty();
 }
 
-// Return false if another thread waits in the inner group. That thread moves the works.
+// Advance the works of this group, and remove those that are complete. Return false if another
+// thread waits in the inner group (the group over shared memory); that thread advances the works.
 bool LocalGroup::move_works() {
   for (std::size_t i = 0; i < in_flight_.size();) {
     const Progress progress = inner_->try_wait(in_flight_[i].work, WaitLimits::patience(0));
@@ -126,9 +130,9 @@ bool LocalGroup::move_works() {
   return true;
 }
 
-// Wait for a work; while waiting, advance the works of the whole family. Return NotYet after
-// `seconds`, or when no other group of the family has pending works: then a wait of the inner group
-// is better, because it can sleep until a peer wakes it.
+// Wait for a work. During the wait, advance the works of all groups of the family. Return NotYet
+// after `seconds`, or as soon as no other group has pending works: then the caller should wait in
+// the inner group (the group over shared memory), which can sleep until a peer wakes it.
 Progress LocalGroup::await(Work work, double seconds) {
   awaited_work_ = work;
   const mpi::Family::Waiting waiting(*family_);
@@ -155,8 +159,8 @@ Progress LocalGroup::await(Work work, double seconds) {
   return Progress::NotYet;
 }
 
-// Run a call that waits in the inner group. If should_end_wait() ends it because of a failure in
-// another group, throw that failure.
+// Run a call that waits in the inner group (the group over shared memory). If should_end_wait() has
+// ended the wait because another group has failed, throw the failure of that group.
 template <class Call>
 auto LocalGroup::wait_inside(const char* name, Call&& call) {
   failure_elsewhere_ = nullptr;
@@ -177,7 +181,8 @@ Progress LocalGroup::try_wait(Work work, const WaitLimits& limits) {
   const Progress progress =
       await(work, has_timeout ? limits.timeout_seconds : limits.patience_seconds);
   if (progress != Progress::NotYet) return progress;
-  // The inner group reports a late rank, with the time that this call has waited in all.
+  // If the timeout passes, the inner group (over shared memory) reports the late rank. It must
+  // count the time that this call has already waited.
   WaitLimits rest = limits;
   rest.waited_seconds += Seconds(Clock::now() - start).count();
   if (limits.has_patience())
@@ -198,12 +203,13 @@ std::optional<std::unique_ptr<Communicator>> LocalGroup::try_split(int color, in
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
 
-// Memory that MPI may still use is not released.
+// Release the block, unless MPI may still use its memory after a failure.
 void LocalGroup::release(SharedBlock block) noexcept {
   if (!mpi::left_to_mpi()) inner_->release(block);
 }
 
-// The inner group fails first. That ends the wait of a thread that holds the lock.
+// Close the inner group (over shared memory) first: that ends the wait of a thread that holds the
+// lock of the family.
 void LocalGroup::give_up(ErrorKind kind, std::string_view why,
                          std::span<const int> ranks) noexcept {
   inner_->give_up(kind, why, ranks);
@@ -223,14 +229,14 @@ void LocalGroup::expect_no_failure(const CallRecord&) {
   inner_->check_peers();
 }
 
-// Call this with the lock held. A running program that uses this group and others ends with a
-// failure that a rank has reported in one of the others.
+// Called with the lock held. If a running program uses this group and other groups, throw the
+// failure that a rank has reported in one of the other groups.
 void LocalGroup::check_other_groups() {
   if (!is_watched()) return;
   const auto submission = std::find_if(
       in_flight_.begin(), in_flight_.end(),
       [this](const Submitted& each) { return each.work.sequence == awaited_work_.sequence; });
-  if (submission == in_flight_.end()) return;  // it has just ended
+  if (submission == in_flight_.end()) return;  // the awaited work has just ended
   notify_on_failure([&] { family_->expect_no_failure_beside(*this, submission->call); },
                     [&](const FailureView& failure) {
                       family_->fail(failure.kind, failure.text, failure.ranks);
@@ -238,7 +244,8 @@ void LocalGroup::check_other_groups() {
                     });
 }
 
-// The inner group is closed first: a thread that waits in it holds the lock until its wait ends.
+// The inner group (over shared memory) is closed first: a thread that waits in it holds the lock of
+// the family until its wait ends.
 void LocalGroup::close() noexcept {
   if (in_child()) return;
   inner_->close();

@@ -43,7 +43,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
  private:
   struct Submitted {
     Work work;
-    CallRecord call;  // for messages
+    CallRecord call;  // for error messages
   };
 
   bool progress() noexcept override;
@@ -66,8 +66,8 @@ class LocalGroup final : public Communicator, private mpi::Member {
   std::vector<Submitted> in_flight_;
   Work awaited_work_;
   std::uint64_t num_done_ = 0;
-  std::exception_ptr failure_elsewhere_;                 // in another group; ends the wait
-  std::unique_lock<std::mutex>* active_lock_ = nullptr;  // of the call that holds it
+  std::exception_ptr failure_elsewhere_;  // of another group, which has ended the wait
+  std::unique_lock<std::mutex>* active_lock_ = nullptr;  // the lock of the call in progress
 };
 
 }  // namespace ngd::comm::hierarchical

@@ -18,9 +18,9 @@ namespace ngd::comm {
 namespace hierarchical {
 namespace {
 
-// The data that each rank sends to all ranks.
+// The data that each rank sends to all ranks in the rendezvous.
 struct HostInfo {
-  std::uint32_t random[4];  // of rank 0: the key of the job
+  std::uint32_t random[4];  // from rank 0: the key of the job
   char host[240];
 };
 
@@ -45,7 +45,7 @@ std::vector<HostInfo> exchange_host_infos(Communicator& world, double timeout_se
 }
 
 Roster roster_of(const std::vector<HostInfo>& infos, int rank) {
-  std::map<std::string, int> numbers;  // of hosts, in the order of their first ranks
+  std::map<std::string, int> numbers;  // name of a host -> number, by the first ranks
   Roster roster;
   for (const HostInfo& info : infos)
     roster.host_of.push_back(
@@ -108,7 +108,7 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
   Collective barrier;
   barrier.site = "ngd.init()";
   world->wait(world->submit(barrier), timeout_seconds);
-  if (!hosts) {  // one host after all
+  if (!hosts) {  // all ranks are on one host
     world->close();
     return local;
   }

@@ -18,7 +18,8 @@ using mpi::Transfer;
 using mpi::Window;
 using mpi::WindowedTransfer;
 
-// If dividing by the ranks of a host is exact, each host computes a mean: a sum might overflow.
+// Return true if each host computes the mean of its own ranks first, which avoids that a sum
+// overflows. This is exact, and is done, only if the number of ranks per host is a power of two.
 bool averages_inside(const Hosts& hosts, const Collective& collective) {
   return collective.op == ReduceOp::Mean &&
          std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
@@ -39,18 +40,20 @@ Collective local_step(const Hosts& hosts, const Collective& collective, Kind kin
   return step;
 }
 
-// Add the ranks that a local step waits for, each once.
+// Add to `peers`, once each, the ranks that the local step `work` (a collective inside this host)
+// waits for.
 void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
   for (const int rank : hosts.missing(work))
     if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
 }
 
-// Windows (mpi/transfer.hpp) whose steps may submit a collective among the ranks of this host, a
-// local step. All ranks of the host submit in the same order: the windows take turns.
+// A transfer in windows (mpi/transfer.hpp) whose steps may submit local steps. A local step is a
+// collective among the ranks of this host. All ranks of the host must submit their local steps in
+// the same order, so the windows take turns.
 //
-// The shared memory of the host may refuse a submission, because another thread uses it. So a step
-// has two parts. submission() only describes the collective; complete_step(), which may send and
-// receive, runs when the submission was accepted.
+// If another thread uses the group of the host, the submission is refused. So a step has two parts.
+// submission() only describes the local step; complete_step(), which may send and receive messages,
+// runs after the submission was accepted.
 class HostWindows : public WindowedTransfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -72,23 +75,26 @@ class HostWindows : public WindowedTransfer {
   static std::size_t num_slices(std::size_t elements, std::size_t window_elements) {
     return divide_up(elements, window_elements);
   }
-  // At most `most` windows are active at once.
+  // Return a division into windows of `window_elements` elements, at most `most` of which are
+  // active at once.
   static Windowing windowing_of(std::size_t elements, std::size_t window_elements, int most) {
     const std::size_t slices = num_slices(elements, window_elements);
     return {elements, window_elements, static_cast<int>(std::min<std::size_t>(slices, most))};
   }
 
-  // Return true if the step submits to the local communicator.
+  // Return true if step number `step` of a slice submits a local step.
   virtual bool submits(int step) const = 0;
-  // Return the collective to submit at window.step. `counts` holds one number per rank of the host;
-  // the result may refer to it. May be called again for the same step: it must change no result.
+  // Return the local step to submit in step number window.step. `counts` has space for one number
+  // per rank of the host, and the result may point to it. After a refusal this is called again for
+  // the same step, so a second call must have the same effect as one.
   virtual Collective submission(const Window& window, std::span<std::uint64_t> counts) const = 0;
-  // Carry out the rest of window.step. Return false if the slice was complete before this step.
+  // Carry out the rest of step number window.step. Return false if there is no such step, because
+  // the slice was complete before.
   virtual bool complete_step(Window& window) = 0;
 
   void end_turn() { ++turn_; }
-  // Call this after the last submission of a slice. After the last submission of all slices, the
-  // next transfer may submit.
+  // Called after the last local step of a slice was submitted. After the last one of all slices,
+  // the next transfer may submit.
   void end_submissions() {
     if (--slices_left_ == 0) hosts_.next_ticket();
   }
@@ -118,13 +124,13 @@ class HostWindows : public WindowedTransfer {
   }
 
   const std::uint64_t ticket_;
-  std::size_t slices_left_;  // with submissions to come
+  std::size_t slices_left_;  // whose last local step is not submitted
   std::size_t turn_ = 0;
   std::vector<std::uint64_t> counts_;
-  std::vector<std::optional<Work>> works_;  // the pending local step of each window
+  std::vector<std::optional<Work>> works_;  // the pending local step of each window, if any
 };
 
-// The all_reduce of transfers.hpp, by windows. Steps of a slice: 0 submits the reduce-scatter
+// The all_reduce of transfers.hpp, in windows. Steps of a slice: 0 submits the reduce-scatter
 // inside the host, 1 sends the contributions to the counterparts, 2 reduces them and sends the
 // results, 3 submits the all-gather inside the host. In its first turn, a window submits the
 // reduce-scatter of its first slice; in each later turn, the all-gather of a slice and the
@@ -145,7 +151,8 @@ class AllReduce final : public HostWindows {
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
   static constexpr int kWindows = 4;
 
-  // Slices are so small that all windows have work, but not smaller than kLeastWindowBytes.
+  // Return a division into slices so small that all windows have work, but not smaller than
+  // kLeastWindowBytes.
   static Windowing windowing(const Hosts& hosts, const Collective& collective) {
     const std::size_t least = kLeastWindowBytes / size_of(collective.dtype);
     const std::size_t most = mpi::reduce_window(collective.dtype, hosts.ranks());
@@ -187,15 +194,16 @@ class AllReduce final : public HostWindows {
     }
   }
 
-  // The rank with local rank i reduces share i of the slice over this host. Counterparts have the
-  // same share: of it, the rank on host h reduces part h over the hosts.
+  // Share i of a slice is the part that the rank with local rank i reduces over its host. The
+  // counterparts on the other hosts have the same share. It has one part per host: the rank on host
+  // h reduces part h over all hosts.
   Slice share(const Window& window, int i) const {
     return part_of(window.slice, i, hosts_.per_host());
   }
   Slice my_share(const Window& window) const { return share(window, hosts_.local().rank()); }
   Slice part(const Window& window, int h) const { return part_of(my_share(window), h, size_); }
 
-  // The sums of this rank's share over this host.
+  // Return the memory for this rank's share of the window's slice, summed over this host.
   std::byte* sums(const Window& window) const {
     return scratch_ + static_cast<std::size_t>(window.number) * share_bytes_;
   }
@@ -250,13 +258,14 @@ class AllReduce final : public HostWindows {
   const std::size_t partial_bytes_;
   const std::size_t share_bytes_;
   const std::size_t wide_bytes_;
-  std::byte* const scratch_;  // shared with the ranks of this host
+  std::byte* const scratch_;  // memory that the ranks of this host share
   mpi::OwnersExchange owners_;
 };
 
-// The broadcast of transfers.hpp, by windows. The leader of a host is the counterpart of the root.
-// Steps of a slice: 0 receives it from the host before, on the leader; 1 submits the broadcast
-// inside the host, and sends the slice to the next host.
+// The broadcast of transfers.hpp, in windows. The leader of a host is the rank with the same local
+// rank as the root, its counterpart. In step 0 of a slice, the leader receives the slice from the
+// previous host. Step 1 submits the broadcast inside the host, and the leader sends the slice to
+// the next host.
 class Broadcast final : public HostWindows {
  public:
   Broadcast(Hosts& hosts, int tag, const Collective& collective)
@@ -296,19 +305,20 @@ class Broadcast final : public HostWindows {
     return window.step < 2;
   }
 
-  // The data of the slice on the leader of this host.
+  // Return the data of the slice on the leader of this host.
   const std::byte* slice_data(const Window& window) const {
     return hop_ == 0 ? source(window.slice) : destination(window.slice);
   }
 
-  const int leader_;  // the local rank that receives the data from another host
+  const int leader_;  // the local rank of the root and of its counterparts
   const bool is_leader_;
   const int hop_;  // the number of hosts from the root's host to this one
 };
 
-// Collectives of blocks: one message between two counterparts, and one local step per host. The
-// base class submits the local steps in order. A derived class describes them; it must have no
-// effect before the shared memory of the host has accepted a step.
+// The base class of the transfers of blocks (reduce_scatter and all_gather). There is one message
+// from each rank to each of its counterparts, and one local step (a collective inside this host)
+// per host. This class submits the local steps in order. A derived class describes them; it must
+// have no effect before the group of this host has accepted a step.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -335,8 +345,8 @@ class HostBlocks : public Transfer {
 
   int count() const { return hosts_.count(); }
   int after(int distance) const { return (hosts_.mine() + distance) % count(); }
-  // The block of this rank's counterpart on host h, and the region of host h: the blocks of all its
-  // ranks, which are consecutive.
+  // Return the block of this rank's counterpart on host h. region(h) returns the blocks of all
+  // ranks of host h, which are consecutive.
   Slice block(int h) const { return blocks_[h * hosts_.per_host() + hosts_.local().rank()]; }
   Slice region(int h) const {
     const Slice first = blocks_[h * hosts_.per_host()];
@@ -358,14 +368,15 @@ class HostBlocks : public Transfer {
     return step;
   }
 
-  // The host whose region is the operand of local step `number`.
+  // Return the number of the host whose region is the operand of local step `number`.
   virtual int host_of_step(int number) const = 0;
   // Return true if the data that local step `number` reads have arrived.
   virtual bool has_operand(int number) = 0;
-  // Return local step `number`. May be called again for the same step.
+  // Return the collective of local step `number`. After a refusal it is called again for the same
+  // step.
   virtual Collective submission(int number) const = 0;
 
-  // Submit the local steps that can begin now.
+  // Submit the local steps in order, up to the first one that cannot begin yet.
   void submit_steps() {
     while (hosts_.serves(ticket_) && submitted_ < count() && has_operand(submitted_)) {
       const std::optional<Work> work = hosts_.try_submit(submission(submitted_));
@@ -375,7 +386,7 @@ class HostBlocks : public Transfer {
       ++steps_;
     }
   }
-  // Return true if the local step of host h has ended.
+  // Return true if the local step for the region of host h has ended.
   bool has_ended(int h) {
     std::optional<Work>& work = works_[static_cast<std::size_t>(h)];
     return work && hosts_.is_done(*work);
@@ -433,7 +444,8 @@ class ReduceScatter final : public HostBlocks {
   }
 
  private:
-  // The region of this host is the last one, because other hosts wait for theirs.
+  // The blocks of this host's ranks (its region) are reduced last, because the other hosts wait for
+  // the sums of theirs.
   int host_of_step(int number) const override { return after(number + 1); }
   bool has_operand(int) override { return true; }
   Collective submission(int number) const override {
@@ -464,9 +476,9 @@ class ReduceScatter final : public HostBlocks {
            divisor_between(hosts_, collective_));
   }
 
-  const std::vector<std::size_t> begins_;  // in the scratch memory: one per host, and the end
-  std::byte* const scratch_;        // the sums of the blocks over this host; shared with its ranks
-  std::byte* const contributions_;  // the sums of this rank's block over each other host
+  const std::vector<std::size_t> begins_;  // byte offsets in scratch_, one per host and the end
+  std::byte* const scratch_;  // the blocks, summed over this host; its ranks share this memory
+  std::byte* const contributions_;  // this rank's block, summed over each other host
 };
 
 class AllGather final : public HostBlocks {

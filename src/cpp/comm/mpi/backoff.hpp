@@ -12,7 +12,8 @@ namespace ngd::comm::mpi {
 
 class Backoff {
  public:
-  // If there are more ranks than cores, spinning would take the core of the awaited rank.
+  // If there are more ranks on this host than cores, do not spin: it would take the core of the
+  // awaited rank.
   explicit Backoff(int local_size)
       : spins_(local_size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0) {}
 
@@ -29,8 +30,8 @@ class Backoff {
   }
 
  private:
-  static constexpr int kSpins = 200;     // each polls MPI once: about 20 us
-  static constexpr int kYields = 20000;  // some 10 ms: longer than any step of a transfer
+  static constexpr int kSpins = 200;     // one poll of MPI each, about 20 us in all
+  static constexpr int kYields = 20000;  // some 10 ms in all: longer than any step of a transfer
   int spins_;
   int pauses_ = 0;
 };

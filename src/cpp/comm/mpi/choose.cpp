@@ -28,7 +28,7 @@ bool travels_with_header(const Collective& collective, int size) {
       return blocks.largest(size) <= kInlineBytes / width;
     case Kind::AllToAll:
       if (collective.counts != nullptr)
-        return false;  // a rank does not know what the other ranks send
+        return false;  // a rank does not know how much the other ranks send
       [[fallthrough]];
     case Kind::ReduceScatter:
     case Kind::Scatter: {
@@ -65,7 +65,7 @@ std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts
     case Kind::Send:
     case Kind::Receive:
     case Kind::Barrier:
-      break;  // data that travel with the header, or no collective (pairs.hpp)
+      break;  // no transfer: the data travel with the header, or see pairs.hpp
   }
   fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
 }

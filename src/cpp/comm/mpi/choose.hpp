@@ -25,17 +25,17 @@ namespace ngd::comm::mpi {
 
 class HostLayer;
 
-// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller chose
-// none. Returns Auto for the other kinds.
+// Return the algorithm of an all_reduce, Flat or Ring; `preferred` is used if the caller of the
+// collective chose none. Returns Auto for the other kinds.
 Algorithm choose_algorithm(const Collective& collective, Algorithm preferred);
 
-// Return true if every rank's contribution is so small that it travels with its header. The result
-// is the same on all ranks.
+// Return true if the data that each rank gives are so small that they travel with its header. The
+// result is the same on all ranks.
 bool travels_with_header(const Collective& collective, int size);
 
-// Return the transfer of a collective that does not travel with its headers: of the host layer, if
-// there is one and it has a transfer for this collective, else over MPI only. Its messages have the
-// tags from `tag` on.
+// Return the transfer of a collective whose data do not travel with its headers. If `hosts` is not
+// null and has a transfer for this collective, use that one; otherwise use one over MPI only. The
+// messages have the tags from `tag` on.
 std::unique_ptr<Transfer> choose_transfer(const RankSet& group, HostLayer* hosts, int tag,
                                           const Collective& collective);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The details of a collective that travel only if two ranks differ: the text of its program, or its
-// layout.
+// The details of a collective: the text of its program, or its layout. They are sent only after two
+// ranks have found a difference.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace ngd::comm::mpi {
 // Return the details of a collective as bytes; "" if it has none.
 std::string encode_details(const Collective& collective);
 
-// The details of a rank's collective, from its header and the bytes, if these have arrived.
+// The details of a rank's collective, decoded from its header and from the bytes of its details
+// message. `bytes` is empty if that message has not arrived.
 class DecodedDetails {
  public:
   DecodedDetails(const Header& header, std::optional<std::string> bytes);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers that move data and reduce nothing.
+// The transfers over MPI that move data and reduce nothing: the chain broadcast and the block
+// exchange.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -39,12 +40,12 @@ class ChainBroadcast final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  const int hop_;  // the number of ranks from the root to this one
+  const int hop_;  // the position in the chain: the number of ranks after the root
 };
 
-// The block exchange: each block is one message from the rank that has it to the rank that receives
-// it. At distance d, a rank sends to the rank d after it and receives from the rank d before it, so
-// the messages are spread over all ranks.
+// The block exchange: each block is one message from the rank that has the block to the rank that
+// needs it. At distance d, a rank sends to the rank d after it and receives from the rank d before
+// it, so the messages are spread over all ranks.
 class BlockExchange final : public Transfer {
  public:
   BlockExchange(const RankSet& group, int tag, const Collective& collective)
@@ -60,7 +61,8 @@ class BlockExchange final : public Transfer {
     const Blocks out(collective.counts, collective.count);
     const Blocks in(is_all_to_all ? collective.receive_counts : collective.counts,
                     collective.count);
-    // A rank that has one block per rank sends block `to` to rank `to`.
+    // If a rank's source has one block per rank, block `to` goes to rank `to`. Otherwise the source
+    // is the block.
     const bool sends_each = is_from_root || is_all_to_all;
     const bool receives_each = !is_from_root;
     for (int distance = 0; distance < size; ++distance) {
@@ -98,14 +100,16 @@ class BlockExchange final : public Transfer {
   }
 
  private:
-  // Return the address of a block in an array that has one block per rank, or that is the block.
+  // Return the address of a block in an array that has one block per rank (`has_each`). Otherwise
+  // the array is the block.
   template <class Byte, class Pointer>
   Byte* at(Pointer array, bool has_each, const Slice& block) const {
     if (array == nullptr || !has_each) return static_cast<Byte*>(array);
     return static_cast<Byte*>(array) + block.begin * size_of(collective_.dtype);
   }
 
-  // In place, blocks arrive before the blocks that they overwrite have been sent.
+  // Return a copy of the source, for an exchange in place: there, blocks arrive before the blocks
+  // that they overwrite have been sent.
   const std::byte* save_source(int size) {
     const auto* source = static_cast<const std::byte*>(collective_.source);
     const std::size_t bytes =

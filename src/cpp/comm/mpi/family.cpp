@@ -22,17 +22,19 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time between two calls of the progress thread: short while data move, and doubled while they
-// do not. At 10 Gbit/s 64 KB arrive in the short one, which the sockets can buffer.
+// The time between two calls of MPI by the progress thread: kShortestNap while data move, and
+// doubled, up to kLongestNap, while no data move. At 10 Gbit/s, 64 KB arrive in kShortestNap, and
+// the sockets can buffer that.
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
-// Open MPI polls its sockets in every eighth call that finds nothing (opal_progress).
+// Open MPI polls its sockets only in every eighth call that finds no message (opal_progress).
 constexpr int kCallsForSockets = 8;
-constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends these without an answer of the receiver
+constexpr std::size_t kAtOnceBytes = 2048;  // MPI sends a message of this size at once
 
-// Ask for short time slices, with which a thread runs at once when it wakes, even if kernels keep
-// all cores busy. Linux 6.12 and later give them to every thread (sched_setattr(2)).
+// Ask the kernel for short time slices: a thread that has them runs at once when it wakes, even if
+// kernels keep all cores busy. Linux 6.12 and later give them to every thread that asks
+// (sched_setattr(2)).
 void ask_for_short_slices() noexcept {
   struct {
     std::uint32_t size, policy;
@@ -105,11 +107,11 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
   failed_ = true;
   failure_.kind = kind;
   try {
-    failure_.text = text;  // first: memory may be short
+    failure_.text = text;  // the text before the ranks, because memory may be short
     failure_.ranks.assign(ranks.begin(), ranks.end());
     if (ranks.empty()) failure_.ranks.push_back(endpoint_.rank);
   } catch (const std::bad_alloc&) {
-    // The text and the ranks may be incomplete.
+    // Memory is short: the text and the ranks may be incomplete.
   }
   for (Member* member : members_) member->send_failure(failure_);
   const bool is_long = failure_.text.size() > kAtOnceBytes ||
@@ -123,7 +125,7 @@ void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ra
            std::chrono::steady_clock::now() < limit)
       std::this_thread::sleep_for(std::chrono::microseconds(100));
   } catch (const std::exception&) {
-    // A peer that cannot be notified raises at its own deadline.
+    // Some peers could not be notified. They get a timeout error at their own deadlines.
   }
   for (Member* member : members_) member->drop_works();
 }
@@ -150,7 +152,7 @@ void Family::expect_no_failure_beside(const Member& member, const CallRecord& mi
 }
 
 void Family::pump() const noexcept {
-  if (left_to_mpi()) return;  // MPI would write messages to memory that may be freed
+  if (left_to_mpi()) return;  // MPI might write messages to memory that was freed
   for (int i = 0; i < kCallsForSockets; ++i) library().poke(tag_limit_, endpoint_.comm);
 }
 

@@ -2,11 +2,11 @@
 // A family: the group of all ranks and the groups made from it. It has one MPI communicator, one
 // lock and one progress thread.
 //
-// MPI moves data only while it is called. To make progress is to call MPI, and to advance all works
-// that can be advanced. A wait in one group makes progress in all groups of the family. While no
-// thread waits and works are pending, the progress thread makes progress at intervals, which grow
-// while no data move (docs/adr/0015). It avoids the cores of the kernels' threads if these are
-// known.
+// MPI moves data only while it is called. To make progress is to call MPI, and to advance all
+// pending works (collectives, sends and receives) that can be advanced. A wait in one group makes
+// progress in all groups of the family. While no thread waits and works are pending, the progress
+// thread makes progress at intervals, which grow while no data move (docs/adr/0015). It avoids the
+// cores of the kernels' threads if these are known.
 #pragma once
 
 #include <atomic>
@@ -29,28 +29,30 @@ namespace ngd::comm::mpi {
 class Member {
  public:
   virtual ~Member() = default;
-  // Advance what can be advanced now. An error fails the family. Return true while works are
-  // pending.
+  // Advance the works (collectives, sends and receives) of this group as far as possible now. An
+  // error fails the whole family. Return true while works are pending.
   virtual bool progress() noexcept = 0;
-  // Return a number that grows with every advance of a work.
+  // Return a number that grows with every step of a work. The caller compares it to see if data
+  // move.
   virtual std::uint64_t moves() const noexcept = 0;
-  // Called when the family has failed: send the failure to the peers of this group. Does not wait.
+  // Called when the family has failed: send the failure to the peers of this group, without waiting
+  // until it is sent.
   virtual void send_failure(const Failure& failure) noexcept = 0;
-  // Make progress with the messages of send_failure(). Return true when all are sent.
+  // Continue to send the messages of send_failure(). Return true when all of them are sent.
   virtual bool has_sent_failure() { return true; }
-  // Return true if long messages are being transferred. The message of send_failure() leaves after
-  // them.
+  // Return true if long messages are being transferred. MPI sends the message of send_failure()
+  // only after them.
   virtual bool moves_data() const noexcept { return false; }
-  // Called after a failure: end all works. If MPI does not give up one of their messages,
-  // left_to_mpi() is true afterwards.
+  // Called after a failure: end all works (collectives, sends and receives). If MPI still holds the
+  // memory of one of their messages, left_to_mpi() is true afterwards.
   virtual void drop_works() noexcept = 0;
-  // If the group is watched, throw the failure that one of its ranks has reported; `mine` is the
-  // collective of another group in which this rank waits.
+  // If the group is watched by a running program, throw the failure that one of its ranks has
+  // reported. `mine` is the collective of another group in which this rank waits.
   virtual void expect_no_failure(const CallRecord& mine) { static_cast<void>(mine); }
 };
 
-inline constexpr double kLeaveSeconds = 1.0;        // to report a failure, before MPI_Abort
-inline constexpr double kQuickLeaveSeconds = 0.05;  // if more time does not help
+inline constexpr double kLeaveSeconds = 1.0;        // the time to report a failure before MPI_Abort
+inline constexpr double kQuickLeaveSeconds = 0.05;  // the same if more time does not help
 
 class Family {
  public:
@@ -60,12 +62,13 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  // Return the lock of all groups of the family, and of every call of MPI on its communicator.
+  // Return the lock of the family, which protects all its groups and every call of MPI on its
+  // communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
-  // With the lock held:
+  // All functions up to tag_limit() need the lock.
   void add(Member& member) {
-    busy_.reserve(members_.size() + 1);  // progress() must not allocate memory
+    busy_.reserve(members_.size() + 1);  // now, because progress() must not allocate memory
     members_.push_back(&member);
   }
   void remove(Member& member) noexcept { std::erase(members_, &member); }
@@ -77,7 +80,7 @@ class Family {
   void fail(const FailureView& failure) noexcept {
     fail(failure.kind, failure.text, failure.ranks);
   }
-  // Run a call. If it throws, fail the family; later calls throw GroupClosed.
+  // Run a call. If it throws, fail the family and throw the error; later calls throw GroupClosed.
   template <class Call>
   void or_fail(Call&& call) {
     notify_on_failure(call, [this](const FailureView& failure) {
@@ -85,26 +88,28 @@ class Family {
       mark_thrown();
     });
   }
-  // The caller throws the failure itself; later calls throw GroupClosed.
+  // Called by a caller that throws the failure itself: later calls then throw GroupClosed.
   void mark_thrown() noexcept { has_thrown_ = true; }
-  // Throw the failure, once, and then GroupClosed with its text.
+  // Throw the failure of the family at the first call. At later calls throw GroupClosed with its
+  // text.
   [[noreturn]] void throw_failure(std::string_view call);
-  // Return the seconds that a group may still spend to leave after a failure; all groups share
-  // them.
+  // Return the time, in seconds, that a group may still spend to leave after a failure. All groups
+  // of the family share one limit.
   double seconds_to_leave() noexcept;
   void expect_no_failure_beside(const Member& member, const CallRecord& mine);
-  // Called when a work was submitted that needs progress.
+  // Called when a work was submitted that the progress thread may have to advance.
   void submitted() noexcept {
     gate_->set_in_flight(true);
     gate_->wake_thread();
   }
-  void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: keep the communicator
-  int next_group = 1;                             // the first number that no group of this rank has
+  void abandon() noexcept { is_clean_ = false; }  // MPI holds messages: never free the communicator
+  int next_group = 1;  // the lowest number above those of all groups of this rank
   int tag_limit() const noexcept { return tag_limit_; }
 
   bool failed() const noexcept { return failed_; }  // may be called without the lock
 
-  // The duration of a wait, in which the progress thread sleeps. Construct it without the lock.
+  // The duration of a caller's wait, in which the progress thread sleeps. Construct it without the
+  // lock.
   class Waiting {
    public:
     explicit Waiting(Family& family) : gate_(*family.gate_) { gate_.begin_wait(); }
@@ -133,9 +138,9 @@ class Family {
   std::chrono::steady_clock::time_point leave_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
-  std::vector<Member*> busy_;  // the members that had pending works at the last progress
-  // A forked child destroys neither: the thread does not exist there, and the destructor of a
-  // condition variable would wait for it.
+  std::vector<Member*> busy_;  // the members that had pending works at the last progress()
+  // A forked child destroys neither the gate nor the thread: the thread does not exist there, and
+  // the destructor of a condition variable would wait for it.
   std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);
   std::unique_ptr<std::thread> thread_;
 };

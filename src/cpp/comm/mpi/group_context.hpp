@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data that the parts of one communicator over MPI share.
+// The data that the parts of one communicator over MPI have in common.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,8 @@ struct GroupContext {
   }
   bool is_world() const noexcept { return size() == family->endpoint().size; }
 
-  // Throw if the group is closed. The first failure of the family is thrown once, as it is.
+  // Throw if the group is closed or has failed. The first call after a failure throws the failure
+  // itself, later calls throw GroupClosed.
   void require_open(const char* call) const {
     if (state != State::Closed && family->failed()) family->throw_failure(call);
     if (state == State::Closed) fail(ErrorKind::GroupClosed, closed_in_order(call));

@@ -32,8 +32,8 @@ int first_tag(const Family& family, int number) {
 
 // ---- split
 
-// The data of a rank for a split: its color, its key, and the first number that no group of this
-// rank has.
+// The data that each rank sends in a split: its color, its key, and the lowest number above those
+// of all its groups.
 using Choice = std::array<std::int64_t, 3>;
 
 Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
@@ -47,8 +47,8 @@ Collective gather_of(const Choice& mine, std::vector<Choice>& choices) {
   return gather;
 }
 
-// Return the number of the new group, the largest that a rank has sent. The groups of one split
-// have no rank in common, so they have the same number.
+// Return the number of a new group: the largest number that a rank of the split has proposed. The
+// groups of one split have no rank in common, so they may have the same number.
 int take_group_number(Family& family, const std::vector<Choice>& choices) {
   const std::lock_guard lock(family.mutex());
   for (const Choice& choice : choices)
@@ -57,7 +57,7 @@ int take_group_number(Family& family, const std::vector<Choice>& choices) {
 }
 
 RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>& choices) {
-  std::vector<std::tuple<std::int64_t, int>> order;  // key, rank of the parent
+  std::vector<std::tuple<std::int64_t, int>> order;  // (key, rank in the parent)
   for (int r = 0; r < parent.size(); ++r) {
     const Choice& choice = choices[static_cast<std::size_t>(r)];
     if (choice[0] == color) order.emplace_back(choice[1], r);
@@ -71,9 +71,9 @@ RankSet child_ranks(const RankSet& parent, int color, const std::vector<Choice>&
   return ranks;
 }
 
-// Pending works submit to the host group at different times on different ranks. But the split must
-// have the same position in the sequence of the host group on all ranks. So all works before `last`
-// end first, on every rank.
+// Pending works submit collectives to the host group (the ranks of this host) at different times on
+// different ranks. But the split must have the same position in the sequence of the host group on
+// all ranks. So all works before `last` end first, on every rank.
 std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int color, int key,
                                                Work last) {
   const double timeout = config::timeout_seconds();
@@ -82,7 +82,8 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
   Collective barrier;
   barrier.site = "split()";
   wait_retrying(parent, submit_retrying(parent, barrier, timeout), timeout);
-  // Another thread may use shared memory, and must not change the sequence of the ranks.
+  // If another thread uses the host group, the split of the host group is tried again. The lock
+  // keeps other works from submitting to it during the split.
   const GroupContext& group = parent.context();
   const auto split_host = [&] { return group.hosts->try_split_local(color, key); };
   const auto fail_family = [&](const FailureView& failure) {
@@ -91,7 +92,7 @@ std::unique_ptr<Communicator> split_host_group(MpiCommunicator& parent, int colo
     group.family->mark_thrown();
   };
   return std::move(*retry_while_busy(parent, timeout, [&] {
-    const std::lock_guard lock(group.family->mutex());  // against the progress thread
+    const std::lock_guard lock(group.family->mutex());  // keeps the progress thread out
     group.require_open("split");
     return notify_on_failure(split_host, fail_family);
   }));
@@ -129,9 +130,9 @@ int next_group(const MpiCommunicator& world) {
   return world.context().family->next_group;
 }
 
-// The number is the largest that a member has given, so no member has a group of that number;
-// another group of other ranks may. Messages that arrive before their receiver has made the group
-// wait inside MPI.
+// `number` is the largest that a member has proposed, so no member has another group with this
+// number; a group of other ranks may have it. A message that arrives before its receiver has made
+// the group waits inside MPI.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous) {
   world.check_not_child("split");
@@ -164,13 +165,13 @@ std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vect
 
 // ---- the world
 
-// A rank that fails after it has made the endpoint cannot notify its peers, because it has not made
-// its group. MPI_Abort at exit ends them.
+// A rank that fails after open_endpoint() cannot notify its peers, because it has not made its
+// group. Its process then calls MPI_Abort at exit, which ends the peers.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds) {
   const Endpoint endpoint = open_endpoint(fortran_handle, timeout_seconds);
   try {
     return std::make_unique<MpiCommunicator>(std::make_shared<Family>(endpoint));
-  } catch (const Error&) {  // all ranks throw this error
+  } catch (const Error&) {  // all ranks throw the same error
     throw;
   } catch (const std::exception&) {
     mark_failed();

@@ -16,21 +16,22 @@
 
 namespace ngd::comm::mpi {
 
-// Return a group of all ranks of an MPI communicator; -1 = MPI_COMM_WORLD.
+// Return a group of all ranks of the MPI communicator with this Fortran handle; -1: MPI_COMM_WORLD.
 std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
 
 // Split a group over MPI, as Communicator::try_split.
 std::optional<std::unique_ptr<Communicator>> try_split_group(MpiCommunicator& parent, int color,
                                                              int key);
 
-// Return the first number that no group of this rank has.
+// Return the lowest number that is above the numbers of all groups of this rank.
 int next_group(const MpiCommunicator& world);
-// Return a group of some ranks of `world`, which only these call: see make_group_of.
+// Return a group of the ranks `members` of `world`. Only they call this: see make_group_of in
+// communicator.hpp.
 std::unique_ptr<Communicator> make_group(MpiCommunicator& world, const std::vector<int>& members,
                                          int number, const HostLayer::Rendezvous& rendezvous);
 
-// Run a part of the construction of a group, in which other ranks take part. If it throws, notify
-// those ranks.
+// Run call(), a part of the construction of `group` in which other ranks take part. If it throws,
+// notify the other ranks.
 template <class Call>
 void or_abort(MpiCommunicator& group, Call&& call) {
   notify_on_failure(call, [&](const FailureView& failure) {

@@ -13,8 +13,8 @@
 
 namespace ngd::comm::mpi {
 
-// A mismatch is reported before the failure of another rank: it is more often the cause than the
-// consequence.
+// A mismatch is thrown before the failure of another rank, because a mismatch is more often the
+// cause of the failure than its consequence.
 bool Headers::collect(PendingCollective& work) {
   bool is_complete = true;
   for (int peer = 0; peer < group_.size(); ++peer) {
@@ -38,7 +38,9 @@ bool Headers::collect(PendingCollective& work) {
   return true;
 }
 
-// In an all_to_all with counts, each pair of ranks has its own counts.
+// In an all_to_all with counts, check that the number of elements that a peer sends is the number
+// that this rank expects from it. The fingerprints do not show this, because each pair of ranks has
+// its own counts.
 void Headers::check_counts(const PendingCollective& work, int peer) const {
   if (work.receive_counts.empty()) return;
   const Message& message = work.received[static_cast<std::size_t>(peer)];
@@ -66,8 +68,8 @@ std::string Headers::describe_mismatch(const PendingCollective& mine, int peer,
                     their_details.of(group_.world(peer)));
 }
 
-// Both ranks of a mismatch call this, and each sends its details to all. Returns nothing if those
-// of the peer do not arrive in time.
+// Send the details of this rank's collective to all ranks, and return those of `peer`. Both ranks
+// of a mismatch call this. Returns nothing if the details of the peer do not arrive in time.
 std::optional<std::string> Headers::exchange_details(const PendingCollective& mine, int peer) {
   Header header = mine.header;
   header.topic = Topic::Details;

@@ -16,7 +16,7 @@ namespace ngd::comm::mpi {
 
 class Headers {
  public:
-  // `held`: the computations of this rank's compiled steps.
+  // `held`: the computations of the compiled steps that this rank has loaded.
   Headers(const GroupContext& group, const Computations& held)
       : group_(group), held_(held), mailbox_(group.ranks) {}
 
@@ -25,13 +25,14 @@ class Headers {
   void post(const PendingCollective& work) {
     mailbox_.post(work.header, work.payload.data(), work.payload.size());
   }
-  // Take the headers of all peers. Returns false if one has not arrived. Throws CollectiveMismatch
-  // as soon as one that has arrived differs.
+  // Take the next header of each peer for the collective `work`. Returns false if a header has not
+  // arrived. Throws CollectiveMismatch as soon as a header that has arrived differs from that of
+  // this rank.
   bool collect(PendingCollective& work);
 
   // Return the ranks of the world whose header of the next collective has not arrived.
   std::vector<int> missing() const;
-  // Return a line for each of these ranks of the world whose messages show the call that it is in.
+  // Return one line of text for each rank of `world_ranks` whose messages show which call it is in.
   std::vector<std::string> calls_of(const std::vector<int>& world_ranks);
 
  private:

@@ -16,7 +16,8 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-// An MPI that the build supports: its name, such as "openmpi", and the file names of its library.
+// An MPI that the build supports: its name, such as "openmpi", and the possible file names of its
+// library.
 struct MpiEntry {
   std::string name;
   std::vector<std::string> files;
@@ -54,8 +55,9 @@ std::string environment_library_folder() {
   return concat(file.substr(0, file.rfind('/') + 1), "../../../../");
 }
 
-// Load the library of an MPI. RTLD_GLOBAL, because the modules that are loaded next are not linked
-// with MPI and must find its symbols.
+// Load the library of an MPI. Return false if that fails, and add why to `reasons`. The flag
+// RTLD_GLOBAL is needed because the modules that are loaded next are not linked with MPI and must
+// find its symbols.
 bool find_mpi(const MpiEntry& entry, int flags, std::string& reasons) {
   for (const std::string& folder : {std::string(), environment_library_folder()}) {
     for (const std::string& name : entry.files) {
@@ -78,7 +80,7 @@ const Library* open_module(const MpiEntry& entry) {
   return get();
 }
 
-// Return the MPI with this name. For "", return one that the process has already loaded, or else
+// Return the MPI with this name. For "", return an MPI that the process has already loaded, or else
 // the first one that is found.
 const MpiEntry& choose(const std::string& name) {
   std::string names;

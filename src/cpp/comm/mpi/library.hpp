@@ -10,7 +10,7 @@
 
 namespace ngd::comm::mpi {
 
-// The handles of every MPI fit into a word.
+// The handles of every MPI fit into one machine word.
 using Comm = std::uintptr_t;
 using Request = std::uintptr_t;
 
@@ -22,11 +22,11 @@ enum class Threads { Few, OneAtATime, Any };
 struct Completed {
   int index = 0;
   int error = kSuccess;
-  int bytes = 0;  // of a message that was received
+  int bytes = 0;  // the size of a message that was received
 };
 
-// A call that can fail returns the error code of MPI. Only plain types cross this table, and no
-// exceptions, because the module may have another C++ library.
+// The functions of an MPI. A call that can fail returns the error code of MPI. Arguments have only
+// plain types, and no exceptions are thrown, because the module may use another C++ library.
 class Library {
  public:
   Comm world = 0;
@@ -35,7 +35,7 @@ class Library {
 
   virtual bool initialised() const noexcept = 0;
   virtual bool finalized() const noexcept = 0;
-  virtual int initialise() const noexcept = 0;  // for calls by any thread, if MPI allows that
+  virtual int initialise() const noexcept = 0;  // any thread may call MPI then, if MPI allows it
   virtual Threads threads() const noexcept = 0;
   virtual void finalize() const noexcept = 0;
   virtual void abort() const noexcept = 0;
@@ -54,13 +54,14 @@ class Library {
                    Request& request) const noexcept = 0;
   virtual int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
                       Request& request) const noexcept = 0;
-  // Fill the first `count` of n entries of `completed`. An entry has the error of its request; the
-  // call itself then succeeds.
+  // Test n requests. Set `count` to the number of completed ones, and fill the first `count`
+  // entries of `completed`. If a request has failed, its entry has the error and the call itself
+  // succeeds.
   virtual int test_some(Request* requests, std::size_t n, Completed* completed,
                         std::size_t& count) const noexcept = 0;
   virtual int test(Request& request, bool& complete) const noexcept = 0;
   virtual void cancel(Request& request) const noexcept = 0;
-  // Let MPI make progress. No message has the tag.
+  // Let MPI make progress. `unused_tag` is a tag that no message has.
   virtual void poke(int unused_tag, Comm comm) const noexcept = 0;
 
   virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;
@@ -70,7 +71,7 @@ class Library {
   ~Library() = default;
 };
 
-// Return the MPI that was loaded, or load the first that is found.
+// Return the MPI of this process. If none was loaded, load the first one that is found.
 const Library& library();
 
 }  // namespace ngd::comm::mpi

@@ -19,14 +19,14 @@ void LongWait::publish() {
     const std::vector<int> ranks = works_.awaited_ranks(work_);
     group_.hosts->local().note_awaited(ranks.empty() ? -1 : ranks.front());
     is_published_ = true;
-  } catch (const std::bad_alloc&) {  // nothing is published
+  } catch (const std::bad_alloc&) {  // out of memory: nothing is published
   }
 }
 
-// Find the ranks that are the cause of a late collective. A missing rank may itself wait for
-// another rank, which the ranks of this host publish. Replace it by that rank, and return a line
-// per replacement. A missing rank of this host that waits for no other rank has stopped for
-// certain.
+// Find the ranks that cause a late collective, among the missing ones. A missing rank of this host
+// may itself wait for another rank, and has then published that rank. Replace it by that rank, and
+// return a line of text per replacement. A rank of this host that waits for no other rank has
+// stopped for certain: then set `is_certain`, and keep only such ranks in `missing`.
 std::vector<std::string> LongWait::find_culprits(std::vector<int>& missing,
                                                  bool& is_certain) const {
   const HostLayer* hosts = group_.hosts.get();
@@ -59,7 +59,8 @@ void LongWait::throw_timeout(double timeout_seconds) {
   std::vector<std::string> facts;
   bool is_certain = false;
   if (has_begun) facts = find_culprits(missing, is_certain);
-  // Another rank that is certain which rank has stopped sends its failure at the same deadline.
+  // Another rank may know for certain which rank has stopped. It sends its failure at the same
+  // deadline, so wait for it.
   if (has_begun && !is_certain) group_.family->or_fail([&] { reports_.await(*works_.front()); });
   facts.insert(facts.end(), calls.begin(), calls.end());
   const std::string message = late(describe(works_.call_of(work_)), missing, has_begun,

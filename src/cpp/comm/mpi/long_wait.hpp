@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A long wait of this rank. It publishes the rank that it waits for. If it ends at its deadline, it
-// finds out which ranks are late.
+// A long wait of this rank. It publishes the rank that this rank waits for. If the wait reaches its
+// deadline, it finds out which ranks are late.
 #pragma once
 
 #include <string>
@@ -21,10 +21,10 @@ class LongWait {
   LongWait(const LongWait&) = delete;
   LongWait& operator=(const LongWait&) = delete;
 
-  // Publish the awaited rank to the ranks of this host, while this object exists. Call this with
-  // the lock held.
+  // Publish the awaited rank to the ranks of this host, until this object is destroyed. Call this
+  // with the lock held.
   void publish();
-  // Fail the family, and throw the error of a missed deadline.
+  // Fail the family, and throw CollectiveTimeout with the ranks that are late.
   [[noreturn]] void throw_timeout(double timeout_seconds);
 
  private:

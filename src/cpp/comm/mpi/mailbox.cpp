@@ -117,14 +117,15 @@ bool Mailbox::release_sent() {
 }
 
 bool Mailbox::close() noexcept {
-  if (!outgoing_) return false;  // closed before
+  if (!outgoing_) return false;  // the mailbox was closed before
   bool have_all_left = outgoing_->empty();
   for (std::size_t peer = 0; peer < receives_.size(); ++peer) {
     have_all_left = have_all_left && receives_[peer] == library().no_request;
     if (!give_up(receives_[peer])) keep_for_good(peers_[peer].buffer.release());
     receives_[peer] = library().no_request;
   }
-  // MPI cannot cancel a message that it has begun to send: those buffers are never freed.
+  // MPI cannot cancel a message that it has begun to send, so the buffers of such messages are
+  // never freed.
   if (!outgoing_->empty()) keep_for_good(outgoing_.release());
   return have_all_left;
 }

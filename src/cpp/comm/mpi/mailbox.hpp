@@ -25,29 +25,31 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all
+  void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all ranks
   void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
-  // Move the messages that have arrived into the queues. Throws Unreachable, Init (a peer runs
-  // another ngd).
+  // Move the messages that have arrived into the queues of their senders. Throws Unreachable, and
+  // Init if a peer runs another version of ngd.
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
   Message take(int peer);
-  // Return the headers of a peer's sends to this rank, in their order.
+  // Return the headers of the sends of `peer` to this rank that have arrived and are not taken yet,
+  // in their order.
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
-  // Return the message Failed or Left of a peer, if it has arrived. The peer sends no Submitted
-  // afterwards.
+  // Return the message with which a peer has ended its part of the group (Failed or Left), if it
+  // has arrived. The peer submits no collective afterwards.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
   std::chrono::steady_clock::time_point ended_at(int peer) const {
     return peers_[index(peer)].ended_at;
   }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
-  // Return true if a peer has sent Left, in order or after Failed.
+  // Return true if a peer has sent Left: it has closed the group, with or without a failure
+  // (Failed) before.
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return release_sent(); }
 
-  // Stop receiving. Returns false if a peer has not sent Left, or a message has not been sent.
-  // Memory that MPI does not give up is kept until the process ends. Allocates no memory.
+  // Stop receiving. Returns false if a peer has not sent Left, or if a message of this rank was not
+  // sent. Memory that MPI still holds is kept until the process ends. Allocates no memory.
   bool close() noexcept;
 
  private:
@@ -75,7 +77,7 @@ class Mailbox {
 
   const RankSet& group_;
   std::vector<Peer> peers_;
-  std::vector<Request> receives_;  // by rank; no_request if the peer sends no more
+  std::vector<Request> receives_;  // one per rank; no_request if the rank sends no more
   std::vector<Completed> completed_;
   std::unique_ptr<std::deque<Outgoing>> outgoing_ = std::make_unique<std::deque<Outgoing>>();
 };

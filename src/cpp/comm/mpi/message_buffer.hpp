@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that MPI messages are sent from or received into.
 //
-// Rule: a buffer is declared before the requests that use it, so the requests end first. A request
-// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any
-// more.
+// Rule: a buffer is declared before the requests that use it, so the requests end first. If MPI
+// still holds the memory of a request after a failure, no buffer is freed any more (process.hpp).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,8 @@ class MessageBuffer {
  public:
   MessageBuffer() = default;
   explicit MessageBuffer(std::size_t bytes) { reserve(bytes); }
-  // Allocate memory that the ranks of this host share. `local` must outlive the buffer.
+  // Allocate memory that all ranks of this host can access. `local`, their group, must outlive the
+  // buffer.
   MessageBuffer(Communicator& local, std::size_t bytes)
       : local_(&local), shared_(local.allocate(bytes)) {}
   ~MessageBuffer() {

@@ -70,7 +70,7 @@ std::uint64_t MpiCommunicator::first_incomplete() const {
 }
 
 std::vector<CallStats> MpiCommunicator::stats() const {
-  if (in_child()) return {};  // the lock may never be released here
+  if (in_child()) return {};  // a thread of the parent may have left the lock held
   const std::lock_guard lock(group_.family->mutex());
   return works_.statistics().report();
 }
@@ -103,7 +103,8 @@ std::optional<Work> MpiCommunicator::try_submit(const Collective& collective) {
   }
 }
 
-// The deadline is for a rank that makes no progress, not for a long transfer.
+// The timeout counts from the last move of data. So a long transfer does not time out, but a
+// transfer in which no data move does.
 Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   const char* call = limits.has_patience() ? "wait_for" : "wait";
   check_not_child(call);
@@ -150,8 +151,9 @@ Progress MpiCommunicator::try_wait(Work work, const WaitLimits& limits) {
   }
 }
 
-// The interrupt has set an exception in Python, so this throws even if the work is complete. Then
-// the result is lost. The group stays usable.
+// The interrupt callback has set an exception in Python, so this throws even if the work is
+// complete. A complete work loses its result, but its group stays usable. Otherwise the family
+// fails.
 void MpiCommunicator::throw_interrupted(Work work) {
   const std::lock_guard lock(group_.family->mutex());
   group_.require_open("wait");
@@ -162,8 +164,8 @@ void MpiCommunicator::throw_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-// A compiled step needs its other groups too: a failure that a rank has reported there ends this
-// wait.
+// Fail the family if a rank has reported a failure in another watched group: the running program
+// needs that group too, so this wait must end.
 void MpiCommunicator::check_other_groups(Work work) {
   Family& family = *group_.family;
   family.or_fail([&] { family.expect_no_failure_beside(*this, works_.call_of(work)); });
@@ -189,7 +191,7 @@ void MpiCommunicator::fail_unreachable(const Unreachable& lost) noexcept {
   try {
     if (const PendingCollective* work = works_.front())
       message = concat(describe(work->header.call), ": ", lost.what());
-  } catch (const std::bad_alloc&) {  // the message does not name the collective
+  } catch (const std::bad_alloc&) {  // out of memory: the message does not name the collective
   }
   group_.family->fail(lost.kind(), message.empty() ? lost.what() : message, lost.ranks());
 }
@@ -198,8 +200,8 @@ void MpiCommunicator::send_failure(const Failure& failure) noexcept {
   if (group_.state != State::Open) return;
   group_.state = State::Failed;
   teardown_.send_failure(failure, works_.first_incomplete());
-  // A transfer that has failed may have submitted collectives to the host group, whose operands
-  // belong to the caller: they must end with the transfer.
+  // A transfer that has failed may have submitted collectives to the host group (the ranks of this
+  // host). Their operands belong to the caller, so these collectives must end with the transfer.
   if (group_.hosts) group_.hosts->fail(failure);
 }
 
@@ -251,7 +253,7 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
   return {data, bytes};
 }
 
-// Memory that MPI may still use is kept.
+// Release the block, unless MPI may still use its memory after a failure.
 void MpiCommunicator::release(SharedBlock block) noexcept {
   if (left_to_mpi()) return;
   if (group_.hosts) {

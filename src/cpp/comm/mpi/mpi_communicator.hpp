@@ -28,15 +28,16 @@ namespace ngd::comm::mpi {
 
 class MpiCommunicator final : public Communicator, private Member {
  public:
-  // Make a group of all ranks of the family's endpoint, or of some of them.
+  // Make a group of all ranks of the family's MPI communicator, or of the ranks `ranks`.
   explicit MpiCommunicator(std::shared_ptr<Family> family);
   MpiCommunicator(std::shared_ptr<Family> family, RankSet ranks);
   ~MpiCommunicator() override { close(); }
 
-  // Use a host layer from now on. All ranks call this between the same two works.
+  // Use a host layer from now on. All ranks must call this at the same position in their sequence
+  // of collectives.
   void use(std::unique_ptr<HostLayer> hosts);
 
-  // For groups.hpp.
+  // The functions of groups.hpp use the next three functions.
   const GroupContext& context() const noexcept { return group_; }
   void check_not_child(const char* call) const;
   std::uint64_t first_incomplete() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of a reduction in which every rank, as an owner, reduces a part of a window. Each
-// rank sends its contribution for a part to the owner of the part. The owner reduces all
+// The messages of a reduction in which every rank, as the owner of a part of a window, reduces that
+// part. Each rank sends its contribution for a part to the owner of the part. The owner reduces all
 // contributions and sends the result.
 //
 // The callers give contributions and results as spans, because their elements may differ in size:
@@ -22,8 +22,8 @@ class OwnersExchange {
   explicit OwnersExchange(const RankSet& group)
       : rank_(group.rank), size_(group.size()), terms_(static_cast<std::size_t>(size_)) {}
 
-  // Receive the contributions to this rank's part, of `own_bytes` bytes each, into the scratch
-  // memory of the window. Send contribution_to(rank) to every other rank.
+  // Receive the contributions of all ranks to this rank's part, of `own_bytes` bytes each, into the
+  // scratch memory of the window. Send contribution_to(rank) to every other rank.
   template <class ContributionTo>
   void exchange_contributions(Window& window, std::size_t own_bytes,
                               ContributionTo&& contribution_to) const {
@@ -37,8 +37,8 @@ class OwnersExchange {
     }
   }
 
-  // Return the address at which the contribution of a rank arrives. The slot of this rank is
-  // unused.
+  // Return the address in the window's scratch memory at which the contribution of a rank arrives.
+  // The slot of this rank receives nothing.
   std::byte* contribution(const Window& window, std::size_t own_bytes, int rank) const {
     return window.scratch.data() + own_bytes * static_cast<std::size_t>(rank);
   }
@@ -54,8 +54,8 @@ class OwnersExchange {
                 divisor);
   }
 
-  // Receive the result of every other owner into result_of(rank), and send `mine`, the result of
-  // this rank, to all ranks.
+  // Receive the result of every other owner into result_of(rank). Send `mine`, the result of this
+  // rank, to all ranks.
   template <class ResultOf>
   void exchange_results(Window& window, std::span<const std::byte> mine,
                         ResultOf&& result_of) const {
@@ -64,7 +64,7 @@ class OwnersExchange {
       window.requests.send(mine.data(), mine.size(), after(distance), window.tag);
   }
 
-  // The same if only the root needs the results.
+  // The same as exchange_results(), but only the root gets the results.
   template <class ResultOf>
   void send_results_to(int root, Window& window, std::span<const std::byte> mine,
                        ResultOf&& result_of) const {

@@ -2,8 +2,8 @@
 // Sends and receives. Each ordered pair of ranks has a sequence of its own.
 //
 // The sender posts a header. Small data travel with the header, and the send is complete at once.
-// Larger data follow under kPairTag, one send at a time. The receiver compares the header with its
-// own call.
+// Larger data follow with the tag kPairTag, for one send of a pair at a time. The receiver compares
+// the header with its own receive.
 #pragma once
 
 #include <chrono>
@@ -29,9 +29,9 @@ class Pairs {
   Pairs(const RankSet& group, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Advance all sends and receives. Throws CollectiveMismatch, Unreachable, and the errors of
-  // check(peer, call, is_matched, start), which is called for the oldest pending work of each pair
-  // and direction.
+  // Advance all sends and receives. check(peer, call, is_matched, start) is called for the oldest
+  // pending work of each pair and direction. Throws the errors of check(), CollectiveMismatch and
+  // Unreachable.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check);
 
@@ -39,11 +39,11 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // The next three functions take a work that is not complete.
+  // The next three functions take the number of a send or a receive that is not complete.
   const CallRecord& call(std::uint64_t number) const { return find(number)->header.call; }
-  int peer_of(std::uint64_t number) const;  // world rank
+  int peer_of(std::uint64_t number) const;  // as a world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
-  // Give up all messages. Pending works stay pending.
+  // Give up all messages of MPI. The pending sends and receives never complete.
   void abandon() noexcept;
 
  private:
@@ -53,10 +53,10 @@ class Pairs {
     Header header;
     Statistics::Entry stats;
     std::chrono::steady_clock::time_point start;
-    bool is_matched = false;  // a receive has seen the header of its sender
+    bool is_matched = false;  // of a receive: the header of the sender has arrived
     std::optional<LongMessage> message;
   };
-  using Queue = std::deque<Pair>;  // of one peer and direction; the first one is transferred
+  using Queue = std::deque<Pair>;  // of one peer and direction; the data of the first one move
 
   const Pair* find(std::uint64_t number) const;
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);

@@ -9,16 +9,17 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// The time in which a header that a failed rank has sent arrives. If all headers arrive, a
-// collective may complete although a rank has failed.
+// The time in which a header that a failed rank has sent before should arrive. If all headers
+// arrive, a collective may complete although a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
-// The time in which the report of a peer arrives.
+// The time to wait for the report of a failed peer.
 constexpr auto kReportTime = std::chrono::milliseconds(200);
 
 }  // namespace
 
-// A rank that has failed in this collective may have sent its header before. It may have failed
-// because the header of a third rank was missing; that header may never arrive at this rank either.
+// A rank that has failed in this collective may have sent its header before that, so wait for its
+// header for kGrace. It may have failed because the header of a third rank was missing; that header
+// may never arrive at this rank either.
 void PeerReports::check_needed(const PendingCollective& work, bool has_headers) const {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank() || !mailbox_.ended(peer)) continue;
@@ -28,7 +29,8 @@ void PeerReports::check_needed(const PendingCollective& work, bool has_headers) 
   }
 }
 
-// Return true if a peer has failed, and a work that began at `start` has waited since.
+// Return true if a peer has failed, and a work that began at `start` has waited for kGrace since
+// then.
 bool PeerReports::has_failed(int peer, Clock::time_point start) const {
   if (!mailbox_.ended(peer) || has_left_in_order(peer)) return false;
   return Clock::now() - std::max(start, mailbox_.ended_at(peer)) > kGrace;
@@ -50,9 +52,9 @@ void PeerReports::throw_end(int peer, const CallRecord& mine) const {
           failure.text);
 }
 
-// The data of a peer that has left in order may still arrive. A peer may be silent because it has
-// died, and another rank has failed because of that. So any failure in the group ends a send or a
-// receive that has no match yet.
+// A send or a receive whose header was matched continues if its peer has left without a failure,
+// because the data may still arrive. Without a match, any failure in the group ends the send or
+// receive: its peer may be silent because it has died, and another rank has failed because of that.
 void PeerReports::check_pair(int peer, const CallRecord& mine, bool is_matched,
                              Clock::time_point start) const {
   if (mailbox_.ended(peer) && !(is_matched && has_left_in_order(peer))) throw_end(peer, mine);

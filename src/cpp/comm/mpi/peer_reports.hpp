@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reports of peers that have ended: a peer has failed, or has left in order.
+// The reports of peers that have ended: a peer has failed, or has left without a failure.
 #pragma once
 
 #include <chrono>
@@ -10,21 +10,24 @@
 
 namespace ngd::comm::mpi {
 
-// The check functions throw RankLost if a peer has left, and the failure of a peer that has failed.
+// The reports of peers that have ended. The check functions throw RankLost if a peer has left, and
+// otherwise the failure that the peer has reported.
 class PeerReports {
  public:
   using Clock = std::chrono::steady_clock;
 
   PeerReports(const GroupContext& group, Mailbox& mailbox) : group_(group), mailbox_(mailbox) {}
 
-  // Check the peers that a collective still needs.
+  // Throw if a peer that the collective still needs has ended. `has_headers`: the headers of all
+  // peers have arrived.
   void check_needed(const PendingCollective& work, bool has_headers) const;
-  // Check the peer of a send or a receive, and every other peer that has failed since `start`.
-  // `is_matched`: this rank has seen the header of the sender.
+  // Throw if the peer of a send or a receive has ended. Until the header of the sender has arrived
+  // (`is_matched`), also throw if another rank has failed since `start`.
   void check_pair(int peer, const CallRecord& mine, bool is_matched, Clock::time_point start) const;
-  // Check for a failure of any peer.
+  // Throw if any peer has failed. `mine` is the call of this rank.
   void check_all(const CallRecord& mine) const;
-  // Wait a short time for a report: it has more facts than the error that shared memory has raised.
+  // Wait a short time for a report, and throw it: it has more facts than the error that shared
+  // memory has raised.
   void await(const PendingCollective& work) const;
 
  private:

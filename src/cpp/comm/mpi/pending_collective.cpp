@@ -21,7 +21,7 @@ void set_payload(PendingCollective& work, const RankSet& group) {
     payload = collective.source;
     bytes = source_elements(collective, group.rank, group.size()) * size_of(collective.dtype);
   } else if (collective.kind == Kind::AllToAll && collective.counts != nullptr) {
-    payload = collective.counts;  // the receivers compare them with theirs
+    payload = collective.counts;  // the receivers compare these with their own counts
     bytes = work.counts.size() * sizeof(std::uint64_t);
   }
   const auto* data = static_cast<const std::byte*>(payload);

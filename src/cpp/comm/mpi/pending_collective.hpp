@@ -20,12 +20,12 @@ namespace ngd::comm::mpi {
 
 struct PendingCollective {
   Collective collective;
-  std::vector<std::uint64_t> counts;  // copies of the caller's
+  std::vector<std::uint64_t> counts;  // copies of the caller's counts
   std::vector<std::uint64_t> receive_counts;
   Header header;
-  std::string details;             // see details.hpp
-  std::vector<std::byte> payload;  // of this rank's header
-  std::vector<Message> received;   // by rank, when all headers have arrived
+  std::string details;             // sent after a mismatch, see details.hpp
+  std::vector<std::byte> payload;  // the payload of this rank's header
+  std::vector<Message> received;   // by rank; empty until all headers have arrived
   std::unique_ptr<Transfer> transfer;
   bool complete = false;
   Statistics::Entry stats = 0;
@@ -33,8 +33,8 @@ struct PendingCollective {
   int last_missing = -1;  // a rank whose header was missing at the last check; -1: none
 };
 
-// Fill in a collective and the header that this rank sends of it. Afterwards only source and
-// destination belong to the caller.
+// Store a collective in `work`, with the header that this rank sends. Of the caller's memory, only
+// the source and the destination are used afterwards: all other arrays are copied.
 void prepare(PendingCollective& work, const Collective& submitted, const RankSet& group,
              Algorithm preferred, std::uint64_t sequence);
 

@@ -19,16 +19,16 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-// One per process, as MPI itself.
+// The state of MPI in this process.
 struct Process {
-  std::atomic<bool> is_initialised{false};  // by ngd, on the MPI thread
+  std::atomic<bool> is_initialised{false};  // ngd has initialised MPI, on mpi_thread()
   std::atomic<int> failures{0};
   std::atomic<bool> left_to_mpi{false};
   std::atomic<bool> is_stuck{false};  // a thread of ngd is blocked inside MPI
 };
 Process process;
 
-// Both are made with the first endpoint, and never destroyed.
+// The fork guard and the MPI thread are made by the first open_endpoint(), and are never destroyed.
 const ForkGuard& fork_guard() {
   static const ForkGuard& guard = *new ForkGuard;
   return guard;
@@ -78,8 +78,8 @@ bool other_threads_may_call() {
 
 }  // namespace
 
-// Making a communicator blocks inside MPI until every rank does the same. It runs on its own
-// thread, which is abandoned at the deadline. MPI is always initialised on that thread: see
+// Making an MPI communicator blocks inside MPI until every rank does the same. So it runs on its
+// own thread, which is abandoned at the deadline. MPI is always initialised on that thread: see
 // finalize_mpi.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
   if (fork_guard().in_child())
@@ -132,9 +132,9 @@ void keep_for_good(const void* memory) noexcept {
   static std::vector<const void*>& blocks = *new std::vector<const void*>;
   const std::lock_guard lock(mutex);
   try {
-    blocks.push_back(memory);  // a leak checker finds it here
+    blocks.push_back(memory);  // so that a leak checker finds a pointer to it
   } catch (const std::bad_alloc&) {
-    // The memory is kept, but a leak checker reports it.
+    // Memory is short. The block is kept all the same, but a leak checker reports it.
   }
 }
 
@@ -160,7 +160,7 @@ void finalize_mpi() noexcept {
   }
   try {
     mpi::mpi_thread().run([&library] { library.finalize(); }).wait();
-  } catch (const std::exception&) {  // no memory for the task
+  } catch (const std::exception&) {  // there is no memory for the task
     library.finalize();              // every MPI known to ngd allows this in any thread
   }
 }

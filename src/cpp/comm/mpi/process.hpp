@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI in this process: its initialisation, its end, and MPI communicators that only ngd uses.
+// MPI in this process: its initialisation, its end, and the MPI communicators that only ngd uses.
 #pragma once
 
 #include <string>
@@ -16,22 +16,23 @@ struct Endpoint {
   int local_size = 1;
 };
 
-// Initialise MPI if that has not been done, and duplicate the world (-1) or the communicator with
-// this Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
+// Initialise MPI if no code has done so, and duplicate MPI_COMM_WORLD (-1) or the MPI communicator
+// with this Fortran handle. All its ranks call this. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// Add or remove a mark. While the process has marks, it must not finalize MPI: its peers may never
-// do so.
+// Add a mark to the process, or remove one. While the process has marks it must not finalize MPI,
+// because its peers may never do so.
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 
-// After a failure MPI may keep a message whose memory the caller may free. From then on no call of
-// MPI may move messages, and throw_if_left_to_mpi() throws GroupClosed.
+// After a failure, MPI may still hold a message whose memory the caller may free. leave_to_mpi()
+// records this. From then on no call of MPI may move messages, and throw_if_left_to_mpi() throws
+// GroupClosed.
 void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void throw_if_left_to_mpi();
 
-// Keep memory that MPI may still use when its owner ends. It is never freed.
+// Never free this memory, because MPI may still use it when its owner ends.
 void keep_for_good(const void* memory) noexcept;
 
 // Return true in a forked child of the process that opened the first endpoint. A child has copies

@@ -15,7 +15,7 @@ class ProgressGate {
   ProgressGate(const ProgressGate&) = delete;
   ProgressGate& operator=(const ProgressGate&) = delete;
 
-  // With the mutex held.
+  // The functions up to is_needed() are called with the mutex held.
   void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
   void wake_thread() noexcept {
     if (is_resting_.load(std::memory_order_relaxed)) wake_.notify_one();
@@ -27,18 +27,20 @@ class ProgressGate {
   bool is_stopped() const noexcept { return is_stopped_; }
   bool is_needed() const noexcept { return waiting_ == 0 && in_flight_; }
 
-  // Without the mutex, around a wait of a caller.
+  // The next two functions are called without the mutex, before and after a wait of a caller.
   void begin_wait() noexcept { ++waiting_; }
   void end_wait() noexcept {
     if (--waiting_ > 0 || !in_flight_) return;
-    // The thread may have read `waiting_` and not sleep yet. It holds the mutex between the two.
+    // The progress thread may have read `waiting_` and not sleep yet. It holds the mutex between
+    // the two, so take the mutex once before the thread is woken.
     {
       const std::lock_guard lock(mutex_);
     }
     wake_thread();
   }
 
-  // The thread calls these with the mutex held, which they give back while it sleeps.
+  // The progress thread calls the next two functions with the mutex held. They release it while the
+  // thread sleeps.
   void sleep_until_needed(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit) {
     is_resting_ = true;
     wake_.wait_for(lock, limit, [this] { return is_stopped_ || is_needed(); });

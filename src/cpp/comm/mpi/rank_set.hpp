@@ -10,17 +10,16 @@ namespace ngd::comm::mpi {
 
 struct RankSet {
   Comm comm = 0;
-  std::vector<int>
-      members;   // the world rank, which is the rank in `comm`, of each rank of the group
-  int rank = 0;  // of this process, in the group
+  std::vector<int> members;  // by rank in the group: the world rank, which is the rank in `comm`
+  int rank = 0;              // the rank of this process in the group
   int first_tag = 0;
 
   int size() const noexcept { return static_cast<int>(members.size()); }
   int world(int peer) const noexcept { return members[static_cast<std::size_t>(peer)]; }
 };
 
-// Tags, from the group's first tag on: of the mailbox, of sends and receives, and of the transfers
-// of a few collectives.
+// The tags of a group, relative to its first tag: one of the mailbox, one of sends and receives,
+// and those of the transfers of a few collectives.
 inline constexpr int kMailTag = 0;
 inline constexpr int kPairTag = 1;
 inline constexpr int kFirstDataTag = 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers that reduce.
+// The transfers over MPI that reduce: the flat reduction and the ring.
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -39,7 +39,7 @@ class FlatReduction final : public WindowedTransfer {
     return window.step < 2 ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // The part of an owner, in elements of the source.
+  // Return the part of the window's slice that an owner reduces, in elements of the source.
   Slice owned(const Window& window, int owner) const {
     if (!is_scatter_) return part_of(window.slice, owner, size_);
     const Slice block = blocks_[owner];
@@ -68,7 +68,8 @@ class FlatReduction final : public WindowedTransfer {
       owners_.send_results_to(collective_.root, window, reduced, result_of);
   }
 
-  // A rank that does not keep its result has no destination: the result goes to scratch memory.
+  // Return where this rank stores the result of its own part. A rank that does not keep the result
+  // has no destination, so it uses scratch memory.
   std::byte* result_of_mine(const Window& window) const {
     const Slice mine = owned(window, rank_);
     if (is_scatter_) return destination({window.slice.begin, mine.count});
@@ -102,6 +103,7 @@ class RingAllReduce final : public WindowedTransfer {
 
   // Step k of the reduce-scatter sends part rank - 1 - k and receives part rank - 2 - k. After the
   // last step, rank r has the whole sum of part r. Step k of the all-gather sends part rank - k.
+  // Part numbers are modulo the number of ranks.
   Outcome step(Window& window) override {
     const int exchanges = size_ - 1;
     const int k = window.step;
@@ -118,8 +120,9 @@ class RingAllReduce final : public WindowedTransfer {
     return k < 2 * exchanges ? Outcome::Continues : Outcome::SliceComplete;
   }
 
-  // Scratch memory has two partial sums, sent and received alternately, and the widened data of
-  // this rank.
+  // Return the address of area `which` of the scratch memory. Areas 0 and 1 are two partial sums,
+  // sent and received alternately. Area 2 is a copy of this rank's own part, widened to float32 if
+  // it has 16-bit floats.
   std::byte* partial(Window& window, int which) const {
     const std::size_t largest = window.slice.count / static_cast<std::size_t>(size_) + 1;
     window.scratch.reserve(3 * largest * size_of(partial_dtype_));

@@ -18,7 +18,7 @@ Unreachable::Unreachable(const std::vector<int>& who, int code)
                    "launcher about it"),
             who) {}
 
-// MPI may use the memory as soon as the message is posted, so the request is recorded first.
+// Record a request before its message is posted, because MPI may use the memory from then on.
 Request& Requests::prepare(std::size_t bytes, int peer) {
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   throw_if_left_to_mpi();
@@ -91,7 +91,7 @@ bool give_up(Request& request) noexcept {
 bool Requests::cancel() noexcept {
   bool is_clean = true;
   for (Request& request : requests_) is_clean = is_clean && give_up(request);
-  if (!is_clean) leave_to_mpi();  // from here on nothing calls MPI, so the other requests end here
+  if (!is_clean) leave_to_mpi();  // nothing calls MPI any more: the other requests end here
   requests_.clear();
   peers_.clear();
   return is_clean;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of nonblocking messages. One call tests all of them.
+// A set of nonblocking MPI messages. One call of MPI tests all of them.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,13 @@ class Requests {
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
-  // Return true when all posted messages have completed. Throws Unreachable.
+  // Return true when all posted messages have completed. Throws Unreachable if MPI cannot complete
+  // one.
   bool test();
   // Return the ranks of the world whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
   // Give up the messages that have not completed. Returns false if MPI still holds a buffer, which
-  // must then be kept.
+  // must then never be freed.
   bool cancel() noexcept;
 
  private:
@@ -37,7 +38,7 @@ class Requests {
 
   const RankSet* group_;
   std::vector<Request> requests_;
-  std::vector<int> peers_;  // world ranks
+  std::vector<int> peers_;  // the world rank of each request
   std::vector<Completed> completed_;
 };
 
@@ -46,8 +47,8 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 // Cancel a message, and wait at most 50 ms until MPI has done so. Returns false if it has not.
 bool give_up(Request& request) noexcept;
 
-// The error that MPI has given up messages to or from some ranks. Without ranks, MPI did not report
-// which.
+// The error that MPI could not complete messages to or from the ranks `who`. If `who` is empty, MPI
+// did not report the ranks.
 class Unreachable final : public Error {
  public:
   Unreachable(const std::vector<int>& who, int code);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives so small that every rank's contribution travels with its header
-// (travels_with_header in choose.hpp).
+// Small collectives, in which the data of every rank travel with its header (travels_with_header in
+// choose.hpp).
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ngd::comm::mpi {
 
-// Compute the result: contributions[r] is the source of rank r.
+// Compute the result of a small collective from contributions[r], the source of rank r.
 void finish_small(const Collective& collective, int rank, int size,
                   const std::vector<const std::byte*>& contributions);
 

@@ -9,7 +9,7 @@
 namespace ngd::comm::mpi {
 
 TaskThread::TaskThread() {
-  sigset_t all, old_mask;  // the threads of the program handle signals
+  sigset_t all, old_mask;  // blocked: the threads of the program handle signals
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old_mask);
   struct Restore {

@@ -19,7 +19,7 @@ namespace ngd::comm::mpi {
 class TaskThread {
  public:
   TaskThread();  // throws std::system_error if no thread can be started
-  // Deleted: the thread uses the object until the process ends.
+  // Deleted, because the thread uses the object until the process ends.
   ~TaskThread() = delete;
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;

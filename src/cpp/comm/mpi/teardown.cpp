@@ -23,7 +23,7 @@ void Teardown::send_failure(const Failure& failure, std::uint64_t sequence) noex
     const std::string packed = failure.pack(header);
     mailbox_.post(header, packed.data(), packed.size());
   } catch (const std::exception&) {
-    // A peer that cannot be notified raises at its own deadline.
+    // The peers could not be notified. They get a timeout error at their own deadlines.
   }
 }
 
@@ -31,8 +31,8 @@ bool Teardown::has_sent_failure(bool moves_data) {
   mailbox_.progress();
   if (!mailbox_.everything_sent()) return false;
   if (!moves_data) return true;
-  // MPI reports a short message as sent while it still waits for long ones. A peer that has
-  // received it answers.
+  // MPI may report a short message as sent although it still waits for long ones. A peer that has
+  // received the report answers, so wait for the answers of all peers.
   for (int peer = 0; peer < group_.size(); ++peer)
     if (peer != group_.rank() && !mailbox_.ended(peer)) return false;
   return true;
@@ -63,7 +63,7 @@ void Teardown::await_peers(double seconds) noexcept {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   } catch (const std::exception&) {
-    // A message that could not be sent stays unsent; finish() leaves it to MPI.
+    // A message that could not be sent stays in the mailbox. finish() leaves its memory to MPI.
   }
 }
 

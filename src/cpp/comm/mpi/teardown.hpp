@@ -17,13 +17,16 @@ class Teardown {
  public:
   Teardown(GroupContext& group, Mailbox& mailbox) : group_(group), mailbox_(mailbox) {}
 
-  // `sequence`: the first collective that this rank will not complete.
+  // Report a failure to all peers. `sequence`: the number of the first collective that this rank
+  // will not complete.
   void send_failure(const Failure& failure, std::uint64_t sequence) noexcept;
-  // Return true when the report has been sent. If data move, the peers must have answered.
+  // Return true when the report of a failure has been sent. If long messages are being transferred
+  // (`moves_data`), all peers must have answered too.
   bool has_sent_failure(bool moves_data);
-  // Report that this rank leaves, and wait a short time for its peers to leave.
+  // Report that this rank leaves the group, and wait a short time for its peers to leave.
   void leave(bool has_failed, std::uint64_t sequence) noexcept;
-  // Close the mailbox.
+  // Close the mailbox. If MPI still holds messages, or a peer has not left, keep the MPI
+  // communicator; otherwise remove the mark of this group.
   void finish() noexcept;
 
  private:

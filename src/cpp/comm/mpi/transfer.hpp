@@ -21,15 +21,15 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   // Advance the transfer as far as possible without waiting. Return true when the destination holds
-  // the result and MPI holds no buffer.
+  // the result and MPI uses no memory of the transfer any more.
   virtual bool advance() = 0;
-  // Return the ranks of the world that this rank waits for.
+  // Return the ranks of the world that this rank waits for in the transfer.
   virtual std::vector<int> pending_peers() const = 0;
-  std::uint64_t steps() const { return steps_; }  // grows with every step
+  std::uint64_t steps() const { return steps_; }  // grows with every step of the transfer
 
  protected:
-  // Add memory for messages. This class owns it and derived classes own the requests, so every
-  // request ends before its memory is freed.
+  // Add memory for messages. This class owns the memory, and derived classes own the requests. So
+  // the requests are destroyed before the memory.
   MessageBuffer& add_buffer(std::size_t bytes) { return buffers_.emplace_back(bytes); }
   MessageBuffer& add_buffer(Communicator& local, std::size_t bytes) {
     return buffers_.emplace_back(local, bytes);
@@ -41,12 +41,12 @@ class Transfer {
   std::deque<MessageBuffer> buffers_;
 };
 
-// A window: it transfers one slice of a collective at a time. When a slice is complete, the window
-// continues with a later slice.
+// A window: a state machine that transfers one slice of a collective at a time. When a slice is
+// complete, the window continues with a later slice.
 struct Window {
   Window(const RankSet& group, int number_, int tag_)
       : number(number_), tag(tag_), requests(group) {}
-  const int number;  // among the windows of the transfer
+  const int number;  // the index of the window in its transfer
   const int tag;
   std::size_t next = 0;  // the element at which the next slice of this window begins
   bool active = false;
@@ -68,18 +68,21 @@ class WindowedTransfer : public Transfer {
 
  protected:
   struct Windowing {
-    std::size_t elements;         // of the collective
-    std::size_t window_elements;  // of a slice
-    int num_windows;              // active at once
+    std::size_t elements;         // the elements of the collective
+    std::size_t window_elements;  // the elements of a slice
+    int num_windows;              // the number of windows that are active at once
   };
   WindowedTransfer(const RankSet& group, int tag, const Collective& collective,
                    Windowing windowing);
 
-  // Return true if window.step may be carried out: the messages of the step before have completed.
+  // Return true if step number window.step may begin. By default: if the messages of the previous
+  // step have completed.
   virtual bool is_ready(Window& window) { return window.requests.test(); }
-  // The outcome of a step. A blocked step had no effect, and advance() repeats it later.
+  // The outcome of a step. Continues: the slice needs more steps. Blocked: the step had no effect,
+  // and advance() repeats it later.
   enum class Outcome { Continues, SliceComplete, Blocked };
-  // Carry out window.step. SliceComplete: the slice was complete before this step.
+  // Carry out step number window.step. Return SliceComplete if there is no such step, because the
+  // slice was complete before.
   virtual Outcome step(Window& window) = 0;
 
   const std::byte* source(const Slice& s) const;
@@ -105,8 +108,8 @@ class LongMessage {
  public:
   LongMessage(const RankSet& group, int peer, int tag, const void* source, void* destination,
               std::size_t bytes);
-  // Post the messages that can be posted, and add their number to `steps`. Return true when all
-  // messages have completed.
+  // Post the MPI messages that can be posted, and add the number of new ones to `steps`. Return
+  // true when all messages have completed.
   bool advance(std::uint64_t& steps);
   std::vector<int> pending_peers() const;
 
@@ -115,12 +118,12 @@ class LongMessage {
 
   int peer_;
   int tag_;
-  const std::byte* source_;  // one of these two
+  const std::byte* source_;  // either source_ or destination_ is null
   std::byte* destination_;
   std::size_t bytes_;
   std::size_t posted_ = 0;
   std::size_t messages_ = 0;
-  std::vector<Requests> slots_;  // message m is in slot m % kDepth: they are posted in order
+  std::vector<Requests> slots_;  // message m uses slot m % kDepth: they are posted in order
 };
 
 // ---- transfers over MPI only, on the tags from `tag` on; choose.hpp chooses
@@ -147,8 +150,8 @@ std::unique_ptr<Transfer> make_chain_broadcast(const RankSet& group, int tag,
 std::unique_ptr<Transfer> make_block_exchange(const RankSet& group, int tag,
                                               const Collective& collective);
 
-// The elements of a slice whose parts are reduced by `owners` ranks, and the number of windows that
-// are active at once.
+// kReduceWindows is the number of windows that are active at once in a reduction. reduce_window()
+// returns the number of elements of a slice whose parts are reduced by `owners` ranks.
 inline constexpr int kReduceWindows = 8;
 std::size_t reduce_window(DType dtype, int owners);
 

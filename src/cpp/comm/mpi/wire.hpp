@@ -15,10 +15,11 @@
 
 namespace ngd::comm::mpi {
 
-// A collective of at most this many bytes travels with its header. With the header it stays under
-// 4 KiB, which Open MPI sends eagerly between processes and over TCP.
+// A collective of at most this many bytes travels with its header. Header and data together stay
+// under 4 KiB, which Open MPI sends at once (eagerly) between processes and over TCP.
 inline constexpr std::size_t kInlineBytes = 3840;
-// A longer traceback loses its beginning, a longer program text its end.
+// The longest payload. A longer traceback is cut at its beginning, a longer program text at its
+// end.
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
@@ -26,18 +27,18 @@ enum class Topic : std::uint8_t {
   Sent,       // this rank has called the send that the header describes
   Details,    // the payload is the text of the program or the layout, because two ranks differ
   Failed,     // this rank has failed: `error` and the payload are its Failure
-  Left        // this rank has closed the group, in order or after it sent Failed
+  Left        // this rank has closed the group, without a failure or after it sent Failed
 };
 
 struct Header {
-  static constexpr std::uint32_t kMagic = 0x6e676433;  // "ngd3"
+  static constexpr std::uint32_t kMagic = 0x6e676433;  // the characters "ngd3"
   std::uint32_t magic = kMagic;
   Topic topic = Topic::Submitted;
   ErrorKind error = ErrorKind::Internal;
   std::uint8_t has_program_text = 0;
   std::uint32_t number = 0;  // Sent: the tag; Failed: the number of ranks in the payload
   std::uint32_t payload_bytes = 0;
-  // Failed, Left: the first collective that this rank will not complete.
+  // Of Failed and Left: the number of the first collective that this rank will not complete.
   std::uint64_t sequence = 0;
   CallRecord call;
 };
@@ -56,7 +57,8 @@ struct Failure {
 
   static constexpr std::size_t kMaxRanks = 1024;
 
-  // Return the payload of a Failed message, and fill in its header.
+  // Return the payload of a Failed message: the ranks and the text. Fill in the fields of its
+  // header.
   std::string pack(Header& header) const {
     header.topic = Topic::Failed;
     header.error = kind;
@@ -87,7 +89,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
   return header;
 }
 
-// Return the send or the receive of a header, for messages.
+// Return the send or the receive that a header describes, for error messages.
 inline Collective pair_of(const Header& header) {
   Collective collective = collective_of(header.call);
   collective.tag = static_cast<int>(header.number);

@@ -36,7 +36,8 @@ Work Works::submit(const Collective& collective) {
   prepare(work, collective, group_.ranks, preferred_, submitted_ + 1);
   works_.push_back(std::move(work));
   headers_.post(works_.back());
-  // A collective that travels with its headers moves while its caller waits for it.
+  // A small collective, whose data travel with its headers, completes while its caller waits for
+  // it. Other collectives need the progress thread.
   if (!travels_with_header(collective, group_.size())) group_.family->submitted();
   return {++submitted_};
 }
@@ -87,9 +88,9 @@ void Works::finish_with_headers(PendingCollective& work) const {
   finish_small(work.collective, group_.rank(), group_.size(), contributions);
 }
 
-// When MPI has begun to send data to a rank that has failed, it cannot cancel the message. The
-// report of a failure arrives after the header, and MPI delivers arrived messages before it sends.
-// So this checks again for reports before any data move.
+// Before any data move, check again for reports of failures: if MPI has begun to send data to a
+// failed rank, it cannot cancel the message. A report arrives after the header, and MPI delivers
+// arrived messages before it sends.
 void Works::begin(PendingCollective& work, int slot) const {
   for (int look = 0; look < kLooksBeforeData; ++look) headers_.mailbox().progress();
   reports_.check_needed(work, true);
@@ -104,7 +105,7 @@ bool Works::advance_transfer(PendingCollective& work) {
     is_finished = work.transfer->advance();
   } catch (const Unreachable&) {
     throw;
-  } catch (const Error&) {  // shared memory has failed
+  } catch (const Error&) {  // the shared memory of the host has failed
     reports_.await(work);
     throw;
   }

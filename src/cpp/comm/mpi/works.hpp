@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The works that this rank has submitted to a group and that are not complete.
-//
-// Collectives begin in the order in which they were submitted, kActive at a time. Sends and
-// receives (pairs.hpp) are not part of this order.
+// The works (collectives, sends and receives) that this rank has submitted to a group and that are
+// not complete.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +23,15 @@ class Works {
   Works(const GroupContext& group, Headers& headers, const PeerReports& reports);
 
   Work submit(const Collective& collective);
-  // Advance all works as far as possible. Throws the error that ends the group.
+  // Advance all works as far as possible. Throws the error that ends the group: a mismatch, or the
+  // failure of a rank.
   void advance();
-  // End all works; their messages are given up.
+  // End all works (collectives, sends and receives), and give up their messages.
   void drop() noexcept;
 
   bool is_complete(Work work) const;
   bool idle() const noexcept { return works_.empty() && pairs_.idle(); }
-  // Return true if a transfer, a send or a receive is pending.
+  // Return true if data are being transferred: by a transfer, a send or a receive.
   bool moves_data() const noexcept;
   // Return a number that grows whenever a work completes or a transfer takes a step.
   std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
@@ -43,12 +42,13 @@ class Works {
     return works_.empty() ? nullptr : &works_.front();
   }
 
-  // The following functions take a work that is not complete. A wait for a collective waits for the
-  // first one.
+  // The following functions take a work that is not complete. For a collective, call_of(),
+  // has_begun() and awaited_ranks() treat the first incomplete collective, because a wait waits for
+  // that one first.
   static bool is_pair(Work work) noexcept { return work.sequence >= Pairs::kFirst; }
   const CallRecord& call_of(Work work) const;
   bool has_begun(Work work) const;                  // its data are being transferred
-  std::vector<int> awaited_ranks(Work work) const;  // of the world
+  std::vector<int> awaited_ranks(Work work) const;  // as world ranks
   Statistics::Entry stats_of(Work work) const;
 
   Statistics& statistics() noexcept { return statistics_; }
@@ -65,12 +65,12 @@ class Works {
   const GroupContext& group_;
   Headers& headers_;
   const PeerReports& reports_;
-  const Algorithm preferred_;  // of an all_reduce
+  const Algorithm preferred_;  // the algorithm of an all_reduce if the caller chose none
   Statistics statistics_;
   Pairs pairs_;
   std::deque<PendingCollective> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1
-  std::uint64_t completed_ = 0;  // all collectives up to this one
+  std::uint64_t completed_ = 0;  // all collectives up to this number are complete
   std::uint64_t moves_ = 0;
 };
 

@@ -36,17 +36,17 @@ constexpr const char* kLateStart =
     "slow, "
     "set NGD_TIMEOUT to more seconds.";
 
-// If the queue of connections is full, a rank waits until rank 0 accepts one. So a rank connects in
-// the end, even if many other processes connect without waiting.
+// The timeout of connect(). If the queue of connections of rank 0's socket is full, connect() waits
+// until rank 0 accepts one. So a rank connects in the end, even if many other processes connect
+// without waiting.
 constexpr timeval kConnectWait{0, 20'000};
-constexpr std::uint64_t kLookAroundNs =
-    1'000'000'000;                    // between two checks of the holders of the names
-constexpr int kAcceptedAtOnce = 256;  // then messages of ranks are read
+constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two checks for other users' names
+constexpr int kAcceptedAtOnce = 256;  // connections; then messages of ranks are read
 
 int open_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
   if (folder == nullptr) return 0;
-  int count = -3;  // ".", ".." and the folder itself
+  int count = -3;  // not counted: ".", ".." and the folder itself
   while (::readdir(folder) != nullptr) ++count;
   ::closedir(folder);
   return count;
@@ -63,10 +63,10 @@ void check_descriptors(int size) {
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-// Return the kind of error that all ranks throw for a failure of one.
+// Return the kind of error that all ranks throw if one rank fails with `kind` in the rendezvous.
 ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
-// The part of the rendezvous that rank 0 and the other ranks have in common.
+// The part of the rendezvous that is the same on rank 0 and on the other ranks.
 class Rendezvous {
  public:
   Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock,
@@ -94,7 +94,7 @@ class Rendezvous {
       exchange();
       Assembly parts = assemble_parts();
       synchronise();
-      // This reads the records of the other ranks.
+      // This reads the records of the other ranks, which synchronise() has waited for.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
                          Place{rank_, size_, size_ > parts.cores, checked, job_ranks_});
       synchronise();
@@ -105,13 +105,13 @@ class Rendezvous {
   }
 
  protected:
-  virtual void exchange() = 0;     // fills parcels_
-  virtual void synchronise() = 0;  // a barrier
+  virtual void exchange() = 0;     // fills parcels_, one per rank
+  virtual void synchronise() = 0;  // returns when all ranks have called it
   virtual void notify(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
   bool has_come(int rank) { return parcel(rank).segment.valid(); }
-  // Called when a failure can reach the other ranks.
+  // Called as soon as a failure can be sent to the other ranks.
   void make_segment() { parcel(rank_).segment = create_segment(size_); }
   std::vector<int> missing() {
     std::vector<int> ranks;
@@ -165,12 +165,12 @@ class Rendezvous {
   struct Assembly {
     std::unique_ptr<Memory> memory;
     std::unique_ptr<Liveness> liveness;
-    int cores = 1;  // of all ranks
+    int cores = 1;  // of all ranks together
   };
 
-  // Allocates no memory.
+  // Notify the other ranks of the failure `why`. Allocates no memory.
   void notify_all(ShmCommunicator* world, const FailureView& why) noexcept {
-    // Ranks that have finished the rendezvous read it in the segment.
+    // Ranks that have finished the rendezvous find the failure in the segment of this rank.
     if (world != nullptr) world->give_up(why.kind, why.text, why.ranks);
     Message failure = make_message(Topic::Failure, rank_, size_);
     failure.error_kind = kind_for_all(why.kind);
@@ -202,8 +202,8 @@ class Rendezvous {
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
     }
-    // A quota below the mask of this rank counts; otherwise the ranks may be bound to different
-    // cores.
+    // If a quota allows fewer cores than the mask of this rank, the quota counts. Otherwise the
+    // cores of all ranks count, because the ranks may be bound to different cores.
     const int available = device::available_cores();
     const bool has_quota = available < CPU_COUNT(&parcel(rank_).message.cores);
     assembly.cores = has_quota ? available : std::max(available, CPU_COUNT(&all));
@@ -214,7 +214,8 @@ class Rendezvous {
   }
 };
 
-// Rank 0: accepts the other ranks, distributes their segments, relays failures.
+// The rendezvous on rank 0: it accepts the other ranks, distributes their segments, and relays
+// failures.
 class Server final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
@@ -268,10 +269,10 @@ class Server final : public Rendezvous {
       if (!channel(r).send(go)) fail_lost(r);
   }
 
-  // Also send to ranks that have connected and have sent nothing yet: otherwise they would report
-  // that rank 0 is lost. After the shutdown no rank connects any more.
+  // Send the failure to all ranks, including those that have connected and have sent nothing yet:
+  // otherwise they would report that rank 0 is lost. After the shutdown no rank can connect.
   void notify(const Message& failure) noexcept override {
-    parcel(rank_).pidfd = Descriptor();  // frees a descriptor for a connection
+    parcel(rank_).pidfd = Descriptor();  // frees a descriptor, so that accept() can get one
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
       for (Channel last = accept(); last.open(); last = accept())
         if (is_mine(last)) last.send(failure);
@@ -297,13 +298,13 @@ class Server final : public Rendezvous {
 
   // Wait for a new connection, for a Hello, or for any message of a rank that has sent Hello.
   void poll_once() {
-    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative ones
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // poll() ignores negative descriptors
     for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});
     for (const Channel& each : strangers_) fds.push_back({each.fd(), POLLIN, 0});
     if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
     for (int r = 1; r < size_; ++r)
       if (fds[1 + static_cast<std::size_t>(r)].revents != 0) receive_from(r);
-    // Backwards: admit() may remove the entry at the index.
+    // Backwards, because admit() may remove the entry at the index.
     for (std::size_t i = strangers_.size(); i-- > 0;)
       if (fds[1 + channels_.size() + i].revents != 0) admit(i);
     if (fds[0].revents != 0)
@@ -322,24 +323,24 @@ class Server final : public Rendezvous {
         break;
     }
     if (received.message.topic == Topic::Failure) {
-      channel(rank).close();  // it has failed itself
+      channel(rank).close();  // that rank has failed itself
       fail_relayed(received.message);
     }
     if (received.message.topic == Topic::Ready) ++ready_;
   }
 
-  // Return a channel that is not open if no connection waits.
+  // Accept a connection. Return a channel that is not open if no connection waits.
   Channel accept() noexcept {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (stranger.open()) protocol_step();
-    return stranger;  // otherwise errno has the reason
+    return stranger;  // if it is not open, errno has the reason
   }
   static bool is_mine(const Channel& stranger) noexcept {
     return peer_user(stranger.fd()) == ::geteuid();
   }
 
-  // Return true if a connection waited.
+  // Accept a connection, and keep it if it is of the same user. Return true if a connection waited.
   bool accept_stranger() {
     Channel stranger = accept();
     if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) fail_no_descriptors();
@@ -358,14 +359,15 @@ class Server final : public Rendezvous {
     const bool is_of_this_job = received.message.magic == kMagic && received.message.size == size_;
     if (is_of_this_job && received.message.topic == Topic::Failure) fail_relayed(received.message);
     if (is_of_this_job && received.cut) {
-      strangers_.push_back(std::move(stranger));  // it gets the failure too
+      strangers_.push_back(std::move(stranger));  // so that it gets the failure too
       fail_no_descriptors();
     }
     if (const std::string refusal = refuse(received); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
       stranger.send(failure);
-      // If the other job has another size, the missing ranks never come.
+      // If the sender was started with another number of ranks, the missing ranks of this job never
+      // come.
       if (received.message.magic == kMagic && received.message.size != size_)
         fail(ErrorKind::Init, refusal);
       return;
@@ -379,7 +381,8 @@ class Server final : public Rendezvous {
       if (has_come(r)) channel(r).send(waiting);
   }
 
-  // Return why the sender of a Hello is not a missing rank of this job; "" if it is one.
+  // Return why a Hello is refused: its sender is not a missing rank of this job. Return "" if it is
+  // one.
   std::string refuse(Parcel& hello) {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
@@ -399,12 +402,12 @@ class Server final : public Rendezvous {
   }
 
   Descriptor listener_;
-  std::vector<Channel> channels_;   // by rank
+  std::vector<Channel> channels_;   // the connection to each rank
   std::vector<Channel> strangers_;  // connections that have not sent Hello yet
   int ready_ = 0;
 };
 
-// Any other rank: connects to rank 0.
+// The rendezvous on any other rank: it connects to rank 0.
 class Client final : public Rendezvous {
  public:
   using Rendezvous::Rendezvous;
@@ -458,7 +461,8 @@ class Client final : public Rendezvous {
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    // connect() may wait if it has a timeout: a stranger may hold the name and never accept.
+    // connect() may wait only if the socket has a timeout, because another program may hold the
+    // name and never accept.
     const bool has_timeout = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
                                           sizeof kConnectWait) == 0;
     if (has_timeout) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
@@ -470,7 +474,8 @@ class Client final : public Rendezvous {
     return true;
   }
 
-  // If rank 0 does not read any more, its last message has the reason and has arrived.
+  // Send a message to rank 0. If rank 0 does not read any more, its last message has arrived: throw
+  // the reason that it has.
   void send_to_server(const Message& message, int segment_fd = -1, int pidfd = -1) {
     const Channel::Sent sent = server_.send(message, segment_fd, pidfd, clock_);
     if (sent == Channel::Sent::Yes) return;
@@ -494,7 +499,7 @@ class Client final : public Rendezvous {
     }
   }
 
-  // Return false if there is no message.
+  // Receive a message of rank 0. Return false if no message waits.
   bool receive(Parcel& received) {
     switch (server_.receive(received)) {
       case Channel::Got::Nothing:
@@ -508,7 +513,7 @@ class Client final : public Rendezvous {
     if (received.message.magic != kMagic || received.message.version != kLayoutVersion)
       fail(ErrorKind::Init, other_version());
     if (received.message.topic == Topic::Failure) {
-      server_.close();  // it has failed itself
+      server_.close();  // rank 0 has failed itself
       fail_relayed(received.message);
     }
     return true;

@@ -23,8 +23,8 @@
 
 namespace ngd::comm::shm {
 
-// Return the group of all ranks. timeout_seconds: 0 = none. checked, job_ranks: as in Place. Throws
-// Init, CollectiveTimeout, RankLost, OutOfMemory, Interrupted.
+// Return the group of all ranks. timeout_seconds: 0 = no limit. checked, job_ranks: see Place in
+// family.hpp. Throws Init, CollectiveTimeout, RankLost, OutOfMemory, Interrupted.
 std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
                                    double timeout_seconds, const std::function<bool()>& interrupt,
                                    bool checked = true, const JobRanks& job_ranks = {});

@@ -19,8 +19,10 @@ namespace {
 constexpr std::uint64_t kPatienceNs = 5'000'000'000;
 constexpr int kLookForRoomMs = 10;
 
-// A full socket becomes writable when the other end reads. A socket that refuses more descriptors
-// is always writable: the kernel does not report when others have been received.
+// Wait before a refused message is sent again. A socket that is full (`is_full`) becomes writable
+// when the other end reads. A socket that refuses more descriptors is always writable, and the
+// kernel does not report when other descriptors were received, so this only sleeps for a short
+// time.
 void wait_for_room(int fd, bool is_full, int limit_ms) noexcept {
   pollfd writable{fd, POLLOUT, 0};
   ::poll(is_full ? &writable : nullptr, is_full ? 1 : 0,
@@ -144,7 +146,8 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     parcel.pidfd = Descriptor(fds[1]);
   }
   parcel.cut = (header.msg_flags & MSG_CTRUNC) != 0;
-  // A message of another version, or of another program.
+  // The message is of another version of ngd, or of another program. So its magic number must not
+  // match.
   if (length != static_cast<ssize_t>(sizeof parcel.message)) parcel.message.magic = 0;
   return Got::Parcel;
 }

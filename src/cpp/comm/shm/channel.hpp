@@ -26,9 +26,9 @@ struct Message {
   std::int32_t pid = 0;
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
-  cpu_set_t cores;  // the cores of the rank
-  RankSet ranks;    // the missing ranks, or those that a failure blames
-  char text[2048];  // of a failure
+  cpu_set_t cores;  // the cores that the rank may use
+  RankSet ranks;    // the missing ranks, or the ranks that a failure blames
+  char text[2048];  // the error text of a failure
 
   void set_text(std::string_view value) noexcept;
 };
@@ -38,18 +38,18 @@ struct Parcel {
   Message message;
   Descriptor segment;
   Descriptor pidfd;
-  bool cut = false;  // this process has too many descriptors: those sent with it are lost
+  bool cut = false;  // descriptors were lost: this process has too many
 };
 
 Message make_message(Topic topic, int rank, int size);
 
-// A deadline and an interrupt callback, for all blocking calls of the rendezvous.
+// The deadline and the interrupt callback of a rendezvous, for all its blocking calls.
 class Clock {
  public:
   Clock(double timeout_seconds, const std::function<bool()>& interrupt);
   bool expired() const noexcept;
   double seconds() const noexcept { return seconds_; }
-  // Return the milliseconds for the next poll(), at most 100. Throws Interrupted.
+  // Return the time to pass to the next poll(): at most 100 milliseconds. Throws Interrupted.
   int next_poll_ms() const;
 
  private:
@@ -67,11 +67,12 @@ class Channel {
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
 
-  // Wait for at most five seconds if the other end does not read. Return false too if it is gone.
+  // Send a message. If the other end does not read, wait for at most five seconds. Return false if
+  // the message was not sent or the other end is gone.
   bool send(const Message& message) noexcept;
-  // The same with descriptors. The kernel refuses them if processes of this user have sent more
-  // than RLIMIT_NOFILE that are not received yet: retry for at most five seconds. Throws
-  // Interrupted.
+  // Send a message with descriptors. The kernel refuses descriptors if the processes of this user
+  // have sent more than RLIMIT_NOFILE of them that are not received yet. Then this tries again for
+  // at most five seconds. Throws Interrupted.
   enum class Sent { Yes, Gone, TooManyDescriptors };
   Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
   enum class Got { Parcel, Nothing, End };

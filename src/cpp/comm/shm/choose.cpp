@@ -9,7 +9,7 @@ bool runs_by_nodes(const Group& group, const TaskHead& task) noexcept {
   return task.kind == Kind::AllReduce && group.nodes().count > 1 && !is_half(task.dtype);
 }
 
-// Return true if a rank's operands of an all_reduce or a reduce are in the shared arena.
+// Return true if the operands of `rank` in an all_reduce or a reduce are in the shared arena.
 bool has_shared_operands(const Group& group, const TaskHead& task, int rank) noexcept {
   const Slot& slot = group.segment(rank).slot(task.sequence);
   return slot.source_offset != kPrivate &&
@@ -42,8 +42,8 @@ void choose_reduction(const Group& group, Task& task) {
 
 }  // namespace
 
-// The ring only on request: flat is faster for all sizes. All-reduce of float32 in the shared
-// arena, on 2 cores (AMD EPYC 9005), in us:
+// The ring is used only on request, because the flat algorithm is faster for all sizes. All-reduce
+// of float32 in the shared arena, on 2 cores (AMD EPYC 9005), in us:
 //   bytes          8   64 Ki   1 Mi   16 Mi
 //   2 ranks flat   0.5   3.3     34     541
 //           ring   1.5   4.6     46    1666

@@ -27,12 +27,13 @@ namespace ngd::comm::shm {
 Algorithm requested_algorithm(const Collective& collective, Algorithm preferred,
                               int ranks) noexcept;
 
-// 1. The collective is submitted: choose Inline or Exchange, or leave the task undecided.
+// 1. Called when the collective is submitted: choose Inline or Exchange, or leave the algorithm
+// undecided.
 void choose_from_call(const Group& group, Task& task, const Collective& collective);
-// 2. This rank's slot has the offsets of its operands: if they must be staged, choose a staged
-// algorithm, which can start before the peers have arrived.
+// 2. Called when this rank's slot has the offsets of its operands. If the operands must be staged,
+// choose a staged algorithm, which can start before the peers have arrived.
 void choose_from_operands(const Group& group, Task& task);
-// 3. All ranks have arrived: choose from all calls.
+// 3. Called when all ranks have arrived: choose the algorithm from the calls of all ranks.
 void choose_from_all_calls(const Group& group, Task& task);
 
 }  // namespace ngd::comm::shm

@@ -18,12 +18,12 @@
 
 namespace ngd::comm::shm {
 
-// A collective's use of the staging buffers of this rank.
+// The use of this rank's staging buffers by one collective.
 struct StagingClaim {
-  bool is_needed = false;   // data of this rank pass through them
-  bool is_granted = false;  // the collective may fill them
-  bool has_ended = false;   // it fills them no more
-  std::uint64_t first = 0;  // its first ticket
+  bool is_needed = false;   // data of this rank pass through the buffers
+  bool is_granted = false;  // the collective may fill them now
+  bool has_ended = false;   // the collective fills them no more
+  std::uint64_t first = 0;  // the first of its tickets (staging.hpp)
 };
 
 struct TaskHead {
@@ -33,23 +33,23 @@ struct TaskHead {
   DType dtype = DType::U8;
   Algorithm algorithm = Algorithm::Flat;  // never Auto
   int root = 0;
-  bool has_counts = false;   // the blocks have the sizes that the caller's counts say
+  bool has_counts = false;   // the caller has given the sizes of the blocks
   bool has_arrived = false;  // all ranks have published it, and their calls agree
   bool is_complete = false;
   std::uint64_t count = 0;
   const std::byte* source = nullptr;
   std::byte* destination = nullptr;
 
-  Need need;  // the condition of the next step
+  Need need;  // the condition that the next step waits for
   StagingClaim staging;
 
   Statistics::Entry stats = 0;
-  std::uint64_t moved_bytes = 0;   // for the statistics
-  std::uint64_t waited_ns = 0;     // in the backlog, before it was published
-  std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
+  std::uint64_t moved_bytes = 0;   // the bytes that this rank has moved, for the statistics
+  std::uint64_t waited_ns = 0;     // the time in the backlog, before it was published
+  std::uint64_t completed_ns = 0;  // the time of completion, CLOCK_MONOTONIC
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
-  // Return the bytes of the counts that precede an inline payload.
+  // Return the number of bytes of the counts that are stored before an inline payload.
   std::size_t counts_bytes(int ranks) const noexcept {
     return has_counts ? static_cast<std::size_t>(ranks) * sizeof(std::uint64_t) : 0;
   }
@@ -61,7 +61,7 @@ struct Context {
   TaskHead& task;
 };
 
-// Return true if a rank gets the result of an all_reduce or a reduce.
+// Return true if `rank` gets the result of an all_reduce or a reduce.
 inline bool gets_result(const TaskHead& task, int rank) noexcept {
   return task.kind == Kind::AllReduce || task.root == rank;
 }

@@ -27,8 +27,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One core copies a broadcast that fits the caches as fast, with one synchronisation less. Beyond
-// the caches one core does not use all of the memory's bandwidth.
+// A smaller broadcast is not cooperative: if it fits the caches, one core copies it as fast, with
+// one synchronisation less. Beyond the caches one core does not use all of the memory's bandwidth.
 constexpr std::size_t kSmallestBroadcast = kPastCaches;
 constexpr std::size_t kTile = 256 << 10;
 

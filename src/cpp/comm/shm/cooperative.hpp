@@ -9,9 +9,9 @@ namespace ngd::comm::shm {
 
 class Cooperative {
  public:
-  // Return true if the call that a rank has published allows this algorithm.
+  // Return true if the call that `rank` has published allows this algorithm.
   static bool suits(const Group& group, const TaskHead& task, int rank) noexcept;
-  // Return true if the calls of all ranks allow it.
+  // Return true if the calls of all ranks allow this algorithm.
   static bool suits_all(const Group& group, const TaskHead& task) noexcept;
 
   bool advance(Context& context);

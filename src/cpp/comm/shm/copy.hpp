@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of blocks that are larger than one core's share of the caches.
+// Copies of blocks, with a faster copy for blocks that are larger than one core's share of the
+// caches.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ namespace ngd::comm::shm {
 // 5.8 -> 4.0 ms.
 inline constexpr std::size_t kPastCaches = 8 << 20;
 
-// Copy a piece of a block of `block` bytes.
+// Copy `bytes` bytes, which are a part of a block of `block` bytes. The copy of a large block
+// bypasses the caches.
 inline void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes, std::size_t block) {
   if (block >= kPastCaches) {
     copy_past_caches(to, from, bytes);
@@ -23,7 +25,7 @@ inline void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes, 
   std::memcpy(to, from, bytes);
 }
 
-// Copy [0, bytes) except for a hole.
+// Copy the bytes [0, bytes), except [hole_begin, hole_end).
 inline void copy_around(std::byte* to, const std::byte* from, std::size_t bytes,
                         std::size_t hole_begin, std::size_t hole_end) {
   std::memcpy(to, from, hole_begin);

@@ -12,34 +12,36 @@ namespace ngd::comm::shm {
 
 // A block that one rank, the producer, gives another rank, the consumer. Offsets are in bytes.
 struct Piece {
-  std::uint64_t source = 0;  // in the producer's source
+  std::uint64_t source = 0;  // its offset in the producer's source
   std::uint64_t bytes = 0;
-  std::uint64_t destination = 0;      // in the consumer's destination
-  const std::byte* direct = nullptr;  // where it can be read without a staging buffer
+  std::uint64_t destination = 0;      // its offset in the consumer's destination
+  const std::byte* direct = nullptr;  // its address, if it can be read without a staging buffer
 };
 
-// By rank: the pieces that this rank takes from it and gives to it. They stay with a slot, so a
-// later exchange in the slot allocates no memory.
+// The blocks that this rank takes from each rank (`incoming`) and gives to each rank (`outgoing`),
+// by rank. A slot keeps its Pieces, so a later exchange in the slot allocates no memory.
 struct Pieces {
   std::vector<Piece> incoming, outgoing;
 };
 
 class Exchange {
  public:
-  // Plan the pieces, as far as this rank's own call determines them.
+  // Plan the blocks to give and to take, as far as this rank's own call determines them.
   Exchange(const Group& group, const TaskHead& task, const Collective& collective, Pieces& pieces);
 
   // Return true if this rank takes nothing from other ranks.
   bool takes_nothing() const noexcept { return !takes_any_; }
-  // Return the bytes of a producer's source, if all blocks are equal.
+  // Return the bytes of the source of a producer (a rank that gives blocks), if all its blocks are
+  // equal.
   std::uint64_t source_bytes() const noexcept { return source_bytes_; }
   bool may_be_cooperative() const noexcept { return may_be_cooperative_; }
 
-  // Called when the slot of this rank has its payload, or the offsets of its operands.
+  // Call the first function when the slot of this rank has its payload, or the second one when the
+  // slot has the offsets of its operands.
   void publish_inline() noexcept { out_chunks_ = 0; }
   void publish_operands(const Group& group, TaskHead& task) noexcept;
 
-  // Called when all ranks have arrived: add the facts of the peers' calls to the plan.
+  // Call this when all ranks have arrived: it adds the facts of the peers' calls to the plan.
   void add_peers(const Group& group, const TaskHead& task);
 
   void start_early(Context& context) { advance(context); }
@@ -47,23 +49,23 @@ class Exchange {
   std::uint64_t num_staged_chunks() const noexcept { return out_chunks_; }
 
  private:
-  class Pass;  // one call of advance()
+  class Pass;  // the work of one call of advance()
 
   Pieces* pieces_;
-  bool is_in_place_ = false;         // the blocks that arrive overwrite those that leave
-  bool may_be_cooperative_ = false;  // as far as the call of this rank determines it
+  bool is_in_place_ = false;         // arriving blocks overwrite leaving blocks
+  bool may_be_cooperative_ = false;  // the call of this rank allows it (cooperative.hpp)
   bool takes_any_ = false;           // this rank takes something from other ranks
-  bool shares_source_ = false;       // the peers read the source of this rank in place
+  bool shares_source_ = false;       // the peers read the source of this rank directly
   bool must_report_taken_ = false;   // peers wait for the report that this rank takes no more
   bool has_placed_own_ = false;      // the block of this rank for itself is stored
-  bool has_staged_input_ = false;    // this rank takes from staging buffers
-  bool awaits_reports_ = false;      // only the reports of the peers are missing
+  bool has_staged_input_ = false;    // this rank takes chunks from staging buffers of peers
+  bool awaits_reports_ = false;      // all data are copied, the reports of peers are missing
   std::uint64_t source_bytes_ = 0;
-  std::uint64_t out_chunks_ = 0;  // chunks that this rank fills, in its staging buffers
-  std::uint64_t filled_ = 0;      // the number of these that are filled
-  std::uint64_t in_chunks_ = 0;   // chunks that this rank takes from its peers
-  std::uint64_t taken_ = 0;       // the number of these that are taken
-  int producer_ = 0;              // from which the next chunk is taken next
+  std::uint64_t out_chunks_ = 0;  // the number of chunks that this rank fills for its peers
+  std::uint64_t filled_ = 0;      // the number of these that it has filled
+  std::uint64_t in_chunks_ = 0;   // the number of chunks that this rank takes from its peers
+  std::uint64_t taken_ = 0;       // the number of these that it has taken
+  int producer_ = 0;              // the rank from which chunk number taken_ is taken next
 };
 
 }  // namespace ngd::comm::shm

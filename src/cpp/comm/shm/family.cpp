@@ -7,8 +7,9 @@
 namespace ngd::comm::shm {
 
 namespace {
-constexpr std::uint64_t kAskNs = 50'000'000;    // between two calls of the interrupt callback
-constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls about a peer
+// the time between two calls of the interrupt callback
+constexpr std::uint64_t kAskNs = 50'000'000;
+constexpr std::uint64_t kWatchNs = 20'000'000;  // the time between two system calls about a peer
 }  // namespace
 
 Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place)
@@ -65,7 +66,7 @@ std::uint64_t Family::new_control(std::uint64_t group) {
   sweep();
   const std::uint64_t offset = heap_.allocate(kControlBytes);
   std::memset(segment(rank()).at(offset), 0,
-              kInlineOffset);  // the rest is written before it is read
+              kInlineOffset);  // no zeros after it: the rest is written before it is read
   Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
   return offset;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A family: the state that all groups of one rank share. It has the segments, the heap, the wait
-// ladder, and the failure of the rank. A rank that fails in one of its groups has failed in all. A
-// caller holds the monitor's lock, except for values that never change.
+// ladder (wait.hpp), and the failure of the rank. A rank that fails in one of its groups has failed
+// in all. A caller holds the monitor's lock, except for values that never change.
 #pragma once
 
 #include <atomic>
@@ -23,19 +23,21 @@
 
 namespace ngd::comm::shm {
 
-// A group of the family, as the other groups see it.
+// A group of the family, with the functions that the other groups call.
 class Member {
  public:
   virtual ~Member() = default;
-  // Advance all pending works of the group, without waiting.
+  // Advance all pending works (collectives, sends and receives) of the group, without waiting.
   virtual void progress() = 0;
-  // Return the number of works that are not complete.
+  // Return the number of works (collectives, sends and receives) of the group that are not
+  // complete.
   virtual std::uint64_t in_flight() const noexcept = 0;
-  // Throw CollectiveMismatch if a rank has published another collective than this rank.
+  // Throw CollectiveMismatch if another rank of the group has published another collective than
+  // this rank.
   virtual void check() const = 0;
   // Return true while a program runs that needs this group (Communicator::watch).
   virtual bool is_watched() const noexcept = 0;
-  // Throw the failure that a rank of this group has reported, if any.
+  // Throw the failure that a rank of this group has reported. Do nothing if no rank has failed.
   virtual void check_peers() const = 0;
 };
 
@@ -43,7 +45,7 @@ class Member {
 struct Place {
   int rank = 0;
   int size = 1;
-  bool crowded = false;  // more ranks than cores
+  bool crowded = false;  // there are more ranks than cores
   bool checked = true;   // false: no fingerprints and no watch, to measure their costs
   JobRanks job_ranks;
 };
@@ -52,9 +54,9 @@ class Family {
  public:
   Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place);
 
-  int rank() const noexcept { return place_.rank; }  // in the world
+  int rank() const noexcept { return place_.rank; }  // the rank in the world
   int size() const noexcept { return place_.size; }
-  // Return the rank in the job of a rank of the world, for messages and errors.
+  // Return the number in the job of a rank of the world, for messages and errors.
   int job_rank(int rank) const noexcept { return place_.job_ranks[rank]; }
   bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
@@ -74,7 +76,7 @@ class Family {
   void progress() {
     for (Member* member : members_) member->progress();
   }
-  std::uint64_t in_flight() const noexcept;  // in all groups
+  std::uint64_t in_flight() const noexcept;  // the number in all groups
 
   // Report to the peers that this rank has failed, and why. `ranks` are the ranks of the job that
   // the message blames; none means this rank. The first failure is kept. Allocates no memory.
@@ -86,27 +88,33 @@ class Family {
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return error_ranks_of(record()); }
-  // Throw GroupClosed for a call of a group that is closed, or after a failure.
+  // Throw GroupClosed for a refused call: the group is closed (`is_closed`), or the family has
+  // failed.
   [[noreturn]] void refuse(const std::string& call, bool is_closed) const;
-  // Throw the failure that a rank of the world has reported, if any.
+  // Throw the failure that `rank`, a rank of the world, has reported. Do nothing if the rank has
+  // not failed.
   void check_rank(int rank) const;
-  // Return true if it is time again to make system calls about the peers, or to call the interrupt
-  // callback.
+  // Return true if it is time for the next system calls about the peers. time_to_ask(): for the
+  // next call of the interrupt callback.
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
-  // Allocate a control block for a new group, or memory for some ranks in common. A Common precedes
-  // that.
+  // Allocate a control block (the data of this rank for one group) for a new group, or memory that
+  // several ranks share, with the header Common before it. Return the offset in this rank's
+  // segment.
   std::uint64_t new_control(std::uint64_t group);
   std::uint64_t new_common(std::size_t bytes);
-  // Blocks that peers may still use. They are released when all ranks have departed.
+  // A block of this rank that its peers may still use. It is released when all ranks have departed,
+  // which means that none of them uses the block any more.
   struct Retired {
-    std::atomic<std::uint32_t>* departed = nullptr;  // in the block
+    std::atomic<std::uint32_t>* departed = nullptr;  // the counter in the block
     std::uint64_t block = 0;
     int ranks = 0;
     std::vector<std::uint64_t> letter_boxes{}, texts{};
   };
-  // Allocates no memory, so the caller passes the list. It has at most one entry.
+  // Release a block when all ranks have departed: none uses the block any more. The caller has
+  // allocated the list, which has at most one entry, because this function must not allocate
+  // memory.
   void retire(std::list<Retired> blocks) noexcept;
 
  private:

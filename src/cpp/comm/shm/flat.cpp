@@ -32,7 +32,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One chunk of a staged task.
+// One chunk of a collective whose data pass through the staging buffers.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)
@@ -80,8 +80,8 @@ class Chunk {
   const TaskHead& task_;
   std::uint64_t number_;
   std::size_t element_;
-  Slice range_;  // in the operand, in elements
-  Slice part_;   // the part of this rank, in the chunk
+  Slice range_;  // the elements of the operand in this chunk
+  Slice part_;   // the elements of the chunk that this rank reduces
 };
 
 void reduce_my_part(Context& context) {

@@ -13,7 +13,7 @@ namespace {
 
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
-  if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};  // kPrivate, too
+  if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};  // also for kPrivate
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
@@ -62,7 +62,7 @@ bool Group::has(const Need& need, int rank) const noexcept {
     case Need::Flag::Step:
       return slot.step.load() >= need.value;
     case Need::Flag::Taken: {
-      // If the slot serves a later collective, the earlier one is complete.
+      // If the slot serves a later collective already, the awaited one is complete.
       const std::uint64_t published = slot.published.load();
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);

@@ -17,13 +17,13 @@
 
 namespace ngd::comm::shm {
 
-// A need: a condition that a collective waits for. In their slots of a sequence, a flag of each
-// rank in [first, last) must reach a value. The flags of this rank itself do not count. Letter: a
-// send or a receive with that rank (letters.hpp).
+// A need: a condition that a pending collective waits for. Each rank in [first, last), except this
+// rank itself, must raise the flag of this kind, in its slot of collective number `sequence`, to
+// `value`. The kind Letter waits for a send or a receive with rank `first` instead (letters.hpp).
 struct Need {
   enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
   Flag flag = Flag::Published;
-  int first = 0;  // all ranks before it have reached the value
+  int first = 0;  // the ranks before `first` have reached the value
   int last = 0;
   std::uint64_t sequence = 0;
   std::uint64_t value = 0;
@@ -31,15 +31,16 @@ struct Need {
 
 class Group {
  public:
-  // A rank: its segment with its control block of this group, its rank in the world of this host,
-  // and its rank in the job.
+  // A rank of the group: its segment with its control block of this group, its rank in the world of
+  // this host, and its rank in the job.
   struct Rank {
     Segment segment;
     int world = 0;
     int job_rank = 0;
   };
-  // `moves` counts the flags that this rank has waited for and that were raised. `checked`: compare
-  // fingerprints. `held`: the computations of this rank's steps; it outlives the group.
+  // `moves` is a counter of the flags that this rank has waited for and that were raised.
+  // `checked`: compare the fingerprints of the ranks. `held`: the computations of this rank's
+  // compiled steps; it must outlive the group.
   Group(std::vector<Rank> ranks, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
         const Computations& held);
 
@@ -51,12 +52,12 @@ class Group {
     return ranks_[static_cast<std::size_t>(rank)].segment;
   }
   int world(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].world; }
-  // For messages and errors.
+  // Return the number of a rank in the job, for messages and errors.
   int job_rank(int rank) const noexcept { return ranks_[static_cast<std::size_t>(rank)].job_rank; }
   const Segment& mine() const noexcept { return segment(rank_); }
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }
   Control& control(int rank) const noexcept { return segment(rank).control(); }
-  // Return " in the group of rank 1, rank 3" for messages; "" for the world.
+  // Return text for messages, such as " in the group of rank 1, rank 3"; "" for the world.
   std::string where() const;
 
   // Raise a flag of this rank, and wake the ranks that sleep until it is raised.
@@ -93,24 +94,25 @@ class Group {
     return {Need::Flag::Step, rank, rank + 1, sequence, step};
   }
   bool has(const Need& need, int rank) const noexcept;
-  // Return true if a need is met. Throws CollectiveMismatch if a rank has published another
-  // collective.
+  // Return true if a need, the condition that a collective waits for, is met. Throws
+  // CollectiveMismatch if a rank has published another collective than this rank.
   bool met(Need& need);
-  // Return the ranks of the world whose flags a need still waits for.
+  // Return the ranks of the world that have not raised the flag that a need waits for.
   std::vector<int> missing(const Need& need) const;
 
-  // Throw CollectiveMismatch if `rank` has published another collective than this rank.
+  // Throw CollectiveMismatch if collective number `sequence` of `rank` differs from that of this
+  // rank.
   void compare(std::uint64_t sequence, int rank) const;
-  // Return the collective that a rank has published.
+  // Return the record of the collective with this number that a rank has published.
   const CallRecord& call(std::uint64_t sequence, int rank) const noexcept {
     return segment(rank).slot(sequence).call;
   }
 
-  // Called when this rank has left the group: the object only refuses further calls.
+  // Called when this rank has left the group. Afterwards the object only refuses calls.
   void close() noexcept { closed_ = true; }
   bool is_closed() const noexcept { return closed_; }
 
-  // Scratch space: one pointer per rank.
+  // Scratch space for the operands of a reduction: one pointer per rank.
   const void** sources() noexcept { return sources_.data(); }
   void** destinations() noexcept { return destinations_.data(); }
 
@@ -130,7 +132,7 @@ class Group {
   std::vector<void*> destinations_;
 };
 
-// Return what comm::part_of returns, with parts that begin on cache lines.
+// Return part number `part` of a slice, as comm::part_of, but parts begin on cache lines.
 inline Slice lines_of(Slice whole, int part, int parts, std::size_t element_bytes) noexcept {
   return part_of(whole, part, parts, kLine / element_bytes);
 }

@@ -6,8 +6,9 @@
 
 namespace ngd::comm::shm {
 
-// Run an engine call. If it throws, fail the family, which notifies the peers. GroupClosed is the
-// exception: the thread that closed the group has notified them.
+// Run an engine call (submit, wait, done or split). If it throws, fail the family, which notifies
+// the peers. GroupClosed is the exception: the thread that closed the group has notified them
+// already.
 template <class Call>
 decltype(auto) guarded(Family& family, Call&& call) {
   return notify_on_failure(call, [&](const FailureView& failure) {

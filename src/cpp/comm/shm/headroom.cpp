@@ -18,14 +18,16 @@ namespace {
 
 constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
-// Read a file with one number or "max". Return kNone if there is no such file.
+// Return the number in a file that has one number or "max"; kNone for "max", or if there is no such
+// file.
 std::uint64_t number_in(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
   return file >> number ? number : kNone;
 }
 
-// Return the sum of some lines of a file of names and numbers.
+// Return the sum of the numbers with the given names, in a file that has a name and a number per
+// line.
 std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_view> names) {
   std::ifstream file(path);
   std::string name, rest;
@@ -35,11 +37,11 @@ std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_
   return sum;
 }
 
-// The names of a cgroup's files in one version.
+// The names of the files of a memory cgroup, for version 1 or version 2.
 struct FileNames {
   std::string limit, usage;
   std::initializer_list<std::string_view> reclaimable;
-  std::string swap_limit, swap_usage;  // v1 limits memory and swap together
+  std::string swap_limit, swap_usage;  // version 1 limits memory and swap together
 };
 
 const FileNames kUnifiedNames{"memory.max",

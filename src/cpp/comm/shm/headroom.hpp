@@ -9,12 +9,12 @@ namespace ngd::comm::shm {
 
 struct Headroom {
   std::uint64_t bytes = ~std::uint64_t{0};
-  std::string limit;  // its source: "the memory cgroup /job (512 MiB)"
+  std::string limit;  // its source, such as "the memory cgroup /job (512 MiB)"
 };
 
-// Return the least of the machine's free memory and the rest of each cgroup of this process, with
-// their parents (both versions). Caches of files count as free. A bound that cannot be read is
-// ignored.
+// Return the least of these bounds: the machine's free memory, and the memory that is left in each
+// memory cgroup of this process and in the parents of these cgroups (both versions). Caches of
+// files count as free. A bound that cannot be read is ignored.
 Headroom headroom();
 
 // If RLIMIT_AS does not allow this process to map `bytes` more, return a text with the limit, the

@@ -9,11 +9,12 @@ namespace ngd::comm::shm {
 
 namespace {
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kCommitStep = 1 << 20;  // at most one system call per MiB
+constexpr std::size_t kCommitStep = 1 << 20;  // commits in steps of 1 MiB save system calls
 }  // namespace
 
 std::uint64_t Heap::allocate(std::size_t bytes) {
-  // Large blocks have whole pages, so that no two of them share a page.
+  // A block of a page or more begins on a page and has whole pages, so that no two such blocks
+  // share a page.
   const std::size_t unit = bytes >= kPage ? kPage : kLine;
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), unit);
   const auto fits = [&](const auto& hole) {
@@ -48,7 +49,7 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
   return offset;
 }
 
-// Allocates no memory: the node of `used_` moves to `free_`.
+// Allocates no memory: the map node of the block moves from `used_` to `free_`.
 void Heap::release(std::uint64_t offset) noexcept {
   auto block = used_.extract(offset);
   if (block.empty()) return;

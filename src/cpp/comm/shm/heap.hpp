@@ -23,8 +23,9 @@ class Heap {
  private:
   Memory& memory_;
   std::size_t end_;
-  std::size_t committed_ = kHeapOffset;        // the end of the pages that are committed
-  std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes; no two are adjacent
+  std::size_t committed_ = kHeapOffset;  // the end of the pages that are committed
+  // offset -> bytes of a free block; no two are adjacent
+  std::map<std::uint64_t, std::size_t> free_;
   std::map<std::uint64_t, std::size_t> used_;
 };
 

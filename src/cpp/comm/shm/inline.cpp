@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up to kInlineBytes this is the fastest algorithm. All-reduce of float32, 2 ranks, AMD EPYC 9005,
-// in us:
+// The inline algorithm. Up to kInlineBytes (2 KiB) it is the fastest one. All-reduce of float32, 2
+// ranks, AMD EPYC 9005, in us:
 //   bytes    inline   in the shared arena   staged
 //     512      0.19                  0.26     0.34
 //    2048      0.26                  0.28     0.38

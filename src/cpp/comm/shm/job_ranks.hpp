@@ -12,7 +12,7 @@ namespace ngd::comm::shm {
 
 class JobRanks {
  public:
-  JobRanks() = default;  // the job has no other ranks
+  JobRanks() = default;  // the ranks have the same numbers in the job
   explicit JobRanks(std::vector<int> by_rank) : by_rank_(std::move(by_rank)) {}
 
   // Return the rank in the job of a rank of this host. A number that is not a rank of this host,
@@ -21,7 +21,7 @@ class JobRanks {
     const bool is_known = rank >= 0 && rank < static_cast<int>(by_rank_.size());
     return is_known ? by_rank_[static_cast<std::size_t>(rank)] : rank;
   }
-  // Return the rank on this host of a rank of the job, or -1.
+  // Return the number on this host of a rank of the job; -1 if the rank is on another host.
   int local(int job_rank) const noexcept {
     if (by_rank_.empty()) return job_rank;
     const auto position = std::find(by_rank_.begin(), by_rank_.end(), job_rank);

@@ -22,7 +22,7 @@ Collective call_of(const PendingLetter& pending, int world_peer) {
   return call;
 }
 
-// Return the bytes of the next chunk.
+// Return the bytes of the next chunk of a pending send or receive.
 std::size_t chunk_bytes(const PendingLetter& pending) noexcept {
   return std::min(kLetterChunkBytes, pending.bytes() - pending.moved);
 }
@@ -130,10 +130,10 @@ void Letters::progress() {
 
 // ---- sending
 
-// Post letters and fill chunks in the order of the sends.
+// Post the letters of the sends to `peer`, and fill their chunks, in the order of the sends.
 void Letters::progress_sends(int peer) {
   auto& sends = outgoing_[static_cast<std::size_t>(peer)].sends;
-  bool may_fill = true;  // no send before this one still needs the chunks
+  bool may_fill = true;  // no earlier send still needs the chunks
   for (PendingLetter& send : sends) {
     if (send.is_complete) continue;
     if (!send.is_posted && !post(peer, send)) break;

@@ -24,10 +24,11 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr std::uint64_t kLetters = 8;          // posted and not yet received
+inline constexpr std::uint64_t kLetters = 8;  // the most that are posted and not yet received
 inline constexpr std::size_t kLetterBytes = 1 << 10;  // the largest payload in a letter
 inline constexpr std::size_t kLetterChunkBytes = 128 << 10;
-// This bit distinguishes the Work of a send or a receive from a number of the common sequence.
+// This bit marks the number of a send or a receive, so that it differs from the numbers of
+// collectives.
 inline constexpr std::uint64_t kLetterBit = std::uint64_t{1} << 63;
 
 struct Letter {
@@ -40,10 +41,11 @@ struct Letter {
 };
 
 struct LetterBox {
-  // Written by the sender: the letters posted, and the chunks filled, since the first send.
+  // Written by the sender: the number of letters posted, and of chunks filled, since the first
+  // send.
   alignas(kLine) std::atomic<std::uint64_t> posted;
   std::atomic<std::uint64_t> filled;
-  // Written by the receiver: the letters received, and the chunks drained.
+  // Written by the receiver: the number of letters received, and of chunks drained.
   alignas(kLine) std::atomic<std::uint64_t> received;
   std::atomic<std::uint64_t> drained;
   Letter letters[kLetters];
@@ -64,29 +66,29 @@ struct PendingLetter {
   std::uint64_t submitted_ns = 0;
   Statistics::Entry stats = 0;
 
-  bool is_posted = false;           // of a send
-  std::uint64_t letter = 0;         // its number in the letter box
-  std::uint64_t offset = kPrivate;  // of the source, as in the letter
-  std::size_t moved = 0;            // bytes copied to, or from, chunks
+  bool is_posted = false;           // of a send: its letter is posted
+  std::uint64_t letter = 0;         // the number of its letter in the letter box
+  std::uint64_t offset = kPrivate;  // the offset of the source, as in the letter
+  std::size_t moved = 0;            // the bytes copied to, or from, chunks so far
   bool is_complete = false;
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
-// All sends and receives of one rank in one group.
+// All sends and receives (letters) of one rank in one group.
 class Letters {
  public:
   Letters(Family& family, Group& group, Statistics& statistics);
 
   Work submit(const Collective& collective);
-  // Advance all sends and receives. Throws CollectiveMismatch.
+  // Advance all sends and receives. Throws CollectiveMismatch if a send and its receive differ.
   void progress();
   bool is_known(std::uint64_t work) const noexcept { return (work & ~kLetterBit) <= submitted_; }
   bool is_complete(std::uint64_t work) const noexcept { return find(work) == nullptr; }
   std::uint64_t in_flight() const noexcept { return in_flight_; }
-  std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last one ended
+  std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last work ended
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
-  // Return the need of a pending work.
+  // Return the need (the condition to wait for) of a pending send or receive.
   Need need_of(std::uint64_t work) const noexcept;
   std::string describe(std::uint64_t work) const;
   // Return the offsets of this rank's letter boxes in its heap. The caller must release them.
@@ -95,13 +97,13 @@ class Letters {
  private:
   struct Outgoing {
     LetterBox* box = nullptr;
-    std::uint64_t posted = 0;  // letters
+    std::uint64_t posted = 0;  // the number of letters
     std::deque<PendingLetter> sends;
   };
   struct Incoming {
     LetterBox* box = nullptr;
-    std::uint64_t drained = 0;   // chunks
-    std::uint64_t received = 0;  // letters
+    std::uint64_t drained = 0;   // the number of chunks
+    std::uint64_t received = 0;  // the number of letters
     std::deque<PendingLetter> receives;
   };
   const PendingLetter* find(std::uint64_t work) const noexcept;

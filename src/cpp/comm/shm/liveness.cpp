@@ -27,8 +27,8 @@ class ProcessLiveness final : public Liveness {
     const PeerProcess& peer = peers_[index];
     pollfd fd{peer.pidfd.get(), POLLIN, 0};
     const bool has_pidfd = fd.fd >= 0;
-    if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // readable from the moment of death
-    if (!in_proc_[index]) return !has_pidfd;               // it is in another container
+    if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // a pidfd is readable after the death
+    if (!in_proc_[index]) return !has_pidfd;               // the peer is in another container
     const std::uint64_t start_time = start_time_of(peer.pid);
     return start_time == kUnknownStart ? !has_pidfd : start_time == peer.start_time;
   }
@@ -60,7 +60,8 @@ std::uint64_t start_time_of(std::int32_t pid) noexcept {
   const ssize_t length = ::read(file.get(), text, sizeof text - 1);
   if (length <= 0) return length < 0 && errno == ESRCH ? 0 : kUnknownStart;
   text[length] = '\0';
-  // The name, field 2, is in parentheses and may hold any character: read on from the last one.
+  // The name of the process, field 2, is in parentheses and may have any character, so read on
+  // after the last parenthesis.
   const char* field = std::strrchr(text, ')');
   if (field == nullptr || field[1] == '\0') return kUnknownStart;
   field += 2;  // field 3: the state
@@ -70,7 +71,7 @@ std::uint64_t start_time_of(std::int32_t pid) noexcept {
     if (field != nullptr) ++field;
   }
   return field == nullptr ? kUnknownStart
-                          : std::strtoull(field, nullptr, 10);  // 22: the start time
+                          : std::strtoull(field, nullptr, 10);  // field 22: the start time
 }
 
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers) {

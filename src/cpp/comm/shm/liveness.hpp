@@ -27,10 +27,11 @@ struct PeerProcess {
 };
 
 Descriptor open_own_pidfd();  // invalid if the kernel has none
-// Return 0 for a zombie or if there is no such process, kUnknownStart if /proc cannot be read.
+// Return the start time of a process, field 22 of /proc/PID/stat. Return 0 for a zombie or if there
+// is no such process, kUnknownStart if /proc cannot be read.
 std::uint64_t start_time_of(std::int32_t pid) noexcept;
 inline constexpr std::uint64_t kUnknownStart = ~std::uint64_t{0};
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers);
-std::unique_ptr<Liveness> make_thread_liveness();  // threads live as long as the process
+std::unique_ptr<Liveness> make_thread_liveness();  // ranks that are threads are always alive
 
 }  // namespace ngd::comm::shm

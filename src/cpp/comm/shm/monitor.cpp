@@ -73,7 +73,7 @@ void Monitor::lock(RankRecord& sleeper) noexcept {
   wanted_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// No other thread changes the word while it is locked.
+// Clear `locked`, and keep `inside`. No other thread changes the word while it is locked.
 void Monitor::unlock() noexcept {
   word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
 }

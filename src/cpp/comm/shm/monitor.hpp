@@ -23,7 +23,7 @@ namespace ngd::comm::shm {
 
 class Monitor {
  public:
-  // Return false, and change nothing, if another thread is inside.
+  // Begin an engine call. Return false, and change nothing, if another thread is in one.
   [[nodiscard]] bool enter() noexcept {
     std::uint32_t word = 0;
     if (!word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
@@ -35,17 +35,19 @@ class Monitor {
   }
   void leave() noexcept { word_.store(0, std::memory_order_release); }
 
-  // For the thread that is inside. wanted(): return true if another thread wants `locked`.
-  // give_way(): release `locked` until no thread wants it.
+  // For the thread that is in an engine call. wanted(): return true if another thread wants
+  // `locked`. give_way(): release `locked` until no thread wants it.
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
-  // The same with a sequentially consistent load, for a thread that is about to sleep (wait.hpp).
+  // The same as wanted(), with a sequentially consistent load, for a thread that is about to sleep
+  // (wait.hpp).
   bool wanted_before_sleep() const noexcept { return wanted_.load() != 0; }
   void give_way() noexcept;
   void unlock_inside() noexcept { word_.store(kInside, std::memory_order_release); }
   void lock_inside() noexcept;
 
-  // For a thread that is not inside, or that has released `locked` inside. `sleeper`: the record of
-  // this rank; if the thread that is inside sleeps there, it is woken.
+  // Set `locked`. For a thread that is not in an engine call, or has released `locked` in one.
+  // `sleeper`: the record of this rank; if the thread in the engine call sleeps on it, that thread
+  // is woken.
   void lock(RankRecord& sleeper) noexcept;
   void unlock() noexcept;
 
@@ -58,7 +60,8 @@ class Monitor {
   std::atomic<std::uint32_t> wanted_{0};
 };
 
-// The duration of an engine call. False if another thread is in one.
+// The duration of an engine call. It converts to false if another thread is in an engine call: then
+// this object has no effect.
 class [[nodiscard]] Inside {
  public:
   explicit Inside(Monitor& monitor) noexcept : monitor_(monitor), has_entered_(monitor.enter()) {}
@@ -74,7 +77,7 @@ class [[nodiscard]] Inside {
   const bool has_entered_;
 };
 
-// The duration of the interrupt callback inside of an engine call.
+// The duration of the interrupt callback in an engine call, in which `locked` is released.
 class Outside {
  public:
   explicit Outside(Monitor& monitor) noexcept : monitor_(monitor) { monitor.unlock_inside(); }
@@ -86,7 +89,7 @@ class Outside {
   Monitor& monitor_;
 };
 
-// The duration of a short call.
+// The duration of a short call, in which `locked` is set.
 class Locked {
  public:
   Locked(Monitor& monitor, RankRecord& sleeper) noexcept : monitor_(monitor) {

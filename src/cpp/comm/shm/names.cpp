@@ -28,14 +28,15 @@ Address address_of(const std::string& name) {
   return result;
 }
 
-// Return the user that listens at an address.
+// Return the user whose process listens at an address; nothing if no process does.
 std::optional<uid_t> listener_at(const Address& address) {
   const Descriptor probe = open_socket();
   if (::connect(probe.get(), address.get(), address.length) != 0) return {};
   return peer_user(probe.get());
 }
 
-// Record the user of a socket in the kernel's list, if the socket has one of the names.
+// Record the user of a socket in the kernel's list (`entry`), if the socket has one of the names in
+// `addresses`.
 void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holders& holders) {
   std::string_view name;
   std::optional<uid_t> user;
@@ -55,7 +56,7 @@ void record_holder(nlmsghdr* entry, const std::vector<Address>& addresses, Holde
     if (!holders[i] && addresses[i].name() == name.substr(1)) holders[i] = user;
 }
 
-// Find the users that have bound names and do not listen, in the kernel's list of sockets
+// Find the users that have bound names but do not listen there, in the kernel's list of sockets
 // (sock_diag(7)). A sandbox may hide the list.
 void ask_the_kernel(const std::vector<Address>& addresses, Holders& holders) {
   const Descriptor link(::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));

@@ -3,8 +3,8 @@
 //
 // The name of an abstract socket belongs to the process that binds it first, so a job has several
 // names. Rank 0 takes the first free one. The other ranks try each name until a process of their
-// own user answers. A name has the user's id, and a hash from which neither the job's key nor
-// another name follows.
+// own user answers. A name consists of the user's id and a hash. Neither the job's key nor another
+// name can be derived from the hash.
 #pragma once
 
 #include <sys/socket.h>
@@ -31,16 +31,16 @@ struct Address {
 std::vector<Address> addresses_of(const std::string& job_key);
 
 Descriptor open_socket();  // throws Init
-// Return the user of the process at the other end when it connected or began to listen, from the
-// kernel.
+// Return the user of the process at the other end, as the kernel recorded it when that process
+// connected or began to listen.
 std::optional<uid_t> peer_user(int socket) noexcept;
 
-// The user that holds each of the names; nullopt if no user does, or if it is not known.
+// For each name, the user that holds it; nullopt if no user does, or if the user is not known.
 using Holders = std::vector<std::optional<uid_t>>;
 Holders holders_of(const std::vector<Address>& addresses);
 bool all_held_by_others(const Holders& holders);
-// Return "uid 1234 holds 3 and uid 1235 holds 1 of the 16 names ...", or "" if no other user holds
-// one.
+// Return "uid 1234 holds 3 and uid 1235 holds 1 of the 16 names ...", or "" if no user but this one
+// holds a name.
 std::string describe_others(const Holders& holders);
 
 }  // namespace ngd::comm::shm

@@ -37,7 +37,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// One chunk of a staged task, or all of a direct task. Ranges count elements of the chunk.
+// One chunk of a collective that passes through the staging buffers, or the whole of a collective
+// that does not. Ranges count elements of the chunk.
 class Chunk {
  public:
   Chunk(Context& context, std::uint64_t number)
@@ -93,7 +94,7 @@ class Chunk {
       const int node = (node_ + distance) % nodes_.count;
       const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, index_)) + theirs.begin * element_;
-      reduce_to_node(theirs, 1, 1.0, false);  // with one source this is a copy
+      reduce_to_node(theirs, 1, 1.0, false);  // with one source it is a copy
     }
   }
 
@@ -110,7 +111,7 @@ class Chunk {
     if (!is_staged_) return group_.segment(rank).at(slot(rank).source_offset);
     return rank == group_.rank() ? task_.source + range_.begin * element_ : buffer(rank);
   }
-  // Return where a rank stores its partial sums, and then the results.
+  // Return the address at which a rank stores its partial sums, and later the results.
   std::byte* partials(int rank) const {
     return is_staged_ ? buffer(rank) : group_.segment(rank).at(slot(rank).destination_offset);
   }
@@ -120,8 +121,8 @@ class Chunk {
   const Slot& slot(int rank) const { return group_.segment(rank).slot(task_.sequence); }
 
   // Reduce the sources, and store the result at all ranks of this node. If the task is staged, this
-  // rank stores its own result in its destination, and in its buffer too if the counterparts read
-  // it there.
+  // rank stores its own result in its destination. If the counterparts read the result in its
+  // buffer (`is_read_by_counterparts`), it stores the result there too.
   void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool is_read_by_counterparts) const {
     int results = 0;
@@ -140,9 +141,9 @@ class Chunk {
   bool is_staged_;
   std::size_t element_;
   Nodes nodes_;
-  int node_, index_;  // of this rank
-  Slice range_;       // of the operand
-  Slice slice_;       // of this rank
+  int node_, index_;  // the NUMA node of this rank, and its index there
+  Slice range_;       // the elements of the operand in this chunk
+  Slice slice_;       // the slice of this rank
 };
 
 Schedule schedule_of(Context& context) {

@@ -7,7 +7,7 @@
 
 namespace ngd::comm::shm {
 
-// All operands are in the shared arena.
+// The variant of the algorithm for operands that are all in the shared arena.
 class NodesDirect {
  public:
   bool advance(Context& context);
@@ -16,7 +16,8 @@ class NodesDirect {
   Steps steps_;
 };
 
-// The data pass through the staging buffers.
+// The variant of the algorithm for operands that are not all in the shared arena: the data pass
+// through the staging buffers.
 class NodesStaged {
  public:
   void start_early(Context& context);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kNode = "node";
 
-// Return the cores of a list of the kernel, such as "0-3,8".
+// Return the cores in a file of the kernel that lists cores, such as "0-3,8".
 cpu_set_t parse_core_list(const std::string& path) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -50,7 +50,7 @@ int number_of(std::string_view name) {
 }  // namespace
 
 int node_of(const cpu_set_t& cores, const std::string& folder) {
-  // The standard library's iterator ends the process if there is no memory.
+  // readdir() is used because the standard library's iterator ends the process if memory is short.
   const auto close = [](DIR* open) { ::closedir(open); };
   const std::unique_ptr<DIR, decltype(close)> nodes(::opendir(folder.c_str()), close);
   if (nodes == nullptr || CPU_COUNT(&cores) == 0) return kNoNode;
@@ -72,8 +72,8 @@ int chosen_node(const cpu_set_t& cores, const std::string& folder) {
 
 Nodes nodes_of(const std::vector<int>& node_of_rank) {
   const Nodes one{1, static_cast<int>(node_of_rank.size())};
-  std::vector<int> nodes;  // of each block of ranks
-  std::size_t ranks = 0;   // in the first block
+  std::vector<int> nodes;  // the node of each block of ranks
+  std::size_t ranks = 0;   // the number of ranks in the first block
   while (ranks < node_of_rank.size() && node_of_rank[ranks] == node_of_rank[0]) ++ranks;
   if (ranks < 2 || !std::has_single_bit(ranks) || node_of_rank.size() % ranks != 0) return one;
   for (std::size_t r = 0; r < node_of_rank.size(); ++r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NUMA nodes: the node of a rank, and the nodes of a group.
+// The NUMA node of a rank, and the division of the ranks of a group into NUMA nodes.
 #pragma once
 
 #include <sched.h>
@@ -9,24 +9,29 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr int kNoNode = -1;  // several nodes, not known, or NGD_NUMA_NODE turns nodes off
-inline constexpr const char* kNodeFolder = "/sys/devices/system/node";  // the folder of Linux
+// no single node, or not known, or NGD_NUMA_NODE turns nodes off
+inline constexpr int kNoNode = -1;
+// where Linux describes the nodes
+inline constexpr const char* kNodeFolder = "/sys/devices/system/node";
 
-// Return the NUMA node that has all of `cores`, or kNoNode.
+// Return the NUMA node that has all of `cores`; kNoNode if no node has them all.
 int node_of(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// Return the node of a rank that runs on `cores`, or the node that NGD_NUMA_NODE sets.
+// Return the NUMA node of a rank that runs on `cores`. If NGD_NUMA_NODE sets a node, return that
+// one.
 int chosen_node(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
-// `count` nodes of `ranks` consecutive ranks each. One node if more would gain nothing.
+// The division of a group into `count` NUMA nodes of `ranks` consecutive ranks each. `count` is 1
+// if several nodes would gain nothing.
 struct Nodes {
   int count = 1;
   int ranks = 1;
 };
 
-// Return the nodes of a group from the node of each rank. There are several nodes only if each has
-// the same number of consecutive ranks, and that is a power of two above 1: then a node's tree of
-// sums is a subtree of the canonical one.
+// Return the division of a group into NUMA nodes. `node_of_rank`: the NUMA node of each rank, or
+// kNoNode. If all nodes have the same number of consecutive ranks, and this number is a power of
+// two above 1, return these nodes: each node's sums are then a subtree of the canonical order
+// (base/reduce.hpp), so the results do not change. Otherwise return one node with all ranks.
 Nodes nodes_of(const std::vector<int>& node_of_rank);
 
 }  // namespace ngd::comm::shm

@@ -21,7 +21,7 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
     try {
       offset = heap_.allocate(length);
       std::memcpy(group_.mine().at(offset), program->text, length);
-    } catch (const Error&) {  // no memory: messages have no text
+    } catch (const Error&) {  // no memory: error messages have no text
     }
     stored = texts_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
                  .first;
@@ -31,8 +31,8 @@ ProgramText ProgramTexts::text_of(const ProgramIdentity* program, std::uint64_t 
   return stored->second;
 }
 
-// Release the texts of programs that this rank does not hold any more. If the slot of the last use
-// is free, all ranks have finished that sequence, and no peer can read a slot that points to the
+// Release the texts of programs that this rank has unloaded. If the slot of a text's last use is
+// free, all ranks have finished that collective, so no peer can read a slot that points to the
 // text.
 void ProgramTexts::release_unused(std::uint64_t slots_free_to) noexcept {
   std::erase_if(texts_, [&](const auto& entry) {

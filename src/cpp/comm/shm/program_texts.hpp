@@ -17,9 +17,9 @@ namespace ngd::comm::shm {
 struct ProgramText {
   std::uint64_t hash = 0;
   std::uint64_t computation = 0;
-  std::uint64_t offset = kPrivate;  // in this rank's segment
+  std::uint64_t offset = kPrivate;  // of the text, in this rank's segment; kPrivate: none
   std::uint32_t length = 0;
-  std::uint64_t used = 0;  // the last sequence whose slot may point to the text
+  std::uint64_t used = 0;  // the last collective whose slot may point to the text
 };
 
 class ProgramTexts {
@@ -27,11 +27,11 @@ class ProgramTexts {
   ProgramTexts(Heap& heap, const Group& group, const Computations& held)
       : heap_(heap), group_(group), held_(held) {}
 
-  // Return the text of a program, which the collective `sequence` uses; store it at the first use.
-  // `slots_free_to` as in SlotQueue.
+  // Return the text of a program that collective number `sequence` uses. The text is stored at its
+  // first use. `slots_free_to`: collectives up to this number may be published (SlotQueue).
   ProgramText text_of(const ProgramIdentity* program, std::uint64_t sequence,
                       std::uint64_t slots_free_to);
-  // Return the offsets of all texts. The caller must release them. Allocates no memory.
+  // Return the offsets of all texts in the heap. The caller must release them. Allocates no memory.
   std::vector<std::uint64_t> take_blocks() noexcept;
 
  private:
@@ -40,8 +40,8 @@ class ProgramTexts {
   Heap& heap_;
   const Group& group_;
   const Computations& held_;
-  std::unordered_map<std::uint64_t, ProgramText> texts_;  // by hash and computation
-  std::vector<std::uint64_t> blocks_;                     // memory for take_blocks()
+  std::unordered_map<std::uint64_t, ProgramText> texts_;  // by hash and computation of the program
+  std::vector<std::uint64_t> blocks_;                     // memory for the result of take_blocks()
 };
 
 }  // namespace ngd::comm::shm

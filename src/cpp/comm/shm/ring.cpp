@@ -61,7 +61,8 @@ class Ring::Pass {
   }
 
  private:
-  // The first step of a chunk begins it; then come n - 1 rounds of Reduce and n - 1 of Gather.
+  // A chunk has one step that begins it, then n - 1 rounds of Reduce and n - 1 rounds of Gather,
+  // for n ranks.
   std::uint64_t steps_per_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
   Slice part(int number) const {
@@ -98,7 +99,8 @@ class Ring::Pass {
     finish_step();
   }
 
-  // Store this rank's elements of a staged chunk in the memory of the partial sums.
+  // Copy the elements in `range` of this rank's source to its memory of partial sums. 16-bit floats
+  // are widened to float32.
   void load(const Slice& range) {
     std::byte* mine = sums(group_.rank(), range);
     if (is_half(task_.dtype))
@@ -112,7 +114,7 @@ class Ring::Pass {
     const bool is_last = state_.round_ == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
     const bool is_in_source =
-        !is_staged_ && state_.round_ == 0;  // the left neighbour's part is in its source
+        !is_staged_ && state_.round_ == 0;  // the left neighbour has not stored a sum yet
     const Segment& left_segment = group_.segment(left_);
     const std::byte* theirs =
         is_in_source ? left_segment.at(left_segment.slot(task_.sequence).source_offset) +
@@ -143,7 +145,7 @@ class Ring::Pass {
     task_.need = group_.one_step(task_.sequence, right_, state_.chunk_ * steps_per_chunk());
   }
 
-  // Copy a whole sum of a staged chunk to the destination.
+  // Copy whole sums of a staged chunk to the destination. 16-bit floats are narrowed again.
   void store(const Slice& range) {
     if (!is_staged_) return;
     const std::byte* sum = sums(group_.rank(), range);

@@ -12,11 +12,11 @@ class Ring {
   bool advance(Context& context);
 
  private:
-  class Pass;  // one call of advance()
+  class Pass;  // the work of one call of advance()
   enum class Phase : std::uint8_t { Begin, Reduce, Gather };
 
   Phase phase_ = Phase::Begin;
-  int round_ = 0;  // within the phase
+  int round_ = 0;  // the round within the phase
   std::uint64_t chunk_ = 0;
 };
 

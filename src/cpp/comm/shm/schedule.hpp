@@ -19,15 +19,15 @@ namespace ngd::comm::shm {
 
 enum class Act : std::uint8_t {
   CopyIn,   // from the source to the staging buffer. Waits until the buffer is free
-  Move,     // cooperative.cpp
-  Reduce,   // flat.cpp
-  Sum,      // nodes.cpp
-  Combine,  // nodes.cpp
-  Spread,   // nodes.cpp
+  Move,     // see cooperative.cpp
+  Reduce,   // see flat.cpp
+  Sum,      // see nodes.cpp
+  Combine,  // see nodes.cpp
+  Spread,   // see nodes.cpp
   CopyOut   // from the staging buffer to the destination. Raises no flag: no rank waits for it
 };
 
-// The acts of each algorithm, in order.
+// The acts (kinds of steps) of each algorithm, in order.
 inline constexpr Act kFlatDirect[] = {Act::Reduce};
 inline constexpr Act kFlatStaged[] = {Act::CopyIn, Act::Reduce, Act::CopyOut};
 inline constexpr Act kNodesDirect[] = {Act::Sum, Act::Combine, Act::Spread};
@@ -47,7 +47,7 @@ class Schedule {
       : acts_(acts), num_acts_(n), chunks_(chunks), num_ahead_(acts[0] == Act::CopyIn ? 1 : 0) {}
 
   constexpr std::uint64_t chunks() const noexcept { return chunks_; }
-  // Return the number of the last step.
+  // Return the number of the last step. Steps are numbered from 1.
   constexpr std::uint64_t last() const noexcept { return num_ahead_ + chunks_ * num_acts_; }
 
   constexpr Step at(std::uint64_t number) const noexcept {
@@ -63,8 +63,9 @@ class Schedule {
     return chunk == 0 ? 1 : num_ahead_ + (chunk - 1) * num_acts_ + 1;
   }
 
-  // Return the step that all ranks must have done before step `number` begins, or 0. For the number
-  // after the last one: the step that all must have done before the collective is complete.
+  // Return the number of the step that all ranks must have done before step `number` begins; 0:
+  // none. For the number last() + 1: the step that all must have done before the collective is
+  // complete.
   constexpr std::uint64_t awaited_before(std::uint64_t number) const noexcept {
     if (number == 1) return 0;
     if (number <= last() && at(number).act == Act::CopyIn) return 0;

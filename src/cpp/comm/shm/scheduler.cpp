@@ -23,7 +23,7 @@ void Scheduler::advance(Task& task) {
     choose_from_all_calls(group_, task);
   }
   if (task.staging.is_needed && !task.staging.is_granted && !take_staging(task) &&
-      !task.runs<Exchange>())  // it can take from its peers without them
+      !task.runs<Exchange>())  // it can take chunks from peers without staging buffers
     return;
   task.is_complete = run(task);
   if (task.is_complete) count(task);
@@ -55,14 +55,14 @@ bool Scheduler::run(Task& task) {
 }
 
 // Return true if a task gets the staging buffers. They serve one collective at a time, in the order
-// of the sequence: the next one gets them when the one before does not fill them any more.
+// of the sequence: a collective gets them when no earlier one may still fill them.
 bool Scheduler::take_staging(Task& task) {
   for (std::uint64_t s = queue_.finished() + 1; s < task.sequence; ++s) {
     const Task& earlier = queue_.task(s);
     const bool may_fill = earlier.runs<Undecided>() || earlier.staging.is_needed;
     if (may_fill && !earlier.staging.has_ended && !earlier.is_complete) return false;
   }
-  if (task.runs<Ring>()) {  // it takes the whole area
+  if (task.runs<Ring>()) {  // the ring uses all staging buffers
     const std::uint64_t busy = staging_.first_busy(group_);
     task.staging.is_granted = busy == kBuffers;
     if (!task.staging.is_granted) task.need = staging_.guard(busy);

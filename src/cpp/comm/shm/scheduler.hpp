@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advances the collectives that have slots, in the order of their sequence.
+// Advances the collectives that have been published, in the order of their sequence.
 #pragma once
 
 #include "comm/shm/slot_queue.hpp"
@@ -13,7 +13,7 @@ class Scheduler {
   Scheduler(Group& group, SlotQueue& queue, Statistics& statistics)
       : group_(group), queue_(queue), statistics_(statistics) {}
 
-  // Advance all collectives as far as possible without waiting.
+  // Advance all published collectives (those that have slots) as far as possible, without waiting.
   void advance_all();
 
  private:

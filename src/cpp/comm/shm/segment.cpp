@@ -22,12 +22,12 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kSmallest = std::size_t{256} << 20;
-// Other ranks allocate memory too, between the check of the headroom and the allocation. So each
-// rank allocates in pieces.
+// Other ranks may allocate memory between the check of the headroom (the free memory) and the
+// allocation. So each rank allocates in pieces of this size, with a check for each.
 constexpr std::size_t kPiece = std::size_t{4} << 20;
 constexpr std::size_t kReserve = std::size_t{16} << 20;
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // linux/mman.h, since 5.14
+#define MADV_POPULATE_WRITE 23  // from linux/mman.h, since Linux 5.14
 #endif
 
 bool address_space_holds(std::size_t bytes) {
@@ -105,7 +105,7 @@ class ProcessMemory final : public Memory {
            " bytes of the shared lane: ", error_text(errno));
   }
 
-  // Before Linux 5.14.
+  // Allocate pages on kernels before Linux 5.14.
   int allocate(std::size_t offset, std::size_t bytes) {
     const int fd = descriptor(rank_);
     if (fd < 0)

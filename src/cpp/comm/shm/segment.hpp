@@ -38,32 +38,34 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
+inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // the characters "ngd-shm1"
 inline constexpr std::uint32_t kLayoutVersion = 9;
-inline constexpr int kMaxRanks = 256;        // of a host
-inline constexpr std::uint64_t kSlots = 64;  // pending collectives
+inline constexpr int kMaxRanks = 256;        // the most ranks of a host
+inline constexpr std::uint64_t kSlots = 64;  // slots, and so the most published collectives
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
-inline constexpr std::size_t kWaitWords = 31;         // of 8 characters
+inline constexpr std::size_t kWaitWords = 31;         // of 8 characters each
 inline constexpr std::size_t kInlineBytes = 2 << 10;  // inline.cpp has the measurement
-inline constexpr std::size_t kLayoutNumbers = 64;     // the most that are kept of a layout
+inline constexpr std::size_t kLayoutNumbers = 64;     // the most numbers of a layout that are kept
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
-// Offsets of operands outside of the heap: published next to the flag; in private memory.
+// Values of an offset for an operand that is not in the heap. kInline: published next to the flag.
+// kPrivate: in private memory.
 inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
-// A value of Slot::taken: this rank does not read its peers' sources (any more).
+// A value of Slot::taken: this rank reads nothing from its peers' sources, or has read all that it
+// needs.
 inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 enum class State : std::uint32_t { Unborn, Running, Failed };
 
-// Ranks of the world in a message.
+// A set of ranks of the world, in a message.
 using RankSet = std::bitset<kMaxRanks>;
 RankSet set_of(std::span<const int> ranks) noexcept;
 std::vector<int> ranks_of(const RankSet& set);
 
 struct RankRecord {
-  // Identity: written once, before the segment is shared.
+  // Identity of the rank: written once, before the segment is shared.
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t rank;
@@ -71,26 +73,26 @@ struct RankRecord {
   std::int32_t pid;
   std::int32_t node;  // the NUMA node of this rank, or kNoNode
 
-  // Failure: the text, its kind and the ranks that it blames are written before the state is
-  // Failed.
+  // The failure: the text, its kind and the ranks that it blames are written before `state` is set
+  // to Failed.
   alignas(kLine) std::atomic<State> state;
   std::uint32_t error_kind;
   std::uint32_t error_length;
   std::uint32_t num_error_ranks;
-  std::int32_t error_ranks[kMaxRanks];  // of the job
+  std::int32_t error_ranks[kMaxRanks];  // ranks of the job
 
-  // Sleep (wait.hpp).
+  // The sleep of this rank (wait.hpp).
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke this rank, CLOCK_MONOTONIC
 
   // The rank that this rank waits for outside of shared memory, and the time at which it wrote
-  // that. The record is valid for one second.
+  // this. The value is valid for one second.
   std::atomic<std::int32_t> awaited;
   std::atomic<std::uint64_t> awaited_ns;
 
-  // The call in which this rank has waited for long, for the messages of peers that wait for it.
-  // The version is odd while the text is being written.
+  // The text of the call in which this rank has waited for long. Peers that wait for this rank show
+  // it in their error messages. `wait_version` is odd while the text is being written.
   alignas(kLine) std::atomic<std::uint64_t> wait_version;
   std::atomic<std::uint64_t> wait_text[kWaitWords];
 
@@ -98,49 +100,51 @@ struct RankRecord {
 };
 
 struct Slot {
-  // All that the fast path of a collective reads of a peer: one line.
-  alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the sequence
-  std::uint64_t fingerprint;                            // of `call`, mixed with the group
+  // All data of a peer that the fast path of a collective reads. They are in one cache line.
+  alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the number of the collective
+  std::uint64_t fingerprint;                            // the fingerprint of `call` for this group
   std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
-  std::uint64_t destination_offset;                     // or kPrivate
-  std::uint64_t arrived_ns;                             // CLOCK_MONOTONIC
-  std::byte tiny[24];                                   // the payload, where it fits
+  std::uint64_t destination_offset;                     // in this segment, or kPrivate
+  std::uint64_t arrived_ns;                             // when this rank arrived, CLOCK_MONOTONIC
+  std::byte tiny[24];                                   // the payload, if it fits
 
-  // The progress of this rank in the collective.
+  // The progress of this rank in the published collective.
   alignas(kLine) std::atomic<std::uint64_t> step;  // its meaning depends on the algorithm
-  std::atomic<std::uint64_t> taken;                // chunks read from every peer, or kAll
-  std::uint64_t first_ticket;                      // of its staging buffers (staging.hpp)
+  std::atomic<std::uint64_t> taken;  // the number of chunks read from every peer, or kAll
+  std::uint64_t first_ticket;        // the first ticket of its staging buffers
 
-  // The call, for messages.
-  alignas(kLine) CallRecord call;  // its counts, if any, precede the payload
-  std::uint64_t program_offset;    // of the program's text in the heap, or kPrivate
+  // The call of this rank, for error messages.
+  alignas(kLine) CallRecord call;  // its counts, if any, are stored before the payload
+  std::uint64_t program_offset;    // the offset of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
   std::uint32_t layout_entries;
-  Layout::Of layout;  // its numbers are in Segment::layout_numbers()
+  Layout::Of layout;  // the numbers are in Segment::layout_numbers()
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
-  std::uint64_t group;  // the same on all its ranks, and on those of no other group of the family
-  // This rank has finished every sequence up to this one: it does not read their slots and buffers
-  // any more.
+  std::uint64_t group;  // equal on all ranks of a group, different for each group of the family
+  // This rank has finished all collectives up to this number: it does not read their slots and
+  // buffers any more.
   alignas(kLine) std::atomic<std::uint64_t> finished;
-  alignas(kLine) std::atomic<std::uint32_t> left;  // this rank has left the group
-  std::atomic<std::uint64_t> sequence;             // the last one that was published
-  // The number of ranks that do not use this block any more. They increment it.
+  alignas(kLine) std::atomic<std::uint32_t> left;  // not 0: this rank has left the group
+  std::atomic<std::uint64_t> sequence;             // the number of the last published collective
+  // The number of ranks that do not use this block any more. Each rank increments it once.
   alignas(kLine) std::atomic<std::uint32_t> departed;
-  // By rank: the offset in this rank's heap of its letter box for that rank (letters.hpp), or 0.
+  // For each rank, the offset in this rank's heap of the letter box for sends to that rank
+  // (letters.hpp); 0 if there was no send.
   alignas(kLine) std::atomic<std::uint64_t> letter_boxes[kMaxRanks];
   Slot slots[kSlots];
 };
 
-// The header of memory that ranks have in common.
+// The header of memory that several ranks share (CommonMemory).
 struct alignas(kLine) Common {
-  std::atomic<std::uint32_t> departed;  // the number of ranks that have given it back
+  std::atomic<std::uint32_t> departed;  // the number of ranks that have given the memory back
 };
 
-// Offsets in a control block, and of the world's control block and the heap in a segment.
+// Offsets of the parts of a control block, and of the world's control block and the heap in a
+// segment.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
 inline constexpr std::size_t kLayoutsOffset = kInlineOffset + kSlots * kInlineBytes;
 inline constexpr std::size_t kLayoutBytes = kLayoutNumbers * sizeof(std::uint64_t);
@@ -149,7 +153,7 @@ inline constexpr std::size_t kControlBytes = kStagingOffset + kStagingBytes;
 inline constexpr std::size_t kWorldOffset = round_up(sizeof(RankRecord), 4096);
 inline constexpr std::size_t kHeapOffset = round_up(kWorldOffset + kControlBytes, 64 << 10);
 
-// A view of one mapped segment, and of its owner's control block for one group.
+// A view of one mapped segment, and of the control block that its owner has for one group.
 class Segment {
  public:
   Segment() = default;
@@ -174,7 +178,8 @@ class Segment {
   std::byte* staging() const noexcept { return control_ + kStagingOffset; }
   std::byte* at(std::uint64_t offset) const noexcept { return base_ + offset; }
 
-  // Return the offset of [pointer, pointer + bytes) if it is in this segment's heap, or kPrivate.
+  // Return the offset of [pointer, pointer + bytes) in this segment if it is in the segment's heap,
+  // otherwise kPrivate.
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const noexcept;
 
  private:
@@ -188,12 +193,12 @@ class Segment {
 class Memory {
  public:
   virtual ~Memory() = default;
-  virtual Segment segment(int rank) const noexcept = 0;  // as a rank of the world
+  virtual Segment segment(int rank) const noexcept = 0;  // of a rank of the world
   // Return the memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if
   // this program has closed the descriptor.
   virtual int descriptor(int) const noexcept { return -1; }
-  // Back a range of this rank's own segment with pages. Throws OutOfMemory if the kernel has
-  // no more. Without this, the first access would raise SIGBUS.
+  // Back a range of this rank's own segment with pages. Throws OutOfMemory if the kernel has no
+  // more. Without pages, the first access would raise SIGBUS.
   virtual void commit(std::size_t offset, std::size_t bytes) = 0;
 };
 
@@ -207,26 +212,29 @@ Descriptor create_segment(int size);
 // OutOfMemory.
 Mapping map_segment(const Descriptor& fd, int job_rank);
 
-// Commit all of this rank's own segment but the heap, and write the record. The segment is zeroed.
+// Commit pages for all of this rank's own segment except the heap, and write its RankRecord. The
+// other bytes are zero, because the pages are new.
 void initialise_segment(Memory& memory, int rank, int size, int node);
 
-// Write to this rank's own record that it has failed, why, and which ranks that blames.
+// Write to this rank's own record that it has failed: the kind, the message, and the ranks that the
+// failure blames.
 void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
                   std::span<const int> ranks) noexcept;
 
-// Write to this rank's own record in which call it waits; "": in none.
+// Write to this rank's own record the call in which it waits; "": it does not wait.
 void note_wait(RankRecord& mine, std::string_view what) noexcept;
-// Read that from the record of another rank; "" too while it is being changed.
+// Return the call that another rank has written with note_wait(); "" if it does not wait, or while
+// it writes.
 std::string noted_wait(const RankRecord& record);
-// Return the text of a rank's failure. A rank that has overwritten its record must not make its
-// peers read beyond it.
+// Return the text of a rank's failure. Its length is limited, because a faulty rank may have
+// overwritten its record, and its peers must not read beyond the record.
 inline std::string_view error_text_of(const RankRecord& record) noexcept {
   return {record.error_text, std::min<std::size_t>(record.error_length, kErrorBytes)};
 }
-// Return the ranks that the failure of a rank blames.
+// Return the ranks that the failure in a record blames.
 std::vector<int> error_ranks_of(const RankRecord& record);
 
-// Return the memory of ranks that are processes: mappings and memfds by rank.
+// Return the segments of ranks that are processes. `mappings` and memfds are given by rank.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
                                             std::vector<KeptDescriptor> descriptors);
 

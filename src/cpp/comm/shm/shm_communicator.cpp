@@ -14,7 +14,7 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // the age from which note_awaited() is ignored
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // the age at which note_awaited() becomes invalid
 
 Membership membership_of(const std::vector<Group::Rank>& ranks, int rank) {
   const auto size = static_cast<int>(ranks.size());
@@ -41,7 +41,8 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
 
 ShmCommunicator::~ShmCommunicator() { close(); }
 
-// A call checks this first: in a child the monitor stays as another thread of the parent left it.
+// Throw GroupClosed in a forked child. Every call checks this first: in a child, the monitor (the
+// lock of the family) stays as another thread of the parent has left it.
 void ShmCommunicator::check_not_child() const {
   if (family_->in_child()) [[unlikely]]
     fail(ErrorKind::GroupClosed, kForkedChild);
@@ -59,7 +60,8 @@ std::optional<Work> ShmCommunicator::try_submit(const Collective& collective) {
   return submit_inside(collective);
 }
 
-// Return the name of a call that is refused. The peer of a send or a receive is a rank of the job.
+// Return the name of a refused call, for error messages. The peer of a send or a receive is shown
+// with its number in the job.
 std::string ShmCommunicator::describe_call(Collective collective) const {
   const bool has_peer = between_two(collective.kind) && collective.root >= 0;
   if (has_peer && collective.root < group_.size())
@@ -150,7 +152,7 @@ void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
   if (group_.is_closed()) return;
-  // The text of another rank's failure names that rank already.
+  // The text of another rank's failure names that rank already, so it is used as it is.
   const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
   if (is_between_ranks(kind) || is_remote)
     family_->fail_with(kind, why, ranks);
@@ -219,7 +221,7 @@ std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
 std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
   check_not_child();
   Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
-  // Allocated now, because giving the memory back must not allocate any.
+  // Allocated now, because the function that gives the memory back must not allocate memory.
   const auto retired = std::make_shared<std::list<Family::Retired>>();
   if (maker == group_.rank()) retired->push_back({&common.departed, number, group_.size()});
   const auto give_back = [family = family_, &common, retired](void*) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks of one host. Each call checks that the group can be used, takes the monitor, and
-// is carried out by one of the parts:
+// A group of ranks of one host. Each call checks that the group can be used, takes the monitor (the
+// lock of the family), and is carried out by one of the parts:
 //   SlotQueue   the collectives that were submitted, and their slots
 //   Letters     sends and receives
 //   Scheduler   advances collectives
@@ -30,7 +30,8 @@ namespace ngd::comm::shm {
 
 class ShmCommunicator final : public Communicator, private Member, private CommonMemory {
  public:
-  // A group of the family. When it closes, it gives back its control block in this rank's heap.
+  // Make a group of the family. When it closes, it gives its control block back to this rank's
+  // heap.
   ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Rank> ranks, int rank,
                   std::uint64_t id);
   ~ShmCommunicator() override;
@@ -60,7 +61,8 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   bool is_watched() const noexcept override { return Communicator::is_watched(); }
 
   void check_not_child() const;
-  // Throw GroupClosed if the group cannot be used; call() describes the refused call.
+  // Throw GroupClosed if the group cannot be used. call() returns the name of the refused call, for
+  // the message.
   template <class Call>
   void check_usable(Call&& call) const {
     if (family_->failed() || group_.is_closed() || family_->closed()) [[unlikely]]
@@ -81,7 +83,7 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   struct Ticket {
     std::int64_t color;
     std::int64_t key;
-    std::uint64_t control;  // the offset of its control block, or kPrivate
+    std::uint64_t control;  // the offset of its new control block, or kPrivate
   };
   void exchange_tickets(const Ticket& mine, std::vector<Ticket>& tickets);
   std::unique_ptr<Communicator> make_group(const std::vector<Ticket>& tickets, int color,
@@ -99,15 +101,16 @@ class ShmCommunicator final : public Communicator, private Member, private Commo
   Waiter waiter_;
   double split_timeout_;
   std::uint32_t splits_ = 0;
-  // close() fills in this entry, because it must not allocate memory.
+  // close() fills in this entry, which is allocated here because close() must not allocate memory.
   std::list<Family::Retired> retired_ = std::list<Family::Retired>(1);
 };
 
-// Return the group of all ranks of a family.
+// Return the group of all ranks of a new family.
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place);
 
-// Return ranks that are threads of this process, for tests. `nodes`: the NUMA node of each.
+// Return the groups of ranks that are threads of this process, for tests. `nodes`: the NUMA node of
+// each rank.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
                                                              const std::vector<int>& nodes = {},
                                                              const JobRanks& job_ranks = {});

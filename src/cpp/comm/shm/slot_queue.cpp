@@ -11,8 +11,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// A rank reports how much it has finished once per this number of collectives. The peers need it
-// when they want to use a slot again.
+// A rank reports the number of collectives that it has finished only once per this number of
+// collectives. The peers need the report only when they want to use a slot again.
 constexpr std::uint64_t kReportInterval = kSlots / 4;
 
 }  // namespace
@@ -44,8 +44,8 @@ void SlotQueue::start(const Collective& collective, Statistics::Entry stats,
   submitted_ = sequence;
 }
 
-// The slot of the next sequence is free when all ranks have finished sequence - kSlots: until then
-// they may still read it.
+// Return true if the next collective has a free slot: all ranks have finished the collective kSlots
+// before it. Until then they may still read the slot.
 bool SlotQueue::has_free_slot() {
   if (submitted_ < slots_free_to_) [[likely]]
     return true;
@@ -90,7 +90,7 @@ Collective SlotQueue::Backlogged::view() const noexcept {
   if (view.counts != nullptr) view.counts = counts.data();
   if (view.receive_counts != nullptr) view.receive_counts = receive_counts.data();
   if (view.layout != nullptr) view.layout = &layout;
-  view.program = nullptr;  // its text has been stored
+  view.program = nullptr;  // its text has been stored already
   view.site = site;
   return view;
 }

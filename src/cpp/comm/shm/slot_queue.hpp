@@ -22,17 +22,19 @@ class SlotQueue {
  public:
   SlotQueue(Group& group, ProgramTexts& texts, bool checked);
 
-  // Start a collective if its slot is free; otherwise add it to the backlog. Return its sequence.
+  // Start a collective if its slot is free; otherwise add it to the backlog. Return the number of
+  // the collective in the sequence.
   std::uint64_t submit(const Collective& collective, Statistics::Entry stats);
-  // Start the collectives of the backlog whose slots are free now. Return their number.
+  // Start the collectives of the backlog whose slots are free now. Return the number of started
+  // ones.
   int start_from_backlog();
-  // Return true if the slot of the next collective may not be free.
+  // Return true if the slot of the next collective is not known to be free.
   bool may_lack_slot() const noexcept { return submitted_ >= slots_free_to_; }
 
   std::uint64_t submitted() const noexcept { return submitted_; }
-  // Return the last sequence up to which all collectives are complete on this rank.
+  // Return the number of the last collective up to which all are complete on this rank.
   std::uint64_t finished() const noexcept { return finished_; }
-  // Count the complete collectives, and report the number to the peers now and then.
+  // Update finished(), and report it to the peers from time to time.
   void finish() {
     const std::uint64_t before = finished_;
     while (finished_ < submitted_ && task(finished_ + 1).is_complete) ++finished_;
@@ -57,7 +59,8 @@ class SlotQueue {
   Statistics::Entry backlogged_stats(std::uint64_t sequence) const noexcept {
     return backlog_[sequence - submitted_ - 1].stats;
   }
-  // Return the need of the oldest collective in the backlog: a free slot.
+  // Return the need (the condition to wait for) of the oldest collective in the backlog: a free
+  // slot.
   const Need& need_of_slot() const noexcept { return next_slots_; }
   std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + backlog_.size(); }
 
@@ -91,10 +94,10 @@ class SlotQueue {
   bool checked_;
   Algorithm preferred_;
   std::vector<Task> tasks_{kSlots};
-  std::uint64_t submitted_ = 0;  // the sequences of the backlog follow
+  std::uint64_t submitted_ = 0;  // the last number with a slot; those of the backlog follow
   std::uint64_t finished_ = 0;
-  std::uint64_t slots_free_to_ = kSlots;  // sequences up to this one may be published
-  Need next_slots_;                       // the condition for more free slots
+  std::uint64_t slots_free_to_ = kSlots;  // collectives up to this number may be published
+  Need next_slots_;                       // the need for more free slots
   std::deque<Backlogged> backlog_;
 };
 

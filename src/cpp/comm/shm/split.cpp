@@ -11,8 +11,8 @@
 
 namespace ngd::comm::shm {
 
-// Mark that this rank does not take part in the new group. Peers that have made the group may
-// already wait for it there.
+// Mark in the control block of a new group that this rank does not take part in the group. Peers
+// that have made the group may already wait for this rank there.
 void ShmCommunicator::mark_left(std::uint64_t control) const noexcept {
   if (control == kPrivate) return;
   Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);
@@ -42,12 +42,12 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
   std::exception_ptr refusal;
   try {
     if (color >= 0) mine.control = family_->new_control(id);
-  } catch (const std::exception&) {  // thrown when all ranks know it
+  } catch (const std::exception&) {  // thrown below, when all ranks know about it
     refusal = std::current_exception();
   }
   exchange_tickets(mine, tickets);
-  // If one rank has no memory, the split fails on all ranks, whatever their color. So all ranks may
-  // split again.
+  // If one rank has no memory, the split fails on all ranks, whatever their color. So all ranks
+  // stay in step, and may split again.
   for (int r = 0; r < group_.size(); ++r) {
     const Ticket& each = tickets[static_cast<std::size_t>(r)];
     if (each.color < 0 || each.control != kPrivate) continue;
@@ -57,13 +57,14 @@ std::unique_ptr<Communicator> ShmCommunicator::split_inside(int color, int key) 
          " has no memory for a group");
   }
   if (color < 0) return nullptr;
-  // The peers have the group now: if this rank cannot make it, the failure must reach them.
+  // The peers have the new group from here on. If this rank cannot make the group, it must notify
+  // them.
   return guarded(*family_, [&] { return make_group(tickets, color, id); });
 }
 
 std::unique_ptr<Communicator> ShmCommunicator::make_group(const std::vector<Ticket>& tickets,
                                                           int color, std::uint64_t id) {
-  std::vector<int> ranks;  // of this group
+  std::vector<int> ranks;  // of the new group, by their ranks in this group
   for (int r = 0; r < group_.size(); ++r)
     if (tickets[static_cast<std::size_t>(r)].color == color) ranks.push_back(r);
   std::sort(ranks.begin(), ranks.end(), [&](int a, int b) {

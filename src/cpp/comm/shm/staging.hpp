@@ -17,24 +17,25 @@ namespace ngd::comm::shm {
 inline constexpr std::uint64_t kBuffers = 2;
 inline constexpr std::size_t kBufferBytes = kStagingBytes / kBuffers;
 
-// Return the buffer of a ticket in the staging area of the rank that owns the segment.
+// Return the staging buffer of a ticket (a staged chunk), in the segment of the rank that fills the
+// buffer.
 inline std::byte* buffer_of(const Segment& segment, std::uint64_t ticket) noexcept {
   return segment.staging() + ticket % kBuffers * kBufferBytes;
 }
 
 class Staging {
  public:
-  // Reserve tickets, and return the first one.
+  // Reserve `tickets` consecutive tickets (numbers of staged chunks), and return the first one.
   std::uint64_t reserve(std::uint64_t tickets) noexcept {
     const std::uint64_t first = next_;
     next_ += tickets;
     return first;
   }
-  // Return true if the buffer of a ticket may be filled.
+  // Return true if the staging buffer of a ticket (a staged chunk) may be filled.
   bool is_free(Group& group, std::uint64_t ticket) {
     return !is_held_[ticket % kBuffers] && group.met(guard(ticket));
   }
-  // Return the first buffer that is not free, or kBuffers.
+  // Return the index of the first buffer that is not free, or kBuffers if all are free.
   std::uint64_t first_busy(Group& group) {
     std::uint64_t buffer = 0;
     while (buffer < kBuffers && is_free(group, buffer)) ++buffer;
@@ -42,7 +43,8 @@ class Staging {
   }
   void hold(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { is_held_[ticket % kBuffers] = false; }
-  // Guard a buffer until all ranks have taken `chunks` chunks of the collective `sequence`.
+  // Keep the buffer of a ticket (a staged chunk) in use until all ranks have taken `chunks` chunks
+  // of collective number `sequence`.
   void guard_until_taken(Group& group, std::uint64_t ticket, std::uint64_t sequence,
                          std::uint64_t chunks) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, chunks);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out a schedule: waits before each step, and raises the flag after it.
+// Carries out the steps of a schedule (schedule.hpp): waits before each step, and raises the flag
+// after it.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +14,14 @@ namespace ngd::comm::shm {
 
 class Steps {
  public:
-  // Carry out the first step, a CopyIn, if its buffer is free.
+  // Carry out the first step, the copy of chunk 0 into its staging buffer, if the buffer is free.
   template <class CarryOut>
   void start_early(Context& context, const Schedule& schedule, CarryOut&& carry_out) {
     if (next_ == 1 && copy_in(context, schedule, 0, carry_out)) ++next_;
   }
 
   // Carry out steps until one must wait. carry_out(step) does the work of a step. Return true if
-  // all steps are done on all ranks.
+  // all ranks have done all steps.
   template <class CarryOut>
   bool advance(Context& context, const Schedule& schedule, CarryOut&& carry_out) {
     Group& group = context.group;
@@ -48,7 +49,7 @@ class Steps {
   }
 
  private:
-  // Return false if the buffer is not free.
+  // Copy a chunk into its staging buffer. Return false if the buffer is not free.
   template <class CarryOut>
   bool copy_in(Context& context, const Schedule& schedule, std::uint64_t chunk,
                CarryOut&& carry_out) {
@@ -68,7 +69,7 @@ class Steps {
   std::uint64_t next_ = 1;  // the number of the next step
 };
 
-// The chunks of a staged all_reduce or reduce.
+// The chunks of an all_reduce or reduce whose data pass through the staging buffers.
 //
 // With two ranks, a chunk, its buffers and its operands fit the second-level cache. More ranks may
 // have to share a core, and then a synchronisation costs more than cache misses. All-reduce of
@@ -83,8 +84,9 @@ class StagedChunks {
         elements_((group.size() <= 2 ? kSmallBytes : kLargeBytes) / size_of(task.dtype)) {}
 
   std::uint64_t number() const noexcept { return divide_up(count_, elements_); }
-  // Return the elements of a chunk. The chunks come from the last to the first: the data that were
-  // written last are likely to be in a cache still (64 MiB: 5.0 ms forwards, 4.7 ms backwards).
+  // Return the elements of a chunk. Chunk 0 is the end of the array and the last chunk its begin:
+  // the data that were written last are likely to be in a cache still (64 MiB: 5.0 ms forwards, 4.7
+  // ms backwards).
   Slice operator[](std::uint64_t chunk) const noexcept {
     const std::size_t first = (number() - 1 - chunk) * elements_;
     return {first, std::min<std::size_t>(elements_, count_ - first)};
@@ -95,7 +97,7 @@ class StagedChunks {
   static_assert(kLargeBytes <= kBufferBytes && kBuffers >= 2);
 
   std::uint64_t count_;
-  std::size_t elements_;  // of one chunk
+  std::size_t elements_;  // the elements of one chunk
 };
 
 }  // namespace ngd::comm::shm

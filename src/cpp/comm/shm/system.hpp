@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of file descriptors and mappings.
+// Classes that own file descriptors and mappings, and close or unmap them.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,9 @@ class Descriptor {
 };
 
 // A descriptor that is kept for the life of a group. The program may close all descriptors that it
-// does not know, and its next file gets the number. So the file of the number is compared before
-// the descriptor is used or closed. (Before Linux 6.9 pidfds cannot be distinguished from
-// eventfds.)
+// does not know, and its next file gets the number. So this class checks that the number is still
+// the same file before it uses or closes the descriptor. (Before Linux 6.9 pidfds cannot be
+// distinguished from eventfds.)
 class KeptDescriptor {
  public:
   KeptDescriptor() = default;
@@ -38,7 +38,7 @@ class KeptDescriptor {
   KeptDescriptor(KeptDescriptor&&) noexcept = default;
   KeptDescriptor& operator=(KeptDescriptor&&) = delete;
   ~KeptDescriptor();
-  int get() const noexcept;  // -1 without a descriptor, or if the number is another file now
+  int get() const noexcept;  // -1: no descriptor, or the number is another file now
 
  private:
   Descriptor fd_;
@@ -66,7 +66,7 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-std::uint64_t now_ns() noexcept;    // CLOCK_MONOTONIC
-std::string error_text(int error);  // strerror, and the remedy, for messages
+std::uint64_t now_ns() noexcept;    // the time of CLOCK_MONOTONIC in nanoseconds
+std::string error_text(int error);  // strerror(), and how to fix the error, for messages
 
 }  // namespace ngd::comm::shm

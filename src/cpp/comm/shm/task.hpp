@@ -14,18 +14,18 @@
 
 namespace ngd::comm::shm {
 
-// The state before the algorithm is chosen: it depends on the peers' calls, and not all of them
-// have arrived (choose.hpp).
+// The state of a task before its algorithm is chosen. The choice depends on the peers' calls, and
+// not all of them have arrived (choose.hpp).
 struct Undecided {};
 
 using AlgorithmState = std::variant<Undecided, Inline, FlatDirect, FlatStaged, NodesDirect,
                                     NodesStaged, Ring, Exchange, Cooperative>;
-// A slot uses its task again and again; nothing is freed or allocated for a new collective.
+// A slot reuses its task for each collective, so that nothing is freed or allocated for a new one.
 static_assert(std::is_trivially_destructible_v<AlgorithmState>);
 
 struct Task : TaskHead {
   AlgorithmState state;
-  Pieces pieces;  // of an Exchange
+  Pieces pieces;  // the blocks of an Exchange
 
   template <class State>
   bool runs() const noexcept {

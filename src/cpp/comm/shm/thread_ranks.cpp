@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are threads. One anonymous mapping has all segments.
+// Ranks that are threads of one process. Their segments are in one anonymous mapping.
 #include <sys/mman.h>
 
 #include "base/error.hpp"

@@ -14,22 +14,24 @@ namespace ngd::comm::shm {
 
 namespace {
 
-// Reading the clock costs as much as one or two pauses.
+// The number of spins between two readings of the clock. A reading costs as much as one or two
+// spins.
 constexpr int kSpinsPerLook = 64;
-// A sleep was short if the doorbell rang within this time, which is about the time to fall asleep
-// and wake up.
+// A sleep was short if a peer rang the doorbell within this time after the rank fell asleep. The
+// time is about that to fall asleep and wake up.
 constexpr std::uint64_t kShortNs = 50'000;
-// A rank that keeps its core reads the clock every few microseconds.
+// A longer time between two readings of the clock means that the rank had no core: with a core, it
+// reads the clock every few microseconds.
 constexpr std::uint64_t kPushedOffNs = 500'000;
-// A rank is disturbed for a second if it had no core for a quarter of the last 50 ms or more. A
-// program of low priority takes four slices of 4 ms per second.
+// A rank counts as disturbed for a second if it had no core for at least a quarter of a window of
+// 50 ms or more. A program of low priority takes four slices of 4 ms per second, which is less.
 constexpr std::uint64_t kWindowNs = 50'000'000, kDisturbedNs = 1'000'000'000;
 constexpr std::uint64_t kParts = 4;
 
 }  // namespace
 
 void wake(RankRecord& sleeper) noexcept {
-  if (sleeper.sleeping.exchange(kAwake) == kAwake) return;  // another rank wakes it
+  if (sleeper.sleeping.exchange(kAwake) == kAwake) return;  // another rank wakes it already
   sleeper.rung_ns.store(now_ns(), std::memory_order_relaxed);
   sleeper.doorbell.fetch_add(1);
   ::syscall(SYS_futex, &sleeper.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);

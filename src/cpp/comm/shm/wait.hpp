@@ -23,14 +23,15 @@ inline void pause_cpu() noexcept {
 #endif
 }
 
-// Values of RankRecord::sleeping: awake, or asleep until one rank (by number) or any rank raises a
-// flag.
+// Values of RankRecord::sleeping. kAwake: the rank is awake. kUntilAny: it sleeps until any rank
+// raises a flag. until_rank(r): it sleeps until rank r raises a flag.
 inline constexpr std::uint32_t kAwake = 0, kUntilAny = ~0u;
 inline constexpr std::uint32_t until_rank(int rank) { return static_cast<std::uint32_t>(rank) + 1; }
 
 void wake(RankRecord& sleeper) noexcept;
 
-// Called when `rank` has raised a flag: wake `peer` if it sleeps until then.
+// Called when `rank` has raised a flag: wake `peer` if it sleeps until this rank, or any rank,
+// raises a flag.
 inline void ring_bell(RankRecord& peer, int rank) noexcept {
   const std::uint32_t sleeping = peer.sleeping.load();
   if (sleeping != kAwake && (sleeping == kUntilAny || sleeping == until_rank(rank))) [[unlikely]]
@@ -53,7 +54,7 @@ class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : is_crowded_(crowded) {}
   void restart() noexcept { count_ = 0; }
-  // Spin or yield once. Return false if it is time to sleep.
+  // Spin or yield once. Return false if it is time to sleep instead.
   bool spin_or_yield() noexcept;
   // Adapt to a sleep: this rank fell asleep at `asleep_ns`, a peer rang the doorbell at `rung_ns`,
   // and this rank has woken.
@@ -65,24 +66,25 @@ class Ladder {
 
   bool is_crowded_;
   bool is_disturbed_ = false;  // other programs often preempt this rank
-  int count_ = 0;              // of spins or yields since the restart
+  int count_ = 0;              // the number of spins or yields since restart()
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
-  std::uint64_t last_look_ns_ = 0;   // the last reading of the clock
-  std::uint64_t updated_ns_ = 0;     // the last update of is_disturbed_
-  std::uint64_t pushed_off_ns_ = 0;  // the time without a core since then, while spinning
+  std::uint64_t last_look_ns_ = 0;   // the time at which the clock was read last
+  std::uint64_t updated_ns_ = 0;     // the time of the last update of is_disturbed_
+  std::uint64_t pushed_off_ns_ = 0;  // the time without a core, while spinning, since then
 
-  // The least is a common wake-up, the most two ticks of a scheduler with 250 of them a second.
+  // The limits of patience_ns_, the time of spinning. The least is the time of a common wake-up,
+  // the most is two ticks of a scheduler with 250 ticks per second.
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;
   static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
-// Sleep until a peer rings the doorbell or `limit_ns` have passed. After `sleeping` is set,
-// has_changed() checks the flags once more; if it returns true, do not sleep. `until` is a value of
-// RankRecord::sleeping.
+// Sleep until a peer rings the doorbell or `limit_ns` nanoseconds have passed. has_changed() checks
+// the flags once more after `sleeping` is set; if it returns true, there is no sleep. `until` is a
+// value of RankRecord::sleeping.
 template <class HasChanged>
 void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
                   HasChanged&& has_changed) {

@@ -12,7 +12,7 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;  // the longest time between two checks of the peers
-constexpr std::uint64_t kLongNs = 100'000'000;  // a longer wait is published to the peers
+constexpr std::uint64_t kLongNs = 100'000'000;  // a wait longer than this is published to the peers
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -95,7 +95,8 @@ void Waiter::sleep(Work work, const Deadline& deadline) {
   });
 }
 
-// If this rank waits for one work only, and for one rank, no other rank needs to wake it.
+// Return the value of RankRecord::sleeping for this wait. If this rank waits only for one work, and
+// only for one rank, no other rank needs to wake it.
 std::uint32_t Waiter::bell_of(Work work) const noexcept {
   const int rank = family_.in_flight() == 1 ? works_.only_awaited_rank(work) : -1;
   return rank >= 0 ? until_rank(rank) : kUntilAny;
@@ -117,15 +118,15 @@ void Waiter::inspect(Work work, Deadline& deadline) {
     throw_if_late(works_.need_of(work), deadline.seconds);
 }
 
-// Publish the call in which this rank waits. Errors of ranks that wait for this one then name the
-// call.
+// Publish the call in which this rank waits, if it has waited for long. The error messages of ranks
+// that wait for this rank then name the call.
 void Waiter::publish_wait(Work work, Deadline& deadline, std::uint64_t now) {
   if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
   if (deadline.is_published || now - deadline.slow_since_ns <= kLongNs) return;
   deadline.is_published = true;
   try {
     note_wait(family_.record(), works_.describe_need(works_.need_of(work)));
-  } catch (const std::bad_alloc&) {  // the peers' messages say less; this wait continues
+  } catch (const std::bad_alloc&) {  // out of memory: the peers' messages say less
   }
 }
 
@@ -140,7 +141,7 @@ void Waiter::ask_caller(Work work) {
     fail(ErrorKind::Interrupted, "interrupted in ", works_.describe_need(works_.need_of(work)));
 }
 
-// Another thread, or the caller's callback, may have closed the group.
+// Throw if another thread, or the caller's callback, has closed the group.
 void Waiter::check_still_open(Work work) const {
   if (family_.failed()) family_.refuse(works_.describe(work), group_.is_closed());
   if (group_.is_closed() || family_.closed())
@@ -159,16 +160,16 @@ void Waiter::look_at_peers(Work work) {
     const std::uint64_t moves = family_.moves();
     family_.progress();
     if (moves != family_.moves() || group_.has(need, r))
-      return;               // it raised its last flag before its end
-    member_.check_peers();  // and reported its failure before its end
+      return;               // the rank raised its last flag before it ended
+    member_.check_peers();  // it may have reported a failure before it ended
     const std::string call = works_.describe_need(need);
     if (has_left) fail_of({rank}, ErrorKind::RankLost, rank_left(call, rank, group_.id() == 0));
     fail_of({rank}, ErrorKind::RankLost, rank_died(call, rank, group_.record(r).pid));
   }
 }
 
-// A program that needs this group and others ends with a failure that a rank reports in one of
-// them.
+// If a running program uses this group and other groups, throw the failure that a rank has reported
+// in one of them.
 void Waiter::look_at_other_groups() const {
   if (!member_.is_watched()) return;
   for (const Member* other : family_.members())
@@ -200,8 +201,8 @@ void Waiter::throw_if_late(const Need& need, double seconds) const {
                late_advice(is_in_other_call, missing.size() == 1 ? pid : 0)));
 }
 
-// Describe the last call of a rank that is in no collective. Calls of ngd.init() are not the
-// user's.
+// Return a text about the last call of a rank that is in no collective. Calls of ngd.init() are
+// left out, because the user did not call a collective there.
 std::string Waiter::last_call_of(int rank) const {
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)

@@ -36,18 +36,20 @@ class Waiter {
         statistics_(statistics),
         is_interrupted_(std::move(is_interrupted)) {}
 
-  // Wait until a work is complete. Return false if the patience of the caller ends before that.
+  // Wait until a work (a collective, a send or a receive) is complete. Return false if the patience
+  // of the caller ends before that.
   bool wait(Work work, const WaitLimits& limits);
-  // Return true if a work is complete, without waiting. Throws the errors of wait().
+  // Return true if a work (a collective, a send or a receive) is complete, without waiting. Throws
+  // the errors of wait().
   bool poll(Work work);
 
  private:
-  // How long a wait may take. seconds: 0 = without a limit.
+  // The limit of a wait. seconds: 0 = no limit.
   struct Deadline {
     double seconds = 0;
-    bool is_error = true;             // otherwise the wait just returns false
-    std::uint64_t at_ns = 0;          // 0: `seconds` after the wait has become slow
-    std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped
+    bool is_error = true;             // false: at the limit, the wait returns false
+    std::uint64_t at_ns = 0;          // the time of the limit; 0: `seconds` after slow_since_ns
+    std::uint64_t slow_since_ns = 0;  // when spinning and yielding had not helped; 0: not yet
     bool is_published = false;        // note_wait() has published the call of this wait
   };
   static Deadline deadline_of(const WaitLimits& limits);

@@ -19,7 +19,7 @@ Statistics::Entry Works::stats_of(Work work) const noexcept {
 
 std::uint64_t Works::end_of(Work work) const noexcept {
   if (is_letter(work)) return letters_.finished_ns();
-  const Task& task = queue_.task(work.sequence);  // the slot may serve a later collective
+  const Task& task = queue_.task(work.sequence);  // the slot may serve a later collective already
   return task.sequence == work.sequence ? task.completed_ns : now_ns();
 }
 
@@ -29,8 +29,9 @@ Need Works::need_of(Work work) const noexcept {
   return task != nullptr ? task->need : queue_.need_of_slot();
 }
 
-// Return the task whose need blocks a work: the work's own task, or an earlier one that has its
-// slot or the staging buffers. Null if the work waits for a slot that only peers still use.
+// Return the task (a pending collective) whose need blocks a work: the work's own task, or an
+// earlier one that uses the slot or the staging buffers that the work needs. Null if the work waits
+// for a slot that only peers still use.
 const Task* Works::blocker(Work work) const noexcept {
   const Task* own_task = is_in_backlog(work) ? nullptr : &queue_.task(work.sequence);
   if (own_task != nullptr) {
@@ -46,7 +47,8 @@ const Task* Works::blocker(Work work) const noexcept {
 
 int Works::only_awaited_rank(Work work) const noexcept {
   const Task* task = is_letter(work) ? nullptr : blocker(work);
-  // A peer that reports the chunks it has taken lets this rank fill its staging buffers.
+  // Any peer may have to wake this rank: its report of the chunks that it has taken lets this rank
+  // fill its staging buffers.
   if (task != nullptr && task->staging.is_needed && !task->staging.has_ended &&
       (task->runs<Exchange>() || !task->has_arrived))
     return -1;
@@ -65,7 +67,7 @@ void Works::check_calls() const {
 // ---- messages
 
 std::string Works::describe(Work work) const {
-  if (group_.is_closed()) return "wait";  // the slots may serve another group
+  if (group_.is_closed()) return "wait";  // the slots may serve another group now
   if (is_letter(work)) return letters_.describe(work.sequence);
   if (is_in_backlog(work)) return comm::describe(queue_.backlogged(work.sequence));
   if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";

@@ -22,20 +22,21 @@ class Works {
                            : queue_.is_complete(work.sequence);
   }
   std::uint64_t in_flight() const noexcept { return queue_.in_flight() + letters_.in_flight(); }
-  // Throw Internal if the work was never submitted.
+  // Throw Internal if no collective, send or receive with this number was ever submitted.
   void check_known(Work work) const;
   Statistics::Entry stats_of(Work work) const noexcept;
-  // Return the time at which a complete work ended. The thread that waits for it may have lost its
-  // core since then.
+  // Return the time at which a complete work ended. The present time may be much later, because the
+  // waiting thread may have lost its core since then.
   std::uint64_t end_of(Work work) const noexcept;
 
-  // Return the need of a pending work.
+  // Return the need (the condition to wait for) of a pending collective, send or receive.
   Need need_of(Work work) const noexcept;
   // Return the only rank of the world that can wake a thread that waits for this work and nothing
-  // else, or -1.
+  // else; -1 if there may be several.
   int only_awaited_rank(Work work) const noexcept;
 
-  // Return, for messages, the call of a work, of a need, and of a work of a group that was closed.
+  // Return a text for error messages: the call of a work, the call whose need this is, and the call
+  // of a work of a group that was closed.
   std::string describe(Work work) const;
   std::string describe_need(const Need& need) const;
   std::string name_of(Work work) const;

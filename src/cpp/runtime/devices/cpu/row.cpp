@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row of the CPU in the table of devices. device/cpu/ has its implementation.
+// The entry of the CPU in the table of devices. The implementation is in device/cpu/.
 #include "runtime/devices.hpp"
 
 namespace ngd::runtime::cpu {
