@@ -90,10 +90,10 @@ class Executable(Protocol):
         -------
         dict from str to int
             "variables" counts variables, "private" and "shared" the two arenas. "unshared" is the
-            size that all values would take without reuse. "recomputed" counts the additional
-            traffic because of `memory_limit`. "sharded" counts variables that this host keeps once
-            for all its ranks. "apart" counts variables that all hosts together keep once;
-            "variables" includes them in full.
+            size that all values would take without reuse. "recomputed" counts the bytes that
+            kernels read and write additionally because of `memory_limit`. "sharded" counts
+            variables that this host keeps once for all its ranks. "apart" counts variables that
+            all hosts together keep once; "variables" includes them in full.
         """
         ...
 

@@ -434,7 +434,8 @@ class Ancestors:
 class EndOfAncestors:
     """The mark of the end of the ancestors. Its copy removes their ids from `_copied`.
 
-    The end of the iteration would be too early, because pickle may read a list ahead.
+    The end of the iteration over the list would be too early for this, because pickle may read a
+    list ahead.
     """
 
     def __init__(self, ids: set[int]) -> None:

@@ -44,7 +44,8 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""A value that is this many times smaller than the value to be copied may be kept for the copy."""
+"""A copy may be computed from a kept value that is this many times smaller than the copied value.
+"""
 LONGEST: Final = 16
 """The largest number of ops that compute a copy."""
 

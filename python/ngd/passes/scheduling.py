@@ -107,8 +107,9 @@ def keep_safe(
 ) -> dict[Node, Node]:
     """Return the candidates that do not overwrite a value that is read later.
 
-    A kernel may write over an operand only if the device allows it. A store that copies the old
-    value of another variable reads it before any candidate writes; plan_memory takes care of that.
+    A candidate is a next value that could be computed in the memory of its variable. A kernel may
+    write over an operand only if the device allows it. A store that copies the old value of another
+    variable reads it before any candidate writes; plan_memory takes care of that.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

@@ -49,7 +49,7 @@ class CpuDevice:
     name = "CPU"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a context for one compilation, in which the ranks compare the types only once."""
+        """Return a context for a compilation, in which the ranks compare the step's types once."""
         return asked_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:

@@ -25,7 +25,7 @@ from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
 """The largest size in bytes of a variable that is compared with its value after the last step.
-Larger variables have one copy per host, except with shard="none"."""
+Variables of which each rank keeps a copy are small, except with shard="none"."""
 
 
 class VariableView:
@@ -68,8 +68,11 @@ class VariableView:
     def is_written(self, copied: list[tuple[int, int]]) -> bool:
         """Return True if this process has changed the array since the last step.
 
-        Parameters ---------- copied : list of (int, int) The ranges of bytes of the shared memory
-        of which this process has private copies, because it wrote to them.
+        Parameters
+        ----------
+        copied : list of (int, int)
+            The ranges of bytes of the shared memory of which this process has private copies,
+            because it wrote to them.
         """
         common = self._storage.buffer.common
         if common is None:

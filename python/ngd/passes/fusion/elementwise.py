@@ -267,7 +267,7 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Return the need of each value (`Need`), from the outputs of the graph to its leaves."""
+    """Return the need of each value: the first collective it leads to, and a depth (`Need`)."""
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
         if not node.inputs:

@@ -153,7 +153,8 @@ class KernelBody:
     ) -> KernelBody:
         """Return the body with other statements before its own.
 
-        The body's own statements then read the values in `replacements` instead of these inputs.
+        `replacements` has, for some inputs, the values that the body's own statements then read
+        instead.
         """
         if not statements:
             return self

@@ -140,7 +140,7 @@ def post_operation_names() -> frozenset[str]:
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has possible post-operations, such as gelu, to be expanded."""
+    """Return whether a graph has possible post-operations, such as gelu, with expansions."""
     return any(
         node.op.has_expansion and post_operation_name(node) in post_operation_names()
         for node in graph.nodes

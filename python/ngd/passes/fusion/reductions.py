@@ -86,7 +86,7 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
     """Yield each sum that equals another sum times constant factors.
 
-    The pair after the sum has the operand of that other sum, and these factors.
+    Each sum comes with a pair: the operand of that other sum, and these factors.
     """
     sums_by_product: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:

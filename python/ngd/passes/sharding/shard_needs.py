@@ -84,14 +84,17 @@ class ShardNeeds:
         return kind.reduces and kind.equal_results and is_of_step and attrs["algorithm"] != "ring"
 
     def may_be_total(self, node: Node) -> bool:
-        """Return whether a node reduces a value that can have shards to one element."""
+        """Return whether a node could be a total: it reduces a value with shards to one element."""
         if node.op.kernel.reduction not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
 
     def find_needs(self) -> None:
-        """Find the needs of all nodes, and drop the totals that are not worth a collective."""
+        """Find the needs of all nodes.
+
+        Totals (reductions to one element) that are not worth a collective are dropped.
+        """
         while True:
             self.pass_on_needs()
             worth_it = {t for t in self.totals if self.sums[t.inputs[0]] - self.whole}

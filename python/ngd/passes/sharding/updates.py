@@ -178,7 +178,7 @@ class ShardedGraph:
         self.taken_shards: dict[Node, Node] = {}
         """For each new node that is computed whole, the node of its shard."""
         self.totals: dict[Node, Node] = {}
-        """The new node of each old total."""
+        """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned.values()}
         """The new node of each old sum over the ranks that an owner computes a result from."""
         self.level_reached = 0
