@@ -216,7 +216,7 @@ def compile_in(
     memory_limit: int | None = None,
     shard: str = "none",
 ) -> Executable:
-    """Compile a graph to a step whose values are in an arena; see compile.
+    """Compile a graph to a step whose values are in an arena; `compile` has the other parameters.
 
     Parameters
     ----------
@@ -252,9 +252,10 @@ NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of
 
 
 def with_prints(graph: Graph) -> tuple[Graph, int]:
-    """Return a graph whose last outputs are the prints of its nodes, and the number of prints.
+    """Return a graph with the prints of its nodes as additional outputs, and their number.
 
-    A print that the graph computes already, because its result is used, is left out.
+    A print calls a Python function with the value of a node. A print that the graph computes
+    already, because its result is used, is left out.
     """
     print_notes = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
     if not print_notes:
@@ -291,10 +292,10 @@ def as_shard(where: str, shard: str) -> str:
 
 
 def group_of(graph: Graph, group: Group | None, shard: str) -> Group:
-    """Check the collectives of a graph, and return the group that they run over.
+    """Check the collectives of a graph, and return the group of its step.
 
-    If no group is given, the group is the world, which is joined, or this rank only if the step
-    does not depend on other ranks.
+    Without `group`, a step that depends on other ranks gets the world, which this rank then joins.
+    Another step gets a group of this rank only.
     """
     expect_agreement(graph)
     if group is None:
@@ -328,7 +329,7 @@ def without_collector() -> Iterator[None]:
 def build(
     device: str, graph: Graph, group: Group, options: CompileOptions, arena: _core.Arena | None
 ) -> Executable:
-    """Return a graph compiled for a device: agree with the other ranks, lower, load."""
+    """Compile a graph for a device in three stages: agree with the other ranks, lower, load."""
     kind, source = DEVICES[device], StepGraph(graph, group, options)
     with kind.compiling(group):
         agreement = kind.agree(source)
@@ -351,7 +352,7 @@ def as_arguments(inputs: Any) -> Any:
 
 
 def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves of a structure of nodes, and the structure."""
+    """Return the leaves of a structure of nodes, and a `Structure` with their nesting."""
     leaves, structure = flatten(tree)
     if structure is LEAF and isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
         leaves, structure = flatten(list(tree))
@@ -398,7 +399,7 @@ def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Return a cache key of a graph: the ids of its nodes, because `==` compares their values."""
+    """Return a cache key of a graph: the ids of its nodes, because `==` compares values."""
     pairs = [node for pair in graph.updates for node in pair]
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 

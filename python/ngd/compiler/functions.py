@@ -63,7 +63,7 @@ loop. A few are made on purpose, for example by tests with many cases."""
 
 
 class Tracing(threading.local):
-    """The groups of the traces in progress in this thread; the innermost trace is the last one."""
+    """The group of each trace in progress in this thread, the innermost trace last."""
 
     def __init__(self) -> None:
         self.groups: list[Group | None] = []
@@ -73,7 +73,8 @@ _tracing: Final = Tracing()
 
 
 _traced: Final[Counter[CodeType]] = Counter()
-"""The number of traced functions of each Python function, by its code object."""
+"""For the code object of a Python function: the number of functions made from it that were traced.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Trace:
 
     step: Executable
     world: Group | None
-    """The world of a step with collectives, if the function has no group of its own; otherwise
-    None."""
+    """The world for which a step that depends on other ranks was compiled. None for another step,
+    or if the function has a group of its own."""
     leaf_indices: list[int] | None
     """The indices of the argument leaves that the step takes; None: all leaves."""
     structure: Structure
@@ -273,7 +274,7 @@ class Function:
         )
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
-        """Return the key of the trace for these arguments, and their leaves."""
+        """Return the key that selects the trace for these arguments, and their leaves."""
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
@@ -296,7 +297,7 @@ class Function:
         return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Return the trace for a key; make it if it is missing or its world was replaced."""
+        """Return the trace for a key. Make it if it is missing, or if its world was replaced."""
         trace = self._traces.get(key)
         if trace is not None and not is_replaced(trace.world):
             return trace
@@ -361,14 +362,15 @@ class Function:
         return None
 
     def _call_python(self, values: Sequence[Any]) -> Any:
-        """Call the Python function with a value per parameter, as the innermost trace."""
+        """Call the Python function with one value per parameter, marked as being traced."""
         bound = inspect.BoundArguments(self._signature, {})
         arguments = zip(self._signature.parameters, values, strict=True)
         bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
         outer = len(_tracing.groups)
         try:
             _tracing.groups.append(self.group)
-            # The trace serves later calls, too. A fresh context keeps blocks around this one out.
+            # Later calls use this trace, too. A fresh context keeps the `with` blocks around the
+            # present call from changing it.
             context = Context()
             context.run(TRACING.set, True)
             return context.run(self.__wrapped__, *bound.args, **bound.kwargs)
@@ -376,7 +378,7 @@ class Function:
             del _tracing.groups[outer:]
 
     def _name_lists(self, key: Key, leaves: Sequence[Any], error: Exception) -> None:
-        """Raise a TypeError if the function took a list of Python numbers for an array."""
+        """Raise a TypeError if `error` is due to a list of numbers where an array was expected."""
         if isinstance(error, Error) or not is_about_list(error):
             return
         pairs = zip(leaves, key.specs, strict=True)
@@ -405,7 +407,7 @@ class Function:
     def _report_retraces(self, key: Key) -> None:
         """Warn once if a function is traced again and again; the message names what changed."""
         what = ""
-        code, self._code = self._code, None  # counts once
+        code, self._code = self._code, None  # counted once
         if code is not None:
             _traced[code] += 1
             if _traced[code] == MANY_FUNCTIONS:
@@ -440,13 +442,13 @@ def signature_of(python: Callable[..., Any]) -> inspect.Signature:
 
 
 def building(tree: Any) -> bool:
-    """Return whether a call with these arguments adds nodes to a graph."""
+    """Return whether a call with these arguments adds nodes to a graph and runs no step."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
 
 
 def is_about_list(error: Exception) -> bool:
-    """Return whether Python, or an op, refused a list or a tuple."""
+    """Return whether an error reports a list, a tuple or a sequence that was not accepted."""
     if isinstance(error, AttributeError):
         return isinstance(error.obj, (list, tuple))
     return re.search(r"\b(list|tuple|sequence)\b", str(error)) is not None
@@ -468,7 +470,10 @@ def is_replaced(world: Group | None) -> bool:
 
 
 def as_result(where: str, returned: Any) -> Any:
-    """Return the result of a function with nodes for its arrays; raise a TypeError for updates."""
+    """Return the result of a traced function with constants instead of arrays.
+
+    A dict with variables as keys is a TypeError.
+    """
     expect_no_updates(where, returned)
     leaves, structure = flatten(returned)
     return structure.rebuild(
@@ -485,7 +490,10 @@ def constant_of(leaf: Any, where: str) -> Node:
 
 
 def expect_no_updates(where: str, tree: Any) -> None:
-    """Raise a TypeError if a result contains a dict by variables, which would not change them."""
+    """Raise a TypeError if a result contains a dict with variables as keys.
+
+    Such a dict was probably meant as updates, but a result does not change variables.
+    """
     _, found = split(tree)
     if any(isinstance(key, Variable) for key in found):
         raise TypeError(

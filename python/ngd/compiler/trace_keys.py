@@ -41,7 +41,7 @@ ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class HasNodes(Exception):  # noqa: N818
-    """The exception for nodes among the arguments: the call belongs to a graph being built."""
+    """The exception for nodes among the arguments: such a call adds nodes to a graph."""
 
 
 ArraySpec: TypeAlias = tuple[DType, tuple[int, ...]]
@@ -60,12 +60,12 @@ _new: Final = tuple.__new__
 
 
 def is_array_spec(spec: LeafSpec) -> TypeGuard[ArraySpec]:
-    """Return whether a leaf is an array."""
+    """Return whether a spec is the spec of an array."""
     return not isinstance(spec, str) and isinstance(spec[0], np.dtype)
 
 
 def spec_text(spec: LeafSpec) -> str:
-    """Return a spec for a message."""
+    """Return the text of a spec for a warning."""
     if isinstance(spec, str):
         return spec
     if is_array_spec(spec):
@@ -76,10 +76,11 @@ def spec_text(spec: LeafSpec) -> str:
 
 
 def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
-    """Return the spec of a leaf, and the leaf to run the step with: an array if NumPy can read it.
+    """Return the spec of an argument's leaf, and the value with which the step is run.
 
-    The result is None for a structure, which is not a leaf. `Form.key` itself handles the types
-    that are frequent.
+    The value is an array if NumPy can read the leaf. The result is None if `leaf` is a structure
+    with leaves of its own. `Form.key` does not call this for NumPy arrays, floats and the static
+    types.
     """
     if isinstance(leaf, Variable):
         return (Variable, leaf.id), leaf
@@ -94,7 +95,7 @@ def classify(leaf: Any, where: str, path: str) -> tuple[LeafSpec, Any] | None:
 
 
 def hashable(leaf: Any, where: str) -> Any:
-    """Return a value that can be fixed in a trace, or raise a TypeError."""
+    """Return a leaf whose value is fixed in a trace, or raise a TypeError if it is not hashable."""
     try:
         hash(leaf)
     except TypeError:
@@ -115,7 +116,7 @@ def is_array(leaf: Any) -> bool:
 
 
 class Form:
-    """The structures of the arguments of a call, one per parameter."""
+    """The nesting of the arguments of a call: one structure per parameter."""
 
     def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
         self.parts = tuple(parts)
@@ -124,7 +125,7 @@ class Form:
         self.paths = [path for part, name in pairs for path in part.paths(name)]
 
     def take(self, values: Sequence[Any]) -> list[Any] | None:
-        """Return the leaves of arguments of this form; None for others."""
+        """Return the leaves of arguments; None if their nesting is not that of this form."""
         leaves: list[Any] = []
         for part, value in zip(self.parts, values, strict=True):
             if not part._take(value, leaves):
@@ -132,14 +133,14 @@ class Form:
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
-        """Return the arguments with other leaves."""
+        """Return arguments of this form with these leaves."""
         remaining = iter(leaves)
         return [part._rebuild(remaining) for part in self.parts]
 
     def key(self, values: Sequence[Any], where: str) -> tuple[Key, list[Any]] | None:
-        """Return the key for arguments of this form, and their leaves; None for another form.
+        """Return the key and the leaves of arguments; None if they do not have this nesting.
 
-        Leaves that are arrays to another library become arrays of NumPy.
+        In the leaves, arrays of other libraries and Python floats are NumPy arrays.
         """
         leaves = [*values] if self.is_flat else self.take(values)
         if leaves is None:
@@ -164,11 +165,11 @@ class Form:
 
 
 class Key(NamedTuple):
-    """The key of a trace."""
+    """The key of a trace: calls with equal keys run the same compiled step."""
 
     form: Form
     specs: tuple[LeafSpec, ...]
-    """One per leaf of the arguments."""
+    """The spec of each leaf of the arguments, in order."""
 
 
 def without_extents(key: Key) -> tuple[Any, ...]:
@@ -178,7 +179,7 @@ def without_extents(key: Key) -> tuple[Any, ...]:
 
 
 def reason(key: Key, earlier: Sequence[Key]) -> str:
-    """Return the differences of a key to the nearest of those before it."""
+    """Return a text with the differences between a key and the most similar earlier one."""
     same_form = [other for other in reversed(earlier) if other.form is key.form]
     if not same_form:
         return "the arguments are nested otherwise"

@@ -25,7 +25,7 @@ def warn_of_graph(graph: Graph) -> None:
 
 
 def _warn_of_updates(graph: Graph, graph_notes: list[object]) -> None:
-    """Warn if random draws or statistics are not updated."""
+    """Warn if the step does not update the variables of its random draws or statistics."""
     updated = {variable for variable, _ in graph.updates}
     missing: dict[str, list[str]] = {}
     for note in graph_notes:
@@ -69,7 +69,7 @@ def _warn_of_equal_models(graph: Graph) -> None:
 
 
 def have_equal_values(one: Any, other: Any) -> bool:
-    """Return True if two variables were drawn with the same values and not assigned since."""
+    """Return True if two variables have equal random first values and were not assigned since."""
     scopes = scope_of(one), scope_of(other)
     if one.type != other.type or any(scope is None or scope.is_copy for scope in scopes):
         return False

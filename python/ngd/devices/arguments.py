@@ -22,7 +22,10 @@ STATIC: Final = (
 def in_order(
     where: str, names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
 ) -> list[Any]:
-    """Return all arguments by position; those without a name come first, as in a call in Python."""
+    """Return all arguments in the order of the inputs, or raise a TypeError.
+
+    `given` has the arguments by position, which come first. `named` has those by name.
+    """
     listing = ", ".join(names)
     for name in named:
         if names.count(name) != 1:
@@ -91,7 +94,10 @@ def is_python(value: Any) -> bool:
 
 
 def is_kind_allowed(array: Array, dtype: DType) -> bool:
-    """Return whether Python numbers of the array's kind may be given for a dtype."""
+    """Return whether a dtype accepts Python numbers that NumPy has read as `array`.
+
+    All dtypes accept bools, all except bool accept integers, and only floats accept floats.
+    """
     if array.size == 0 or array.dtype.kind == "b":
         return True
     if array.dtype.kind in "iu":

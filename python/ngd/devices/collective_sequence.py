@@ -39,14 +39,15 @@ class CollectiveSequence:
         self.graph, self.precision, self.site = graph, precision, call_site()
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
-        self.heads: list[tuple[str, str]] = []  # the first lines of the bodies that are open now
+        self.heads: list[tuple[str, str]] = []  # the first line of each body that is being added
         self.branches: list[dict[int, int]] = []
-        """For each open branch, its number in each group that has a collective in it."""
+        """For each branch that is being added: the branch's number in a group, by the number of the
+        group. It has only the groups that have a collective in the branch."""
         self.counted: dict[int, int] = {}
-        """For each group, the number of branches that have a collective of the group."""
+        """For the number of a group, the number of branches that have a collective of the group."""
 
     def number(self, group: Ranks | None) -> int:
-        """Return the number of a group; a new group is added. None is the group of the step."""
+        """Return the number of a group, and add a new group. None is the group of the step."""
         if group is None:
             return 0
         if group not in self.groups:
@@ -55,7 +56,7 @@ class CollectiveSequence:
         return self.groups.index(group)
 
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> int:
-        """Add a collective of a group, and return the number of its branch; 0 = no branch.
+        """Add a collective of a group, and return the number of its branch; 0 outside of branches.
 
         Each group counts the branches that have one of its collectives, in the order of the first
         one. A branch without collectives may exist on some ranks only. A branch whose collectives
@@ -74,7 +75,7 @@ class CollectiveSequence:
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
     ) -> Iterator[Item]:
-        """Yield the bodies of a loop or branch; collectives that are added then belong to it."""
+        """Yield the bodies of a loop or branch; the caller adds the collectives of each body."""
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
             self.heads.append(head)

@@ -90,10 +90,10 @@ class Executable(Protocol):
         -------
         dict from str to int
             "variables" counts variables, "private" and "shared" the two arenas. "unshared" is the
-            size that all values would take without reuse. "recomputed" counts the additional
-            traffic because of `memory_limit`. "sharded" counts variables that this host keeps once
-            for all its ranks. "apart" counts variables that all hosts together keep once;
-            "variables" includes them in full.
+            size that all values would take without reuse. "recomputed" counts the bytes that
+            kernels read and write additionally because of `memory_limit`. "sharded" counts
+            variables that this host keeps once for all its ranks. "apart" counts variables that
+            all hosts together keep once; "variables" includes them in full.
         """
         ...
 
@@ -169,7 +169,7 @@ class Executable(Protocol):
 
 
 class CountedHold(_core.Hold):
-    """The variables of an executable whose runs are counted, for NGD_METRICS."""
+    """A hold of the variables of a step that also counts the step's runs, for NGD_METRICS."""
 
     def __init__(
         self, read: list[_core.Cell], written: list[_core.Cell], device: str, tally: metrics.Tally
@@ -193,7 +193,7 @@ def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun, in the plural if the number is not 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -285,7 +285,7 @@ class CompiledStep(BoundToProcess):
         return 0 if plan is None else len(plan.steps)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step holds; None: the ranks share it."""
+        """Return a checksum of a variable, which the step holds; None if the ranks share it."""
         raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:

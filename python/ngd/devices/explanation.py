@@ -31,16 +31,16 @@ LEAVES: Final[dict[Op, str]] = {
 
 
 class Explanation:
-    """The explanations of the nodes of a step that was compiled for a target."""
+    """A writer of explanations: the instructions that compute a node of a step."""
 
     def __init__(self, plan_again: Callable[[], Plan], target: Target) -> None:
         self.plan_again, self.target = plan_again, target
 
     def of(self, step: CompiledStep, node: Node) -> str:
-        """Return the text for a node of a step."""
+        """Return a text about the instructions of a step that compute a node."""
         expect_computed(step, node)
         with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
-            simplefilter("ignore")  # the first compilation has issued them
+            simplefilter("ignore")  # the first compilation has issued the warnings
             plan = self.plan_again()
             lineage = lineage_of(node, rewrites)
             found = instructions_of(plan, lineage)
@@ -85,7 +85,7 @@ def expect_computed(step: CompiledStep, node: Any) -> None:
 
 
 def explain_reference(step: CompiledStep, node: Node) -> str:
-    """Return the text for a node of a device that runs the references of ops."""
+    """Return the explanation of a node on the INTERPRETER, which runs the references of ops."""
     expect_computed(step, node)
     leaf = LEAVES.get(node.op)
     return f"{heading(node)}\n{leaf or f'computed by the NumPy reference of {node.op.name}'}"
@@ -133,7 +133,7 @@ def tagged(nodes: Sequence[Node]) -> Iterator[None]:
 
 @contextmanager
 def recorded() -> Iterator[list[dict[Node, Node]]]:
-    """Record which nodes passes replace within this block."""
+    """Record within this block which nodes the passes replace, and by which nodes."""
     rewrites: list[dict[Node, Node]] = []
     token = REWRITES.set(rewrites)
     try:
@@ -151,7 +151,7 @@ def lineage_of(node: Node, rewrites: Sequence[dict[Node, Node]]) -> list[Node]:
 
 
 def instructions_of(plan: Plan, nodes: Sequence[Node]) -> list[int]:
-    """Return the numbers of the instructions that have the call sites of nodes."""
+    """Return the numbers of the instructions that have the call site of one of the nodes."""
     ids = {node_id(node.site) for node in nodes} - {None}
     found = []
     for number, step in enumerate(plan.steps):

@@ -36,12 +36,13 @@ from ..passes.sharding.uniform import NextValue, source_of_variation, varying
 from .collective_sequence import CollectiveSequence
 
 MANY_BYTES: Final = 1 << 24
-"""The size of variables from which several threads compute the checksums."""
+"""The least number of bytes of variables for which several threads compute the checksums."""
 FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
-"""For each group, the sequences of collectives, and the variables, that were compared in it."""
+"""For each group, the keys of the comparisons that its ranks have made. A key has the device, the
+hash of the sequence of collectives, and the ids of the variables."""
 
 
 _members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
@@ -58,7 +59,7 @@ class ComparedStep(Protocol):
     next_values: list[NextValue]
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step holds; None: the ranks share it."""
+        """Return a checksum of a variable, which the step holds; None if the ranks share it."""
         ...
 
 
@@ -67,8 +68,8 @@ class Entry(NamedTuple):
 
     name: str
     words: tuple[int, int, int, int, int]
-    """A hash of the name, 1 if `others` has groups, a hash of the computation, a checksum (two
-    words)."""
+    """Five numbers: a hash of the name, 1 if `others` has groups (otherwise 0), a hash of the
+    computation, and a checksum of two numbers."""
     others: tuple[Group, ...]
     """The other groups that a rank has to be in for its value to be compared with this one."""
 
@@ -87,9 +88,9 @@ class Difference(NamedTuple):
     entry: Entry | None
     """The entry of this rank; None if it has no variable of this name."""
     ranks: tuple[int, ...]
-    """The ranks that differ from most others."""
+    """The ranks whose variable is not that of most ranks."""
     usual: int
-    """The first one of the other ranks."""
+    """The first of the other ranks, which have the variable that most ranks have."""
     what: str
     """The kind of the difference, one of KINDS."""
 
@@ -121,14 +122,14 @@ class FirstCall(_core.Hold):
         self.step, self.hold, self.states = step, hold, states
 
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
-        """Check the states, run native.run(inputs, outputs), and compare the variables."""
+        """Check the states of optimizers, run the step once, and compare its variables."""
         for state in self.states:
             state.expect_complete()
         with ExitStack() as until_compared:
             watched = Watched(native, self.step, until_compared)
             self.hold.run(watched, inputs, outputs)
             different = compare(watched.comparisons)
-            if different and len(watched.comparisons) > 1:  # raise inside, which closes the groups
+            if different and len(watched.comparisons) > 1:  # raise here to close the groups
                 raise mismatch(different, self.step)
         if different:
             raise mismatch(different, self.step)
@@ -162,7 +163,7 @@ class Watched:
 
 
 def communicating_groups(step: ComparedStep) -> dict[Group, int]:
-    """Return the groups in which a step has collectives, with the hashes of their sequences."""
+    """Return the groups in which a step has collectives, with a hash of the sequence in each."""
     pairs = zip(step.sequence.groups, step.sequence.hashes(), strict=True)
     return {
         group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
@@ -170,7 +171,7 @@ def communicating_groups(step: ComparedStep) -> dict[Group, int]:
 
 
 def comparisons_of(step: ComparedStep) -> list[Comparison]:
-    """Return the comparisons that are due, in the order of the groups of the step."""
+    """Return the comparisons that were not made yet, in the order of the groups of the step."""
     found: dict[Group, Comparison] = {}
     for group, hash in communicating_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
@@ -217,8 +218,8 @@ def hash_of(text: bytes) -> int:
 def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
     """Compare variables with the other ranks, and return the differences.
 
-    All ranks of the groups call this. They return the same differences, but a rank has none of a
-    group that it is not in.
+    All ranks of the groups call this. A rank returns the differences in its own groups. They are
+    the same on all ranks of a group.
     """
     site = f"step() at {call_site()}"
     heads = [exchange_heads(each, site) for each in comparisons]
@@ -235,7 +236,7 @@ def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
-    """Return one row per rank: its number, two counts of entries, and a hash of all its entries.
+    """Return one row per rank: the rank, two counts of entries, and a hash of all its entries.
 
     The counts are those of all entries and of the entries with `others`. The hash has two columns.
     """
@@ -251,7 +252,10 @@ def exchange_heads(each: Comparison, site: str) -> Array:
 
 
 def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
-    """Return the differences between the ranks of a group."""
+    """Exchange the entries of a group's ranks, and return the variables that differ.
+
+    `head` is the result of `exchange_heads`.
+    """
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
@@ -283,7 +287,10 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
 
 
 def kind_of_difference(all_words: Sequence[tuple[int, ...] | None]) -> str:
-    """Return the kind of the difference between the words of the ranks for one variable."""
+    """Return the kind of difference, one of KINDS, between the ranks for one variable.
+
+    `all_words` has the computation and the checksum of each rank; None if it lacks the variable.
+    """
     words = [each for each in all_words if each is not None]
     if len(words) < len(all_words):
         return "variables"
@@ -312,7 +319,7 @@ def mismatch(different: Sequence[Difference], step: ComparedStep) -> VariableMis
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Return the first names and the number of the others, for a message."""
+    """Return the first names, and the number of further names, for a message."""
     shown = ", ".join(names[:FEW])
     more = len(names) - FEW
     return f"{shown} and {more} more" if more > 0 else shown

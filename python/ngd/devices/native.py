@@ -19,7 +19,7 @@ def spec(type: Type) -> tuple[str, tuple[int, ...]]:
 
 
 def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as the C++ core takes them: dtypes by name, and none that is None."""
+    """Return attributes as the C++ core takes them: dtypes by name, without those that are None."""
     return {
         key: value.name if isinstance(value, np.dtype) else value
         for key, value in attrs.items()

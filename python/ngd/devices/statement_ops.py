@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op of each statement of an instruction, for NGD_CHECK_FINITE."""
+"""The op that each statement of a fused kernel computes, for reports of NGD_CHECK_FINITE."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..graph.registry import OPS
 from ..passes import Step
 
 Member: TypeAlias = tuple[str, str, int]
-"""An op that the user called, its call site, and the number of its application.
+"""An op that the user called, its call site, and the number of its expansion.
 
-The number is equal for all ops that one op was expanded into; -1 for an op that was not expanded.
+All ops into which one op was expanded have the same number; -1 for an op that was not expanded.
 """
 
 
 class Members:
-    """The numbers of the applications of a program's expanded ops."""
+    """The numbers of the expansions of ops in one program."""
 
     def __init__(self) -> None:
         self.applications: dict[int, int] = {}
@@ -37,7 +37,7 @@ class Members:
         return [*of_statements(step.attrs, names, op_members), *op_members[split:]]
 
     def member(self, op: str, site: str) -> Member:
-        """Return the entry of an op."""
+        """Return the `Member` of an op; for an op from an expansion, that of the expanded op."""
         if not isinstance(site, ExpansionSite):
             return op, site, -1
         number = self.applications.setdefault(id(site), len(self.applications))

@@ -94,7 +94,7 @@ class StructuredStep(BoundToProcess):
 
 
 def is_flat(structure: Structure) -> bool:
-    """Return whether a structure is a list of leaves, which a step takes and returns by itself."""
+    """Return whether a structure is a list of leaves, which needs no StructuredStep."""
     return structure.kind is list and all(part is LEAF for part in structure.parts)
 
 

@@ -67,7 +67,8 @@ class ArrayMethods(Generic[N_co]):
         def _apply(self, op: str, *args: Any, **kwargs: Any) -> N_co: ...
 
     def _compare(self, op: str, other: Any) -> Any:
-        # None or a string is not an array. For NotImplemented, Python compares identities.
+        # None and strings are not arrays. For NotImplemented, Python compares the two objects by
+        # identity.
         if not isinstance(other, ArrayMethods) and np.asarray(other).dtype not in SHORT_NAMES:
             return NotImplemented
         return self._apply(op, self, other)
@@ -365,5 +366,5 @@ class ArrayMethods(Generic[N_co]):
 
 
 for _method in vars(ArrayMethods).values():
-    if hasattr(_method, "__qualname__"):  # signature errors show it
+    if hasattr(_method, "__qualname__"):  # shown in errors about arguments
         _method.__qualname__ = f"Node.{_method.__name__}"

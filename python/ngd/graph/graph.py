@@ -18,7 +18,8 @@ from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
 Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
-"""The function of `Graph.rewrite`: it returns a node, or a tuple for several results."""
+"""A function for `Graph.rewrite`: it returns the replacement of a node, or of all results of its
+op."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +46,14 @@ class Graph:
 
     @cached_property
     def variables(self) -> list[Node]:
-        """The variables that are read or written, by name."""
+        """The variables that are read or written, sorted by name."""
         written = topological(v for v, _ in self.updates)  # `v` may be a view of a part
         variable_nodes = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
         return sorted(variable_nodes, key=sort_key)
 
     @cached_property
     def names(self) -> dict[Node, str]:
-        """The unique names of the variables; CompileError if two without a model have one name."""
+        """The unique names of the variables. Two of one name without a model are a CompileError."""
         return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
@@ -63,7 +64,7 @@ class Graph:
         the first result of an op with the same number of results. `order` is another order of the
         graph's nodes in which each node comes after its inputs.
         """
-        new: dict[Node, Node] = {}  # without nodes that replace themselves
+        new: dict[Node, Node] = {}  # the changed nodes only
         with at_site("") as move_to, wide(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)

@@ -40,7 +40,11 @@ class Placeholder(Leaf):
 
 
 class Constant(Leaf):
-    """A value known when the graph is built; attrs: value (a read-only array), weak, local."""
+    """A value known when the graph is built; attrs: value (a read-only array), weak, local.
+
+    `weak` is the Python float from which the constant was made. `local` is True if the value
+    depends on the shapes of a rank's shard.
+    """
 
     name = "constant"
 

@@ -79,12 +79,12 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def own_variables(self) -> Mapping[str, Variable]:
-        """The variables without those of the parts."""
+        """The variables of this state, without those of its parts."""
         return self._made
 
     @property
     def own_pending(self) -> Mapping[str, Array]:
-        """The pending values without those of the parts."""
+        """The pending values of this state, without those of its parts."""
         return self._pending
 
     @property
@@ -138,7 +138,7 @@ class LiveState(Mapping[str, Variable]):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Own the variables of a deep copy, which are copies, too."""
+        """Restore a deep copy, and make it the owner of its variables, which are copies, too."""
         self.__dict__.update(state)
         for v in self._made.values():
             v.owner = self
@@ -146,8 +146,8 @@ class LiveState(Mapping[str, Variable]):
     def variable(self, name: str, initial: Callable[[], Any]) -> Variable:
         """Return the variable of a name; make it at the first call, with its pending value.
 
-        `initial` returns the first value of a variable without a pending value. Its type is the
-        type of the variable in either case.
+        `initial` returns the first value of a variable that has no pending value. The type of this
+        first value is always the type of the variable.
         """
         found = self._made.get(name)
         if found is not None:
@@ -203,7 +203,10 @@ class LiveState(Mapping[str, Variable]):
             state.restore(by_state[state.name], source, is_complete=is_complete)
 
     def split(self, values: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
-        """Return the values of each state, by its name, with which the names of values begin."""
+        """Return the values of this state and of each of its parts, by the name of the state.
+
+        The name of a value begins with the name of its state.
+        """
         found: dict[str, dict[str, Array]] = {state.name: {} for state in self.states}
         for name, value in values.items():
             owners = [each for each in found if name.startswith(f"{each}.")]
@@ -231,7 +234,7 @@ class LiveState(Mapping[str, Variable]):
         self._is_complete = is_complete or self._has_run
 
     def expect_complete(self) -> None:
-        """Raise a ValueError at the first step if a value has no variable, or the reverse."""
+        """Raise a ValueError at the first step if loaded values and variables do not match."""
         if self._pending or self._missing:
             unused = f"no variable for {listed(self._pending)}" if self._pending else ""
             missing = f"no value for {listed(self._missing)}" if self._missing else ""

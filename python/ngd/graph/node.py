@@ -64,7 +64,7 @@ class Op:
     comm: ClassVar[Comm] = Comm()
     """The dependence of the op on other ranks."""
     order: Order | None = None
-    """The position in the order of collectives, once the compiler has numbered them."""
+    """The sort key of a collective that the compiler has numbered; None for other ops."""
     smooth: ClassVar[bool] = True
     """True if tests compare second derivatives with finite differences."""
     batching: ClassVar[Literal["", "leading", "axis", "axes"]] = ""
@@ -123,11 +123,11 @@ class Op:
         raise NotImplementedError(self.name)
 
     def reference(self, *inputs: Any, **attrs: Any) -> Array | tuple[Array, ...]:
-        """Return the same result, computed by NumPy: slow, simple, and of the dtypes of `infer`."""
+        """Return the same result, computed by NumPy. It has the dtypes that `infer` returns."""
         raise NotImplementedError(self.name)
 
     def offset(self, *inputs: Any, **attrs: Any) -> int | None:
-        """Return the offset of a view in the bytes of its operand; None if it is computed."""
+        """Return the byte offset of a view in its operand; None if the op computes its result."""
         return 0
 
     def samples(self) -> Iterable[Sample]:
@@ -147,7 +147,7 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """Return the cost of a heavy op; the attribute `bodies` has the costs of its graphs."""
+        """Return the cost of a heavy op; `bodies` has the costs of a loop's or branch's graphs."""
         raise NotImplementedError(self.name)
 
     def scratch_bytes(self, **attrs: Any) -> int:
@@ -155,7 +155,7 @@ class Op:
         return 0
 
     def group_value(self, ranks: Any, **attrs: Any) -> Array:
-        """Return the value in a group, for an op with `Comm.has_group_value`."""
+        """Return the value of an op with `Comm.has_group_value`, such as the rank's number."""
         raise NotImplementedError(self.name)
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
@@ -335,7 +335,7 @@ class Result(Node):
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy the first result as the application of the op, and the others as its results."""
+        """Copy or pickle the first result with its op and inputs, the others by their number."""
         if self.number:
             return result_of, (self.results[0], self.number)
         make_copy, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
@@ -357,7 +357,7 @@ def types_of(node: Node) -> Type | tuple[Type, ...]:
 
 
 def offset_of(node: Node) -> int | None:
-    """Return where a view begins in the bytes of its input, or None if the value is computed."""
+    """Return where a view begins in the bytes of its input; None if a node is not a view."""
     return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.kernel.is_view else None
 
 
@@ -400,7 +400,7 @@ def remade_node(
 
 
 class Copied(threading.local):
-    """The ids of the nodes that are being copied in a list, so none of them adds its ancestors."""
+    """The ids of the nodes that are being copied in a list, and need no list of their own."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -424,7 +424,7 @@ class Ancestors:
         return list, (), None, self.in_turn()
 
     def in_turn(self) -> Iterator[Any]:
-        """Yield each node, then the mark of the end."""
+        """Yield each node, then an EndOfAncestors."""
         ids = {node.id for node in self.nodes} - _copied.ids
         _copied.ids |= ids
         yield from self.nodes
@@ -434,7 +434,8 @@ class Ancestors:
 class EndOfAncestors:
     """The mark of the end of the ancestors. Its copy removes their ids from `_copied`.
 
-    The end of the iteration would be too early, because pickle may read a list ahead.
+    The end of the iteration over the list would be too early for this, because pickle may read a
+    list ahead.
     """
 
     def __init__(self, ids: set[int]) -> None:

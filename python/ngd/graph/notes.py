@@ -58,7 +58,7 @@ def take_over(node: Any, traced: Iterable[Any]) -> None:
     """Add the notes of traced nodes to the node whose body is a copy of them."""
     if _notes:
         for _, note in find(traced):
-            if not isinstance(note, Print):  # the body has the print if it uses the result
+            if not isinstance(note, Print):  # the body prints if it uses the result of the print
                 add(node, note)
 
 

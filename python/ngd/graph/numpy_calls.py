@@ -11,7 +11,7 @@ from .registry import NUMPY_ADVICE, NUMPY_FUNCTIONS, NUMPY_METHODS, NUMPY_UFUNCS
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Apply the op that corresponds to a universal function of NumPy, or to a method of it."""
+    """Apply the op that corresponds to a ufunc of NumPy, or to a method such as np.add.reduce."""
     called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     if called in NUMPY_METHODS:
         axis = {} if called.endswith(".outer") else {"axis": 0}

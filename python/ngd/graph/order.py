@@ -21,7 +21,7 @@ class Stage(IntEnum):
     BETWEEN_HOSTS = 2
     """The part between counterparts, after `ITSELF` inside each host."""
     TOTALS = 3
-    """The reduction of totals, such as norms, of the sums from the stages before."""
+    """The reduction of totals, such as norms, which are computed from sums of the stages before."""
     OWNED_RESULTS = 4
     """The broadcast of a result that one rank of a host computes for all ranks of the host."""
     UPDATED_PARTS = 5

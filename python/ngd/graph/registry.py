@@ -20,7 +20,7 @@ PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
 NUMPY_FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {}
 """The function to call for each function of NumPy that is called with a node."""
 NUMPY_UFUNCS: Final[dict[str, str]] = {}
-"""The names in ngd.ops of NumPy's universal functions, if they differ."""
+"""For each of NumPy's universal functions with another name in ngd.ops, this other name."""
 NUMPY_METHODS: Final[dict[str, Callable[..., Any]]] = {}
 """The function to call for a method of a universal function, such as "add.reduce"."""
 NUMPY_ADVICE: Final[dict[Any, str]] = {}
@@ -28,13 +28,13 @@ NUMPY_ADVICE: Final[dict[Any, str]] = {}
 
 
 class Registrable(Protocol):
-    """The part of an op that `register` uses; the module of `Op` imports this one."""
+    """The interface of an op for `register`. `Op` is not used: its module imports this one."""
 
     name: ClassVar[str]
     public: ClassVar[bool]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the node, or a tuple of several."""
+        """Apply the op, and return its node, or a tuple of nodes if it has several results."""
         ...
 
 
@@ -66,7 +66,7 @@ def register_numpy(
     ufuncs: Mapping[str, str],
     advice: Mapping[Any, str],
 ) -> None:
-    """Add the functions that NumPy's functions, methods and ufuncs call on nodes."""
+    """Add the functions that are called if NumPy's functions, methods and ufuncs get nodes."""
     NUMPY_FUNCTIONS.update(functions)
     NUMPY_METHODS.update(methods)
     NUMPY_UFUNCS.update(ufuncs)

@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
-"""The attributes that change neither the value nor the program."""
+"""The names of attributes that are not printed: they change neither value nor program."""
 
 
 def print_types(types: Type | tuple[Type, ...]) -> str:

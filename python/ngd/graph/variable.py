@@ -36,7 +36,7 @@ class Storage(Protocol):
         ...
 
     def read(self) -> Array:
-        """Return a copy of the value if the variable may be read now."""
+        """Return a copy of the value, or raise an error if the variable cannot be read now."""
         ...
 
     def view(self) -> Array:
@@ -44,11 +44,11 @@ class Storage(Protocol):
         ...
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context of an assignment."""
+        """Return the context in which a value is assigned."""
         ...
 
     def refusal(self, value: Array) -> str | None:
-        """Return the reason why a value cannot be written, or None."""
+        """Return the reason why a value cannot be written; None if it can."""
         ...
 
     def write(self, value: Array) -> None:
@@ -279,7 +279,7 @@ class Variable(Node):
             self.cell.check_readable()
             initial = self._initial  # the device copies it
             made = make(self, self.numpy() if initial is None else initial)
-            self._storages.setdefault(device, made)  # another thread may have made it
+            self._storages.setdefault(device, made)  # unless another thread has made it
             self.cell.latest = self.cell.latest or device
             self._initial = None
         return self._storages[device]
@@ -344,7 +344,7 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def is_one_number(array: Array) -> bool:
-    """Return whether all elements of an array are one in memory, as those of np.broadcast_to."""
+    """Return whether all elements of an array share one address, as those of np.broadcast_to."""
     return array.size > 1 and not any(array.strides)
 
 

@@ -61,10 +61,10 @@ class UniqueNames:
         self.names: dict[Any, str] = {}
         """The unique name of each variable."""
         self.prefixes: dict[Scope | None, str] = {}
-        """The prefix of each model among these variables, which may differ from its own."""
+        """The prefix of each model among these variables. It may differ from `Scope.prefix`."""
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Add variables; a ValueError if two of one name belong to no model or to one model."""
+        """Add variables; raise a ValueError if two of one model, or of no model, have one name."""
         new = [v for v in variables if v not in self.names]
         scopes: dict[Scope | None, list[Any]] = {}
         for v in sorted(new, key=number_of_model):
@@ -80,7 +80,7 @@ class UniqueNames:
                 self.names[v] = name
 
     def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
-        """Return the first prefix with which the names of a model's variables are free."""
+        """Return the first prefix that gives a model's variables names that are not taken yet."""
         prefix, number = scope.prefix, 0
         while any(with_prefix(v, scope.prefix, prefix) in self.by_name for v in members):
             number += 1
@@ -88,7 +88,7 @@ class UniqueNames:
         return prefix
 
     def prefixed_name(self, variable: Any, scope: Scope | None) -> str:
-        """Return the name of a variable with the prefix of its model among these variables."""
+        """Return the name of a variable with the prefix that `prefixes` has for its model."""
         own = scope.prefix if scope else ""
         return with_prefix(variable, own, self.prefixes.get(scope, own))
 
@@ -116,7 +116,7 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
 
 
 def with_prefix(variable: Any, own: str, prefix: str) -> str:
-    """Return the name of a variable with another prefix than that of its model."""
+    """Return the name of a variable with `prefix` instead of `own`, the prefix of its model."""
     name = str(variable.attrs["name"])
     if prefix == own:
         return name

@@ -61,7 +61,7 @@ def in_order(graph: Graph) -> list[Node]:
 
 
 def talks(graph: Graph) -> bool:
-    """Return whether a graph communicates, or has values that depend on the group."""
+    """Return whether a graph has collectives, or values such as the rank's number."""
     return any(communicates(n) or n.op.comm.has_group_value for n in graph.nodes)
 
 
@@ -71,13 +71,16 @@ def is_message(node: Node) -> bool:
 
 
 def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Number the nodes that communicate (`Op.order`), and replace values that the group determines.
+    """Number the nodes that communicate, and replace values that depend on the group by constants.
 
-    In a group of one rank, a collective is replaced by its input. Equal collectives of one operand
-    are merged here and in no later pass. Whether two other operands are equal may depend on a
-    rank's own constants, so a later merge could differ between ranks. The key of a merge consists
-    of nodes of the given graph, which is built in the same way on all ranks. A key of new nodes
-    could differ: two operands may become one node on a rank that is the only member of a group.
+    The number of a node is stored in `Op.order`. A value that depends on the group is, for example,
+    the number of the rank. In a group of one rank, a collective is replaced by its input.
+
+    Collectives with the same op, attributes and operand are merged here, and in no later pass.
+    Whether two different operands are equal may depend on a rank's own constants, so a later merge
+    could differ between ranks. The key of a merge consists of nodes of the given graph, which is
+    built in the same way on all ranks. A key of new nodes could differ: two operands may become one
+    node on a rank that is the only member of a group.
     """
     if not talks(graph):
         return graph
@@ -101,17 +104,18 @@ def order_collectives(graph: Graph, target: Target, options: CompileOptions) -> 
 
 
 class Merged:
-    """The merge of equal collectives: each is replaced by the first one of them."""
+    """The merge of equal collectives: the first of them replaces the others."""
 
     def __init__(self) -> None:
         self.first_equal: dict[Node, Node] = {}
-        """The first equal collective of each collective of the given graph."""
+        """For each collective of the given graph: the first collective that is equal to it."""
         self.new: dict[Any, Node] = {}
-        """The new node for each key."""
+        """The new node of the first collective with a key. The key has the op, operands and
+        attributes."""
         self.old: dict[Any, Node] = {}
 
     def first(self, node: Node, new: Node) -> Node:
-        """Return the new node of the first collective that is equal to `node`, or `new`."""
+        """Return the new node of the first collective equal to `node`; `new` for the first."""
         operands = tuple(self.first_equal.get(i, i).id for i in node.inputs)
         key = (node.op, operands, tuple(sorted(node.attrs.items())))
         self.first_equal[node] = self.old.setdefault(key, node)
@@ -153,14 +157,14 @@ class Ordered(Op):
 
 
 def order_of(node: Node) -> Order:
-    """Return the order of a node that `order_collectives` has numbered."""
+    """Return the sort key (`Order`) that `order_collectives` has given to a node."""
     order = node.op.order
     assert order is not None
     return order
 
 
 class Start(Op):
-    """The start of a collective. Its result is the buffer of the pending result, not to be read."""
+    """The start of a collective. Its result is a buffer that is complete only after the wait."""
 
     name = "start"
 

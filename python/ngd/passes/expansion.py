@@ -17,8 +17,8 @@ from .target import Target, query_node
 def needs_kernel(node: Node) -> bool:
     """Return whether a node needs a kernel of its own name.
 
-    Elementwise ops and broadcasts are fused, a loop or branch runs graphs, and leaves, collectives
-    and views run no kernel.
+    Elementwise ops and broadcasts do not, because they are fused. Loops and branches run graphs.
+    Leaves, collectives and views run no kernel.
     """
     kernel = node.op.kernel
     if kernel.is_elementwise or kernel.is_broadcast or kernel.control_flow:
@@ -28,7 +28,11 @@ def needs_kernel(node: Node) -> bool:
 
 
 def expand_op(node: Node) -> tuple[Node, ...]:
-    """Return the expansion of a node; with NGD_CHECK_FINITE=1 its nodes keep the name of the op."""
+    """Return the nodes that an op is expanded to.
+
+    With NGD_CHECK_FINITE=1 their call sites have the name of the op, so that errors name the op
+    that the user called.
+    """
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)
     with at_site(ExpansionSite(node.site, node.op.name)):
@@ -36,7 +40,7 @@ def expand_op(node: Node) -> tuple[Node, ...]:
 
 
 def expand(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Expand ops until the device accepts all nodes; raise a CompileError if it cannot."""
+    """Expand ops until the device has kernels for all nodes, or raise a CompileError."""
 
     def settle(node: Node) -> Node | tuple[Node, ...]:
         if not needs_kernel(node):

@@ -3,12 +3,13 @@
 
 Two steps may have the same collectives and different data. If two ranks call them in different
 orders, the data would mix. So the ranks compare these numbers (src/cpp/comm/computations.hpp). Two
-numbers that differ are an error only if one rank holds both steps, because the computations of
-ranks may differ correctly. Therefore the number leaves out what usually differs: shapes and
-constants that follow from shapes, groups, algorithms, and the values of large arrays.
+numbers that differ are an error only if one rank holds both steps, because ranks may also run
+different computations on purpose. Therefore the number leaves out what usually differs between
+ranks: shapes, constants that are computed from shapes, the values of large arrays, groups, and
+algorithms.
 
 The traces of one ngd.function that differ only in extents have one number (`Family`). So a Python
-number that the function takes from a shape, such as `x.shape[0]`, does no harm.
+number that the function takes from a shape, such as `x.shape[0]`, does not change the number.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from .collective_order import in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
-"""The attributes that may differ between ranks."""
+"""The names of attributes that may differ between ranks. The number of a step leaves them out."""
 
 SMALL: Final = 16
-"""The largest number of elements of a constant whose values are compared."""
+"""The values of a constant are part of the number if it has at most this number of elements."""
 
 
 @dataclass
 class Family:
-    """The traces of one function whose arguments differ only in extents, and their number."""
+    """The number that the traces of one function share if they differ only in extents."""
 
     number: int = 0
 
@@ -46,7 +47,7 @@ _family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
 
 @contextmanager
 def compiling(family: Family) -> Iterator[None]:
-    """Give the steps that are compiled in this block one number, that of the first step."""
+    """Give all steps that are compiled in this block the number of the first one."""
     before = _family.set(family)
     try:
         yield
@@ -55,11 +56,11 @@ def compiling(family: Family) -> Iterator[None]:
 
 
 def computation(graph: Graph, precision: DType = float32) -> int:
-    """Return the number of a step of a precision.
+    """Return the number of a step: a hash of its graph and its precision.
 
-    It covers the operands of all collectives, and the next values of the variables. In a step
-    without updates it covers the outputs instead. So a step that also returns a metric has the same
-    number as the step without it.
+    The hash covers the operands of all collectives, and the next values of the variables. In a step
+    without updates it covers the outputs instead of next values. So a training step that also
+    returns a metric has the same number as the step without the metric.
     """
     family = _family.get()
     if family is None:
@@ -69,7 +70,10 @@ def computation(graph: Graph, precision: DType = float32) -> int:
 
 
 def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float32) -> int:
-    """Return the number of a graph; `digests` has the digests of nodes that are known."""
+    """Return the number of a graph.
+
+    `digests` has the digests of nodes by their ids. The function adds those that are missing.
+    """
     for node in graph.nodes:
         if node.id in digests:
             continue
@@ -88,7 +92,7 @@ def number_of(graph: Graph, digests: dict[int, bytes], precision: DType = float3
 
 
 def digest(node: Node, inputs: list[bytes]) -> bytes:
-    """Return the digest of a node and everything that it is computed from."""
+    """Return the digest of a node, computed from the digests of its inputs."""
     attrs = [
         f"{k}={attr_text(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL
     ]
@@ -97,7 +101,11 @@ def digest(node: Node, inputs: list[bytes]) -> bytes:
 
 
 def attr_text(node: Node, key: str, value: Any) -> str:
-    """Return the text of an attribute."""
+    """Return the text of an attribute for the digest of a node.
+
+    The text of a graph is its number. The text is empty for a large array, and for a constant that
+    depends on the shapes of a rank's shard.
+    """
     if node.op is CONSTANT and key == "value":
         is_compared = value.size <= SMALL and not node.attrs.get("local")
         return str(value.tobytes()) if is_compared else ""
@@ -113,7 +121,7 @@ def encode_name(name: str) -> bytes:
 
 
 def combine_digests(parts: list[bytes]) -> bytes:
-    """Return one digest of several texts; it depends on their boundaries."""
+    """Return one digest of several byte strings and of their lengths."""
     whole = hashlib.blake2b(digest_size=8)
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))

@@ -29,15 +29,15 @@ from .options import CompileOptions
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]
-"""A node, and an order of axes in which the graph computes its value anyway."""
+"""A node, and the order of axes of a transposition of this node that the graph computes anyway."""
 SMALL: Final = 16
-"""An operand of an elementwise op may be transposed for it if it has this many times fewer elements
-than the result."""
+"""An operand of an elementwise op is small, and may be transposed for the op, if it has this many
+times fewer elements than the result."""
 
 
 @cache
 def variants() -> Mapping[Op, Op]:
-    """Return the variant of each op that has one."""
+    """Return, for each op that has a variant in another layout, this variant."""
     own_layout = (op for op in OPS.values() if op.layout.row_major_op is not None)
     return {op.layout.row_major_op: op for op in own_layout}
 
@@ -50,7 +50,10 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
     computed: set[Transposition] = set()
 
     def use_variant(node: Node, variant: Op) -> Node | None:
-        """Return a node's value, computed by a variant of its op; None if it has no kernel."""
+        """Return the value of a node, computed by a variant of its op.
+
+        None if the variant cannot compute it, or if the device has no kernel for the variant.
+        """
         replacement = variant.replace_row_major(node)
         if replacement is None:
             return None
@@ -79,9 +82,10 @@ def assign_layouts(graph: Graph, target: Target, options: CompileOptions) -> Gra
 
 
 def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple[Node, ...] | None:
-    """Return the value of a node as a transposition, or None if its operands are not transposed.
+    """Return a node's value, with the transposition moved from the operands to the result.
 
-    Below that transposition, the op computes on its operands before their transposition.
+    The op then computes on the operands before their transposition. None if the operands are not
+    transposed, or if the op cannot compute this.
     """
     axes = next((i.attrs["axes"] for i in node.inputs if i.op.layout.is_transpose), None)
     if axes is None or node.op.layout.is_transpose:
@@ -95,7 +99,11 @@ def move_transposition(node: Node, computed: Set[Transposition]) -> Node | tuple
 def move_elementwise_transposition(
     node: Node, axes: Shape, computed: Set[Transposition]
 ) -> Node | None:
-    """Return the same for an elementwise op. Repeated operands get the other order of axes."""
+    """Return the value of an elementwise node, with the transposition moved to the result, or None.
+
+    Operands that are not transposed by `axes` get the other order of axes if that is cheap
+    (`without_transposition`). Otherwise the result is None.
+    """
     if len(axes) != node.ndim:
         return None
     operands = []
@@ -107,7 +115,7 @@ def move_elementwise_transposition(
     replacement = moved(node.op.node(operands, node.attrs), axes)
     return (
         replacement if replacement.type == node.type else None
-    )  # broadcasts are gone: it may be smaller
+    )  # without the broadcasts, its shape may be smaller
 
 
 def without_transposition(

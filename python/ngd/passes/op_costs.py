@@ -29,7 +29,7 @@ def cost_of_graph(graph: Graph) -> Cost:
 
 
 def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
-    """Return the cost of a node; `bodies` has the costs of its graphs if they are known."""
+    """Return the cost of a node; `bodies` has the costs of the graphs that it runs, if known."""
     op, results = node.op, [result.type for result in node.results]
     if isinstance(op, Leaf) or offset_of(node) is not None:
         return Cost()

@@ -12,13 +12,14 @@ from ..dtypes import Type
 from ..ops.collectives.groups import ONE_RANK, Ranks
 
 SMALL_BYTES: Final = 2048
-"""A variable of at most this size is not divided: its sum is sent with a flag (shm/inline.cpp)."""
+"""A variable of at most this size is not divided: its all-reduce is one message (shm/inline.cpp).
+"""
 UNIT: Final = 64
-"""Shards begin at multiples of this number of elements, which are cache lines for every dtype."""
+"""Shards begin at multiples of this number of elements, so at a cache line for every dtype."""
 
 
 def shard_bounds(count: int, ranks: int) -> tuple[int, ...]:
-    """Return where the shards of `count` elements begin, and where the last one ends."""
+    """Return where each of `ranks` shards of `count` elements begins, and where the last ends."""
     return (*(count * r // ranks // UNIT * UNIT for r in range(ranks)), count)
 
 
@@ -39,24 +40,26 @@ class Partition:
     here: Ranks
     """The ranks of this host."""
     there: Ranks = ONE_RANK
-    """The counterparts: the ranks with the same local index on each host, numbered as the hosts."""
+    """The counterparts: the rank with the same local index on each host, in the order of the hosts.
+    """
     apart: bool = False
     """True if a variable that only updates read has one copy over all hosts, not one per host."""
 
     @property
     def parts(self) -> int:
-        """The number of parts of a variable."""
+        """The number of parts that a variable is divided into."""
         return self.here.size * (self.there.size if self.apart else 1)
 
     def slice(self, count: int) -> tuple[int, int]:
-        """Return where this rank's shard of the copy of its host begins and ends."""
+        """Return the begin and end of this rank's shard in its host's copy of `count` elements."""
         offsets = shard_bounds(count, self.here.size)
         return offsets[self.here.rank], offsets[self.here.rank + 1]
 
     def part(self, count: int) -> tuple[int, int]:
-        """Return where the elements that this rank updates begin and end.
+        """Return the begin and end of the elements that this rank updates.
 
-        They are its shard, or its host's part of the shard.
+        They are the rank's shard of its host's copy. If all hosts together have one copy (`apart`),
+        they are the host's part of this shard.
         """
         begin, end = self.slice(count)
         if not self.apart:

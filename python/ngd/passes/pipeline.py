@@ -35,7 +35,7 @@ Pass: TypeAlias = Callable[[Graph, Target, CompileOptions], Graph]
 
 
 def was_changed(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether the pass before has changed the graph."""
+    """Return whether the previous pass has changed the graph."""
     return changed
 
 
@@ -43,7 +43,7 @@ class When(NamedTuple):
     """A group of passes that run only if a condition holds."""
 
     condition: Callable[[Graph, CompileOptions, bool], bool]
-    """A function of the graph, the options, and True if the pass before has changed the graph."""
+    """A function of the graph, the options, and True if the previous pass has changed the graph."""
     passes: tuple[Pass, ...]
 
 
@@ -69,10 +69,12 @@ FUSION: Final[tuple[Entry, ...]] = (
     fuse_products,
     split_collectives,
 )
-"""The passes that fuse ops to kernels. They run again for each choice of `memory_limit`."""
+"""The passes that fuse ops to kernels. With a `memory_limit`, they run for each graph that is
+tried."""
 
 HIDING: Final = (fuse_post_operations, fuse_products)
-"""The passes that put several ops into one kernel that cannot be run op by op."""
+"""The passes after which a result of one op cannot be checked alone. NGD_CHECK_FINITE=1 omits them.
+"""
 
 BODY_OPTIONS: Final = CompileOptions()
 """The options of the bodies of loops and branches: they compute in float32 (mixed_precision.md)."""
@@ -93,7 +95,7 @@ def run(graph: Graph, target: Target, options: CompileOptions) -> Plan:
 
 
 def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan:
-    """Run the second half of the pipeline, order the instructions, and plan the memory."""
+    """Fuse ops, order the instructions and plan the memory; with NGD_CHECK=1, verify the plan."""
     graph = run_passes(graph, target, options, FUSION)
     plan_body = partial(run, target=target, options=BODY_OPTIONS)
     plan = plan_memory(schedule(graph, target), target, plan_body)
@@ -105,7 +107,7 @@ def fuse_and_plan(graph: Graph, target: Target, options: CompileOptions) -> Plan
 def run_passes(
     graph: Graph, target: Target, options: CompileOptions, entries: tuple[Entry, ...]
 ) -> Graph:
-    """Run the passes of some entries."""
+    """Run passes in order. An entry is a pass, or passes that run on a condition (`When`)."""
     changed = False
     for entry in entries:
         before = graph
@@ -118,7 +120,7 @@ def run_passes(
 def passes_of(
     entry: Entry, graph: Graph, options: CompileOptions, changed: bool
 ) -> tuple[Pass, ...]:
-    """Return the passes of an entry that run on this graph."""
+    """Return the passes of an entry that run on this graph: none if its condition does not hold."""
     passes = entry.passes if isinstance(entry, When) else (entry,)
     if config.check_finite() and not set(HIDING).isdisjoint(passes):
         return ()
@@ -137,7 +139,10 @@ def run_pass(each: Pass, graph: Graph, target: Target, options: CompileOptions) 
 
 
 def expect_equal_types(before: Graph, after: Graph) -> None:
-    """Raise a CompileError if a pass has changed the type of an output; `verify` checks updates."""
+    """Raise a CompileError if a pass has changed the type of an output.
+
+    `Graph.verify` checks the types of updates.
+    """
     for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:
             raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")

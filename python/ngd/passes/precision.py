@@ -19,8 +19,8 @@ The pass uses these words:
 - A float32 value is needed *wide* if an op reads it that cannot widen 16-bit floats.
 
 A kernel of elementwise ops stores a result in float32, in 16 bits, or in both. A product stores its
-result in one of them, and in float32 if the result is needed wide. Readers convert what is stored
-by casts, which are statements of their kernels.
+result in float32 or in 16 bits, and always in float32 if the result is needed wide. Readers convert
+what is stored by casts, which are statements of their kernels.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def has_low_precision(graph: Graph, options: CompileOptions, changed: bool) -> b
 
 
 def lower_precision(graph: Graph, target: Target | None, options: CompileOptions) -> Graph:
-    """Return the graph that multiplies and stores 16-bit floats; casts are nodes of it.
+    """Return a graph that multiplies and stores 16-bit floats. It has nodes for the casts.
 
-    Without a target, any op takes 16-bit floats.
+    Without a target, every op is assumed to have a kernel for 16-bit floats.
     """
     uses = Uses(graph, target, options.precision)
     if uses.unsupported is not None and not uses.products:
@@ -75,7 +75,7 @@ def lower_precision(graph: Graph, target: Target | None, options: CompileOptions
 
 
 class Uses:
-    """The readers of each float32 value, and the decisions that follow from them."""
+    """An analysis of the readers of each float32 value, which decides how the value is stored."""
 
     def __init__(self, graph: Graph, target: Target | None, dtype: DType) -> None:
         self.dtype, self.target = dtype, target
@@ -88,13 +88,13 @@ class Uses:
         self.others: set[Node] = set()
         """The other ops that read 16-bit floats: copies, pools and statistics."""
         self.unsupported: Node | None = None
-        """The first product in the graph for which the device has no kernel."""
+        """The first product in the graph without a kernel for 16-bit floats, or None."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
                 self.visit(node)
 
     def visit(self, node: Node) -> None:
-        """Note what a node needs of its operands, after all readers of its results."""
+        """Record in which dtypes a node needs its operands. Its readers were visited before it."""
         wide_flags = zip(node.results, stay_wide(node), strict=True)
         self.wide.update(result for result, is_wide in wide_flags if is_wide)
         self.wide.update(chosen_values(node))
@@ -114,7 +114,10 @@ class Uses:
             self.wide.update(floats)
 
     def demand_exact(self, node: Node, floats: Sequence[Node]) -> None:
-        """Mark the operands from which an exact value or an operand of a collective is computed."""
+        """Mark the operands of a node that must stay exact.
+
+        They are the operands of a collective, and those from which an exact result is computed.
+        """
         exact: set[Node] = set()
         reduces = node.op.kernel.reduction or is_reducing_kernel(node)
         if reduces and self.exact.intersection(node.results):
@@ -159,7 +162,7 @@ class Uses:
         self.wide.update(node.inputs)
 
     def moves_16_bits(self, node: Node) -> bool:
-        """Return whether an op that moves elements moves 16-bit floats."""
+        """Return whether an op that moves elements should move 16-bit floats."""
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.wide.intersection(floats):
             return False
@@ -181,9 +184,9 @@ class Uses:
     def has_kernel(
         self, node: Node, operand_types: Sequence[Type], made: Sequence[Type] | None
     ) -> bool:
-        """Return whether the device has a kernel of these types.
+        """Return whether the device has a kernel with these types of operands and results.
 
-        By default the results have the types of the node's results.
+        `made` has the types of the results; None: those of the node.
         """
         if self.target is None:
             return True
@@ -200,7 +203,7 @@ class Rewriting:
         self.stored: dict[Node, Node] = {}
         """For a float32 node of the new graph, the 16-bit node that it is cast from."""
         self.rounded: dict[Node, Node] = {}
-        """The 16-bit value of a float32 node of the new graph; both of them exist."""
+        """The 16-bit copy of a float32 node of the new graph, which has both."""
 
     def to_16_bits(self, x: Node) -> Node:
         """Return a value as 16-bit floats."""
@@ -248,7 +251,7 @@ class Rewriting:
         return node.with_inputs(inputs)
 
     def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        """Return a product of 16-bit floats."""
+        """Return a matmul or convolution of 16-bit floats that replaces a node."""
         factors = [self.to_16_bits(x) for x in inputs[:2]]
         other_operands = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
         wide = {} if self.uses.products[node] == self.dtype else {"dtype": float32}
@@ -273,7 +276,7 @@ class Rewriting:
         return tuple(results) if node.several else results[0]
 
     def reduction(self, node: Node, x: Node) -> Node:
-        """Return a reduction by a fused kernel that widens what it reads."""
+        """Return a fused kernel that widens the 16-bit operand of a reduction and reduces it."""
         reductions = Reductions(x.shape, node.attrs["axes"], (0,), (node.op.kernel.reduction,))
         cast = cast_statement(Input(0), self.dtype, float32)
         body = KernelBody((cast,), (), dense_strides(x.shape), reductions)
@@ -323,7 +326,7 @@ def chooses() -> frozenset[str]:
 
 
 def chosen_values(node: Node) -> list[Node]:
-    """Return the operands and results of an op that chooses one of the elements."""
+    """Return the values that the reductions of a node choose an element from, as a maximum does."""
     if node.op.kernel.reduction in chooses():
         return list(node.inputs)
     if not is_reducing_kernel(node):
@@ -382,10 +385,10 @@ class NarrowKernel:
         """The results of the kernel that are stored."""
         self.types = [result.type for result in self.results]
         self.extra: dict[int, int] = {}
-        """For a result that is stored twice, the number of the second, 16-bit one."""
+        """For the number of a result that is stored twice: the number of its 16-bit copy."""
 
     def read(self, operands: Sequence[Node]) -> None:
-        """Widen the operands that are 16-bit floats now."""
+        """Add casts for the operands that are now 16-bit floats."""
         inputs = self.original.inputs
         narrow = [n for n, x in enumerate(operands) if x.dtype != inputs[n].dtype]
         if narrow:
@@ -403,13 +406,13 @@ class NarrowKernel:
 
     @property
     def positions(self) -> Iterable[int]:
-        """The positions of the node's results among the new ones: stored ones, then reductions."""
+        """For each result of the original node, its position among the results of the new node."""
         count = len(self.results)
         reductions = len(self.original.results) - count
         return (*range(count), *(len(self.types) + n for n in range(reductions)))
 
     def node(self, operands: Sequence[Node]) -> Node | None:
-        """Return the kernel's node, or None if nothing has changed."""
+        """Return the node of the kernel with casts, or None if no cast was added."""
         original = self.original
         if self.body is body_of(original):
             return None

@@ -44,7 +44,8 @@ from .views import is_view, source_of
 
 ROUNDS: Final = 8
 SMALL: Final = 16
-"""A value that is this many times smaller than the value to be copied may be kept for the copy."""
+"""A copy may be computed from a kept value that is this many times smaller than the copied value.
+"""
 LONGEST: Final = 16
 """The largest number of ops that compute a copy."""
 
@@ -73,7 +74,7 @@ def within(
             if excess <= 0:
                 plan.recomputed = difference(cost_of_graph(now), cost_before)
                 return plan
-            if all_at_once:  # these plans do not depend on the limit, so the error's limit works
+            if all_at_once:  # independent of the limit, so this size works as a limit
                 least = min(least, bytes_of(plan))
             if bytes_of(plan) >= before_this:
                 break
@@ -94,12 +95,12 @@ def bytes_of(plan: Plan) -> int:
 
 
 def difference(all: Cost, without: Cost) -> Cost:
-    """Return the cost that is added."""
+    """Return the cost `all` minus the cost `without`."""
     return Cost(all.flops - without.flops, all.bytes - without.bytes)
 
 
 class Copy(NamedTuple):
-    """A value that is computed again, by `ops` in their order, from the values in `kept`."""
+    """A second computation of a value by `ops`, in their order, from the values in `kept`."""
 
     value: Node
     ops: list[Node]
@@ -107,7 +108,7 @@ class Copy(NamedTuple):
 
 
 class Waiting:
-    """The values of a graph that wait at its peak."""
+    """The values of a graph that are kept at its peak: computed before it, and read after it."""
 
     def __init__(self, graph: Graph, target: Target, options: CompileOptions) -> None:
         self.graph = graph
@@ -140,7 +141,7 @@ class Waiting:
     def peak_position(self) -> int:
         """Return the position of the instruction after which most bytes are kept."""
         change = [0] * (len(self.order) + 2)
-        graph_roots = {*self.graph.roots}  # these are not in the arenas
+        graph_roots = {*self.graph.roots}  # the roots are not in the arenas
         for value, position in self.position.items():
             if not is_view(value) and value not in graph_roots and self.last[value] > position:
                 change[position] += value.type.bytes
@@ -157,7 +158,10 @@ class Waiting:
         return value in self.position and self.position[value] <= self.peak < self.last[value]
 
     def copied(self, bytes_to_save: float) -> Graph:
-        """Return a graph that keeps `bytes_to_save` bytes less at the peak, or the graph itself."""
+        """Return a graph that copies values until it keeps `bytes_to_save` bytes less at the peak.
+
+        If no value can be copied, it is the graph itself.
+        """
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()
         for node in self.order:
@@ -226,12 +230,15 @@ class Waiting:
         return self.graph.rewrite(change, self.order_with_leaves())
 
     def order_with_leaves(self) -> list[Node]:
-        """Return all nodes in the order of execution, after the leaves."""
+        """Return all leaves, then all other nodes in the order of execution."""
         leaves = [node for node in self.graph.nodes if isinstance(node.op, Leaf)]
         return [*leaves, *self.order]
 
     def make_copy(self, copy: Copy, reader: Node, new: dict[Node, Node]) -> Node:
-        """Return the node of a copy, which waits for the gate of its first reader."""
+        """Return the node of a copy.
+
+        It is computed after the gate, an op shortly before the first reader of the copy.
+        """
         gates = [new[gate] for gate in self.gates(self.position[reader])]
         made: dict[Node, Node] = {}
 
@@ -249,7 +256,7 @@ class Waiting:
         return made[copy.value]
 
     def gates(self, position: int) -> list[Node]:
-        """Return the gate of a position: the last op between the peak and it that is not cheap."""
+        """Return the last op between the peak and a position that is not cheap; [] if none is."""
         for i in range(position - 1, self.peak, -1):
             node = self.order[i]
             if not is_cheap(node) and not is_view(node) and not node.op.kernel.is_broadcast:

@@ -27,7 +27,8 @@ from ..graph.node import Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8
-"""A cheap value that needs more values than these is not recomputed in step 2."""
+"""A cheap value that depends on more than this number of other values is not recomputed in step 2.
+"""
 
 
 def choose_residuals(
@@ -71,7 +72,7 @@ def choose_residuals(
 def read_values(
     forward: Sequence[Node], gradients: Sequence[Node], overwritten: set[Node]
 ) -> dict[Node, None]:
-    """Return the values of the forward pass that gradients read directly, in its order."""
+    """Return the values of the forward pass that gradients read directly, in the forward order."""
     computed = {value for value in forward if not _is_given(value, overwritten)}
     reached = set(topological_values(gradients, computed))
     return {value: None for value in forward if value in computed and value in reached}
@@ -91,14 +92,14 @@ def topological_values(roots: Sequence[Node], ends: set[Node]) -> list[Node]:
 
 
 def _is_given(value: Node, overwritten: set[Node]) -> bool:
-    """Return whether the backward program has a value without computing or storing it."""
+    """Return whether a value is a leaf that still has its value in the backward pass."""
     return isinstance(value.op, Leaf) and value not in overwritten
 
 
 def _shared_sources(
     forward: Sequence[Node], cheap: Sequence[Node], stored: set[Node], overwritten: set[Node]
 ) -> set[Node]:
-    """Return the values that are smaller than the cheap values that depend only on them."""
+    """Return the residuals of step 2: values smaller than the cheap values that need only them."""
     sources: dict[Node, frozenset[Node]] = {}
     for value in forward:
         if value in stored or _is_given(value, overwritten):

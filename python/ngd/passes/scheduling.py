@@ -4,7 +4,7 @@
 Collectives start in the order of their numbers, each as soon as its operand is computed. A
 collective is *pending* from its start to its wait. The wait comes where the result is first read,
 so kernels run while the collective communicates. A loop or branch whose body has collectives counts
-as a collective, which ends where it starts.
+as a collective that is complete when its instruction ends.
 
 The next values of variables are written last, after every wait. So if the failure of another rank
 ends the step, no variable has changed. A next value is *direct* if its kernel writes to the memory
@@ -37,7 +37,7 @@ class Schedule:
     order: tuple[Node, ...]
     """All nodes except leaves, each after its inputs."""
     direct: dict[Node, Node]
-    """The variable, or the part of one, in whose memory a value is computed, by the value.
+    """For each direct value: the variable, or the part of one, in whose memory it is computed.
 
     These values are the last nodes of `order`.
     """
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def schedule(graph: Graph, target: Target) -> Schedule:
-    """Return the order of execution of a graph; see the head of this file."""
+    """Return the order of execution of a graph, and how its variables get their next values."""
     starts = sorted((n for n in graph.nodes if n.op.order is not None), key=order_of)
     if len({n.op.order for n in starts}) < len(starts):
         raise CompileError("two collectives have one place in the order of all")
@@ -83,10 +83,10 @@ def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
 
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
-    """Return the values that could be computed in the memory of their variable, with this variable.
+    """Return the next values that could be computed in the memory of their variable.
 
-    Such a value is the next value of one variable only. It is not an output, and no collective
-    needs it.
+    The result has the variable of each. Such a value is the next value of one variable only. It is
+    not an output, and no collective needs it.
     """
     times = Counter(value for _, value in graph.updates)
     outputs = set(graph.outputs)
@@ -107,8 +107,9 @@ def keep_safe(
 ) -> dict[Node, Node]:
     """Return the candidates that do not overwrite a value that is read later.
 
-    A kernel may write over an operand only if the device allows it. A store that copies the old
-    value of another variable reads it before any candidate writes; plan_memory takes care of that.
+    A candidate is a next value that could be computed in the memory of its variable. A kernel may
+    write over an operand only if the device allows it. A store that copies the old value of another
+    variable reads it before any candidate writes; plan_memory takes care of that.
     """
     position = {node: i for i, node in enumerate(order)}
     last_read: dict[Node, int] = {}

@@ -23,7 +23,7 @@ FOLD_LIMIT: Final = 64
 
 
 def simplify(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Return the graph whose nodes are as simple as their inputs allow, without equal nodes."""
+    """Return a graph in which nodes are as simple as possible, and equal nodes are merged."""
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -58,7 +58,7 @@ def key_of(node: Node) -> Any:
 
 
 def fold_constant(node: Node) -> Node | None:
-    """Return a small op of constants as a constant, computed by its reference, or None."""
+    """Return the result of a small op on constants as a constant; None for another node."""
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None

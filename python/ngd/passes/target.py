@@ -16,7 +16,8 @@ class Verdict(NamedTuple):
 
     accepted: bool
     implementation: str
-    """The name of the kernel; if the op is not accepted, each kernel with the reason."""
+    """The name of the kernel. If the op is not accepted: each kernel, with the reason why it does
+    not fit."""
     in_place: frozenset[tuple[int, int]]
     """The pairs (result, operand) for which the result may be computed over the operand.
 
@@ -29,22 +30,23 @@ class Sharing(NamedTuple):
     """The ranks of a step, and the variables that they share."""
 
     group: Any
-    """The ranks that collectives without a group of their own communicate with."""
+    """The ranks that communicate in collectives without a group of their own."""
     partition: Partition
     """The ranks among which the variables are divided."""
     variables: frozenset[Node] = frozenset()
     """The shared variables that the step updates."""
     once: frozenset[Node] = frozenset()
-    """The variables of which each host has kept one copy since an earlier step."""
+    """The variables that an earlier step shares already. Each host keeps one copy of such a
+    variable."""
     has_uniform_types: bool = False
-    """True if the step is known to have the same types on all ranks."""
+    """True if all values of the step are known to have the same shapes and dtypes on all ranks."""
 
 
 class Target(Protocol):
-    """A device and a group, as far as the passes depend on them."""
+    """The interface through which passes ask about a device and a group."""
 
     rank: int
-    """The rank that runs the step, in its group."""
+    """The number of this rank in the group of the step."""
     size: int
     """The number of ranks in the group."""
     sharing: Sharing
@@ -52,7 +54,7 @@ class Target(Protocol):
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Return whether, and by which kernel, the device computes an op."""
+        """Return whether the device has a kernel for an op with these types, and which one."""
         ...
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:

@@ -9,7 +9,7 @@ from ..graph.node import Node, offset_of
 
 
 def parts_written(graph: Graph) -> dict[Node, Node]:
-    """Return for each variable that the ranks of a host share the part that this rank writes."""
+    """Return the part that this rank writes of each variable that the ranks of a host share."""
     return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
 
 
@@ -26,7 +26,7 @@ def source_of(node: Node) -> Node:
 
 
 def span_of(view: Node) -> tuple[int, int]:
-    """Return where a view begins and ends in the bytes of its source."""
+    """Return the first byte and the end of a view in the memory of its source."""
     begin, node = 0, view
     while is_view(node):
         begin += offset_of(node) or 0

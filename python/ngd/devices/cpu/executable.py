@@ -49,7 +49,7 @@ class CpuDevice:
     name = "CPU"
 
     def compiling(self, group: Group) -> AbstractContextManager[None]:
-        """Return a context in which the ranks compare a step only once."""
+        """Return a context for a compilation, in which the ranks compare the step's types once."""
         return asked_once(group)
 
     def agree(self, source: StepGraph) -> CpuAgreement:
@@ -125,7 +125,7 @@ class CpuExecutable(LoweredStep):
         self.apart = {v for v in self.plan.shared if self.storages[v].part is not None}
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
-        """Return a checksum of a variable that the step holds; None if the ranks share it."""
+        """Return a checksum of a variable, which the caller holds; None if the ranks share it."""
         storage = self.storages[variable]
         return None if variable in self.plan.shared else storage.buffer.checksum()
 

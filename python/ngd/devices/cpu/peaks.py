@@ -18,7 +18,7 @@ from .target import DEVICE
 
 @cache
 def peak(dtype: DType | None) -> float:
-    """Return the FLOP per second of a large matmul, or for None the bytes per second of a copy."""
+    """Return the FLOP/s of a large matmul of a dtype; for None, the bytes/s of a copy."""
     if dtype is None:
         size = 1 << 26
         return 2 * size / seconds_of("copy", {}, [Type(uint8, (size,))], Type(uint8, (size,)))

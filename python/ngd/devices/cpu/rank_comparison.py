@@ -19,7 +19,7 @@ def agree(group: Group, digests: list[bytes], site: str) -> bool:
 
 
 def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
-    """Return for each digest the ranks of the group that give another one than most ranks."""
+    """Return for each digest the ranks of the group whose digest is not that of most ranks."""
     own_digests = np.frombuffer(b"".join(digests), np.uint64)
     everywhere = group.all_gather(own_digests[None], site=site)
     differing = []

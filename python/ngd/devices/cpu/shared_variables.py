@@ -58,7 +58,7 @@ from .storage import CpuStorage, refused
 NO_MEMORY = 2**64 - 1
 """The number that stands for common memory that could not be allocated."""
 UNABLE: Final = -1
-"""The value that a rank sends instead of flags if it cannot move variables now."""
+"""The value that a rank sends instead of its flags of variables if it cannot move variables now."""
 
 
 def agree_on_sharing(
@@ -84,13 +84,14 @@ def agree_on_sharing(
 
 
 _HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
-"""For a group over several hosts: the ranks of this host, and the counterparts."""
+"""For a group over several hosts: the ranks of this host, and the counterparts. None if they cannot
+share variables."""
 
 
 def partition_of(group: Any, apart: bool) -> Partition | None:
     """Return how the ranks of a group divide variables, or None if they cannot share memory.
 
-    All ranks call this.
+    All ranks call this. `apart` is True for `shard="world"`.
     """
     if not isinstance(group, Group):
         return None
@@ -123,7 +124,7 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
         able = per_host == 1 or here.communicator.has_common_memory
         if group.all_gather(np.array([able]), site=call_site()).all():
             return here, there
-        here.close()  # the ranks of a host communicate only over MPI
+        here.close()  # a host has no common memory
         there.close()
         return None
 
@@ -208,7 +209,12 @@ def share_if_equal(
     record: SharingRecord,
     steps: bytes,
 ) -> Agreement:
-    """Share variables, which the caller holds, if the ranks agree; return the outcome."""
+    """Share variables if the ranks agree, and return the outcome of their comparison.
+
+    Variables in `moving` get common memory. They have the bytes that this rank writes. Variables in
+    `staying` keep their private memory, and the ranks keep their values equal. The caller holds all
+    of them, so that no step uses them.
+    """
     group, site = record.group, record.site
     values = [storage.held() for storage in (*moving, *staying)]
     odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
@@ -238,7 +244,8 @@ def allocate(
 ) -> tuple[_core.CommonMemory | None, list[_core.Buffer]] | None:
     """Allocate memory of the host, and memory for this rank's parts; None if there is too little.
 
-    All ranks of the host call this.
+    `once` has variables with one copy per host, and `apart` those with one copy over all hosts. All
+    ranks of the host call this.
     """
     memory, parts = None, []
     with suppress(MemoryError):
@@ -300,7 +307,7 @@ def share_frozen(
 def share_equal(frozen: Sequence[CpuStorage], record: SharingRecord) -> None:
     """Move the variables that are equal on all ranks to memory of the host.
 
-    The caller holds the variables.
+    The caller holds the variables, so that no step uses them.
     """
     group, site = record.group, record.site
     is_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
@@ -341,7 +348,7 @@ class Agreement:
 
 
 def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
-    """Raise the same error on all ranks if they do not agree."""
+    """Raise the same error on all ranks if the comparison has found a difference."""
     if found.steps:
         raise CompileError(
             "compile: shard: expected one step on all ranks; got other ways to compute the "
@@ -379,9 +386,9 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
 
 
 def are_alike(graph: Graph, group: Group) -> bool:
-    """Return whether a step has the same types on all ranks, which all call this.
+    """Return whether all values of a step have the same shapes and dtypes on all ranks.
 
-    The call is inside of `asked_once`.
+    All ranks call this, within `asked_once`.
     """
     types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
@@ -397,8 +404,8 @@ def are_alike(graph: Graph, group: Group) -> bool:
 def asked_once(group: Group) -> Iterator[None]:
     """Keep the result of `are_alike` until the step is compiled, or until all ranks raise an error.
 
-    A rank may fail by itself, because a variable is held or memory is short. It then compiles the
-    step again, and must not communicate a second time.
+    A rank may fail by itself, because another thread holds a variable or memory is short. It then
+    compiles the step again, and must not communicate a second time.
     """
     try:
         yield
@@ -409,4 +416,5 @@ def asked_once(group: Group) -> Iterator[None]:
 
 
 _type_digests: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
-"""For a step that is being compiled: a digest of its types, and whether all ranks have them."""
+"""For the group of a step that is being compiled: a digest of the shapes and dtypes of the step,
+and True if all ranks have the same digest."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of the ranks that share a variable, and of the step since which they do."""
+"""The record of the ranks that share a variable, and of the step that began the sharing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...passes.partition import Partition, shard_bounds, shard_lengths
 
 @dataclass(frozen=True)
 class SharingRecord:
-    """The ranks that share a variable, and the step since which they do."""
+    """The ranks that share a variable, and the call site of the step that began the sharing."""
 
     group: Group
     partition: Partition
@@ -25,7 +25,7 @@ class SharingRecord:
 
     @property
     def is_over(self) -> bool:
-        """True if one of the groups is closed or has failed."""
+        """True if one of the groups is closed or has failed, which ends the sharing."""
         groups = (self.group, self.partition.here, self.partition.there)
         return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
@@ -51,13 +51,13 @@ class SharingRecord:
         return part.reshape(value_type.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the common memory of the host once more, copy on write."""
+        """Map the common memory of the host a second time, so that writes stay private."""
         host = self.partition.here
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)
 
     def expect_process(self, name: str) -> None:
-        """Raise a GroupClosedError in a forked child, because the parent may be writing."""
+        """Raise a GroupClosedError in a forked child, because the parent may write the memory."""
         if os.getpid() != self.process:
             raise GroupClosedError(
                 f"variable {name!r}: expected a read by a rank, because the ranks share it since "

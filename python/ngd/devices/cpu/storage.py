@@ -26,31 +26,35 @@ class CpuStorage:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.varies = ""
-        """The call site of a step that writes different values on the ranks."""
+        """The call site of a step that may write different values on the ranks; "" if no step does.
+        """
         self.part: tuple[int, int] | None = None
-        """The bounds of the bytes that this rank keeps, if other ranks keep the rest."""
+        """The bounds of the bytes that this rank keeps, if other ranks keep the rest; otherwise
+        None."""
         self.differs = False
-        """True if steps only read it, and it was found to have other values on other ranks."""
+        """True if other ranks have other values of this variable, found when a step only read it.
+        """
         self._sharing: SharingRecord | None = None
         self._readers: SharingRecord | None = None
-        """The ranks of the host that keep one copy of it and only read it."""
+        """The ranks of the host that keep one copy of the value and only read it; otherwise None.
+        """
         if self.type.bytes:
             self.memory()[...] = initial
 
     @property
     def sharing(self) -> SharingRecord | None:
-        """The ranks that share it or keep it equal on all of them; None if it is private."""
+        """The ranks that share the variable or keep its value equal; None if it is private."""
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
     @property
     def is_shared(self) -> bool:
-        """True if other ranks write a part of it."""
+        """True if other ranks write a part of the value."""
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
 
     @property
     def is_frozen(self) -> bool:
-        """True if it is in memory of the host that no rank writes to."""
+        """True if the value is in memory of the host that no rank writes to."""
         return self._sharing is None and self.buffer.is_common
 
     @property
@@ -60,7 +64,7 @@ class CpuStorage:
         return None if self.part is None or sharing is None else sharing.group
 
     def read(self) -> Array:
-        """Return a copy of the value if the variable may be read now."""
+        """Return a copy of the value, or raise an error if the variable cannot be read now."""
         if self.part is not None:
             return self.read_parts(*self.part)
         if self.buffer.is_common and self._sharing is not None:
@@ -79,14 +83,14 @@ class CpuStorage:
         return sharing.gathered(part, self.type)
 
     def held(self) -> Array:
-        """Return a copy of the value. The caller holds the variable."""
+        """Return a copy of the value. The caller holds the variable, so that no step uses it."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.copy_to(value)
         return value
 
     def view(self) -> Array:
-        """Return the memory of the value as an array. Ranks that share it write it, too."""
-        if self.is_frozen:  # the caller may write to it
+        """Return the memory of the value as an array; ranks that share the value write it, too."""
+        if self.is_frozen:  # the caller may write: move it to private memory
             _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
         return self.memory()
 
@@ -108,7 +112,11 @@ class CpuStorage:
         return memory.reshape(self.type.shape)
 
     def join(self, sharing: SharingRecord, memory: _core.CommonMemory | None, offset: int) -> None:
-        """Move to shared memory, or mark the value as equal. The caller holds the variable."""
+        """Move the value to shared memory, or record that the ranks keep it equal.
+
+        Without `memory`, the value stays in private memory. The caller holds the variable, so that
+        no step uses it.
+        """
         if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
@@ -116,23 +124,29 @@ class CpuStorage:
     def keep_frozen(
         self, readers: SharingRecord, memory: _core.CommonMemory | None, offset: int
     ) -> None:
-        """Move to memory of the host that its ranks only read. The caller holds the variable."""
+        """Move the value to memory that the ranks of the host only read.
+
+        The caller holds the variable, so that no step uses it.
+        """
         self.buffer.lie_in(memory, offset)
         self._readers = readers
 
     def room(self, begin: int, end: int) -> _core.Buffer:
-        """Return memory for a part of the value."""
+        """Return new memory for the bytes of the value from `begin` to `end`."""
         return _core.Buffer(DEVICE, end - begin)
 
     def keep(self, sharing: SharingRecord, part: tuple[int, int], room: _core.Buffer) -> None:
-        """Keep only this part; the other ranks keep the rest. The caller holds the variable."""
+        """Keep only this part of the value; the other ranks keep the rest.
+
+        The caller holds the variable, so that no step uses it.
+        """
         self.buffer.keep(room, part[0])
         self.part, self._sharing = part, sharing
 
     def own(self) -> None:
         """Let this process write the whole value; raise a CompileError if other ranks share it.
 
-        The caller holds the variable.
+        The caller holds the variable, so that no step uses it.
         """
         sharing = self.sharing
         if sharing is not None and self.is_shared:
@@ -153,15 +167,15 @@ class CpuStorage:
             self.expect_whole()
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """Return the context of an assignment, which has several collectives if it is shared."""
+        """Return the context of an assignment: several collectives if ranks share the variable."""
         sharing = self.sharing
         return nullcontext() if sharing is None else sharing.group.under_way()
 
     def refusal(self, value: Array) -> str | None:
-        """Return the reason why a value cannot be written, or None.
+        """Return the reason why a value cannot be written; None if it can.
 
-        The reason is that ranks that share the variable assign different values. All of them call
-        this.
+        The reason is that ranks that share the variable assign different values. All of these ranks
+        call this.
         """
         sharing = self.sharing
         if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
@@ -189,7 +203,7 @@ class CpuStorage:
 
 
 def refused(storage: CpuStorage, sharing: SharingRecord) -> CompileError:
-    """Return the error for a step that writes all of a shared variable, or reads other parts."""
+    """Return the error for a step that writes a whole shared variable, or reads others' parts."""
     since = f"since the step compiled at {sharing.site}"
     if storage.part is None:
         return CompileError(

@@ -28,7 +28,7 @@ class CpuTarget:
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Query the kernel table, once per question and process."""
+        """Return the answer of the kernel table, from the cache if it was asked before."""
         attrs_key = tuple([(k, type(v), v) for k, v in attrs.items()])
         return ask(self.threads, op, tuple(inputs), tuple(outputs), attrs_key)
 

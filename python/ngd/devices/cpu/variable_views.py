@@ -24,8 +24,8 @@ from .rank_comparison import differing_ranks, digest_of, ranks_text
 from .storage import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
-"""The size up to which a variable is compared with its value after the last step. Variables of
-which each rank keeps a copy are small, except with shard="none"."""
+"""The largest size in bytes of a variable that is compared with its value after the last step.
+Variables of which each rank keeps a copy are small, except with shard="none"."""
 
 
 class VariableView:
@@ -55,7 +55,7 @@ class VariableView:
         self.remember()
 
     def remember(self) -> None:
-        """Remember the value after a step, if each rank keeps a copy of it."""
+        """Store a checksum of the value after a step, if each rank keeps a copy of the value."""
         is_checked = self._is_checked and self.common is None
         self._remembered = self._storage.buffer.checksum() if is_checked else None
 
@@ -71,7 +71,8 @@ class VariableView:
         Parameters
         ----------
         copied : list of (int, int)
-            The ranges of bytes of the shared memory that are copies of this process.
+            The ranges of bytes of the shared memory of which this process has private copies,
+            because it wrote to them.
         """
         common = self._storage.buffer.common
         if common is None:
@@ -84,7 +85,7 @@ class VariableView:
 
 
 def find_written(views: Iterable[VariableView]) -> list[VariableView]:
-    """Return the views of variables with values on all ranks to which this process has written."""
+    """Return the views to whose arrays this process has written since the last step."""
     copied: dict[int, list[tuple[int, int]]] = {}
     found = []
     for view in views:
@@ -117,7 +118,7 @@ def assign_written(where: str, views: list[VariableView], group: Group) -> None:
 
 
 def expect_equal(where: str, variables: list[Variable], values: list[Array], group: Group) -> None:
-    """Raise a VariableMismatchError if ranks are about to assign different values."""
+    """Raise a VariableMismatchError if the ranks are about to assign different values."""
     if group.size == 1:
         return
     names = ", ".join(repr(of.name) for of in variables[:3])

@@ -35,7 +35,7 @@ class HostStorage:
         self.write(initial)
 
     def read(self) -> Array:
-        """Return a copy of the value if the variable may be read now."""
+        """Return a copy of the value, or raise an error if the variable cannot be read now."""
         self.cell.check_readable()
         return self.value.copy()
 
@@ -64,7 +64,7 @@ class StepCollectives:
         self.sequence = CollectiveSequence(group, graph, precision)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
-        """The number of the branch in which a collective is."""
+        """For each collective, the number of the branch that contains it; 0 outside of branches."""
         self.note(graph, group)
         self.groups = opened(self.sequence.groups)
         self.identities = {
@@ -175,7 +175,7 @@ class InterpreterExecutable(CompiledStep):
         if options.has_low_precision:
             graph = lower_precision(graph, None, options)
         self.evaluated = graph
-        """The graph with the casts of its precision."""
+        """The graph that is evaluated. For a 16-bit precision, it has casts."""
         self.precision = options.precision
         self.ranks = StepCollectives(graph, source.group, self.precision)
         self.sequence = self.ranks.sequence

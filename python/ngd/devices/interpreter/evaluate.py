@@ -21,7 +21,7 @@ from ...passes.collective_order import in_order
 
 
 class Group(Protocol):
-    """The part of a group of ranks that evaluation uses."""
+    """The interface of a group of ranks that the evaluation of a graph needs."""
 
     @property
     def rank(self) -> int:
@@ -108,7 +108,10 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
 
 
 def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array]) -> None:
-    """Raise a NotFiniteError for a NaN without a NaN operand, or an infinity of finite operands."""
+    """Raise a NotFiniteError if an op makes a NaN, or an infinity from finite operands.
+
+    A NaN in an argument or in a variable is an error, too.
+    """
     if node.op is CONSTANT:
         return
     for operand, value in zip(node.inputs, operands, strict=True):

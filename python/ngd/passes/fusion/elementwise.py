@@ -69,14 +69,14 @@ MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
 
 Need: TypeAlias = tuple[Order, float]
-"""The first collective that waits for a value, and the depth of its reader; the lesser waits first.
-"""
+"""The need of a value: the first collective that it leads to, and the depth of the op that reads
+it. A value with a lesser need is needed first."""
 LAST: Final[Need] = (Order(maxsize), inf)
 """The need of a value that is only an output or the next value of a variable."""
 
 
 class Place(NamedTuple):
-    """The place of an op; see the head of this file."""
+    """The depth, the need and the shape of an op. Ops of one place may be results of one kernel."""
 
     depth: int
     need: Need
@@ -92,19 +92,22 @@ class Kernel:
     members: list[Node] = field(default_factory=list)
     """The ops of the kernel, each before its operands."""
     results: list[Node] = field(default_factory=list)
-    """The members whose values are stored, in the same order."""
+    """The members whose values are stored, in the order of `members`."""
     outside: dict[Node, None] = field(default_factory=dict)
-    """The operands of members that are not members."""
+    """The values that the kernel reads from memory: operands of members that are not members."""
 
     def has_room(self, node: Node, sources: list[Node]) -> bool:
-        """Return whether an op with these external operands can be added within the limits."""
+        """Return whether an op can be added within the limits of a kernel.
+
+        `sources` are the operands that the op reads from memory.
+        """
         if len(self.members) >= MAX_INSTRUCTIONS:
             return False
         free_inputs = MAX_INPUTS - len(self.outside) + (node in self.outside)
         return len(sources) <= free_inputs or len(set(sources) - self.outside.keys()) <= free_inputs
 
     def add(self, node: Node, sources: list[Node]) -> None:
-        """Add an op, with its external operands."""
+        """Add an op; `sources` are the operands that it reads from memory."""
         self.members.append(node)
         self.outside.pop(node, None)
         for source in sources:
@@ -112,7 +115,7 @@ class Kernel:
 
 
 def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Replace elementwise ops by kernels that compute many of them; see the head of this file."""
+    """Replace elementwise ops by fused kernels, each of which computes many of them."""
     kernels = Grouping(graph).kernels
     new: dict[Node, Node] = {}
 
@@ -131,23 +134,24 @@ def fuse_elementwise(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 class Bundle(Protocol):
-    """An interface of nodes that follow one another in an order; see in_turn."""
+    """Nodes that `in_turn` puts one after the other, such as the ops of a fused kernel."""
 
     @property
     def members(self) -> Sequence[Node]:
-        """The nodes. Each of them is a key of the mapping that in_turn takes."""
+        """The nodes of the bundle. Each of them is a key of the argument `kernels` of `in_turn`."""
         ...
 
     @property
     def outside(self) -> Collection[Node]:
-        """The nodes that come before all of them."""
+        """The nodes that come before all members in the order."""
         ...
 
 
 def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]:
-    """Return the nodes like `topological`, but the members of a kernel follow one another.
+    """Return the nodes in the order of `topological`, but with the ops of a kernel side by side.
 
-    They come after everything that one of them reads.
+    `kernels` has, for each op of a kernel, the kernel. Its ops come after all values that it reads,
+    in the order of its `members`.
     """
     order: list[Node] = []
     seen: set[Node] = set()
@@ -155,7 +159,7 @@ def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Bundle]) -> list[Node]
     stack.reverse()
     while stack:
         node = stack.pop()
-        if node is None:  # all operands of the next members are in `order`
+        if node is None:  # the operands of these members are in `order`
             order += stack.pop()
             continue
         if node.number:
@@ -178,11 +182,13 @@ class Grouping:
         self.depths = depths(graph)
         self.needs = needs(graph, self.depths)
         self.stored = set(graph.roots)
-        """The nodes that are read by nodes other than kernels, or are roots."""
+        """The roots of the graph, and the nodes that a node outside of elementwise kernels reads.
+        """
         self.readers: dict[Node, dict[Kernel, None]] = {}
-        """The kernels that read a value."""
+        """For each value, the kernels that read it."""
         self.latest: dict[tuple[Place, Node], Kernel] = {}
-        """The last kernel of a place that read an operand of full size."""
+        """For a place and an operand: the last kernel of this place that reads the operand in full
+        size."""
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
@@ -194,14 +200,14 @@ class Grouping:
                 self.note_readers(node, self.readers[node])
 
     def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
-        """Note that kernels read the inputs of a node."""
+        """Record that some kernels read the inputs of a node."""
         for operand in node.inputs:
             readers = self.readers.setdefault(operand, {})
             for kernel in kernels:
                 readers[kernel] = None
 
     def place(self, node: Node) -> None:
-        """Choose a kernel for an elementwise op."""
+        """Add an elementwise op to a kernel that may compute it, or to a new one."""
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
@@ -221,7 +227,7 @@ class Grouping:
     def sole_reader(
         self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return the kernel that absorbs an op, or None."""
+        """Return the kernel that absorbs an op because only it reads the op; otherwise None."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
             if kernel.place.shape == node.shape and kernel.has_room(node, sources):
@@ -231,7 +237,7 @@ class Grouping:
     def mergeable(
         self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
     ) -> Kernel | None:
-        """Return a kernel of a place that can have an op as one more result, or None."""
+        """Return a kernel of `place` that can compute an op as one more result, or None."""
         reading_kernels = [kernel for kernel in readers if kernel.place == place]
         least = max([kernel.number for kernel in reading_kernels], default=-1)
         sharing_kernels = [self.latest.get((place, source)) for source in sources]
@@ -242,7 +248,10 @@ class Grouping:
 
 
 def depths(graph: Graph) -> dict[Node, int]:
-    """Return the depth of each value; an op that is not elementwise counts itself."""
+    """Return the depth of each value: the most ops that are not elementwise on a path to it.
+
+    The op that computes the value counts, too. A leaf has depth 0.
+    """
     found: dict[Node, int] = {}
     for node in graph.nodes:
         depth = 0
@@ -258,7 +267,7 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 
 def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
-    """Return the need of each value; see the head of this file."""
+    """Return the need of each value: the first collective it leads to, and a depth (`Need`)."""
     found = dict.fromkeys(depths, LAST)
     for node in reversed(graph.nodes):
         if not node.inputs:
@@ -275,7 +284,7 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Return whether an elementwise kernel computes a node, or repeats its operand."""
+    """Return whether an elementwise kernel can compute a node: an elementwise op or a broadcast."""
     kernel = node.op.kernel
     return kernel.is_elementwise or kernel.is_broadcast
 
@@ -283,20 +292,21 @@ def is_elementwise(node: Node) -> bool:
 def external(node: Node) -> list[Node]:
     """Return the operands of a node that a kernel reads from memory.
 
-    Literals are left out, and a broadcast is replaced by its operand.
+    Constants whose elements are all equal are left out, because the kernel's text contains them. A
+    broadcast is replaced by its operand.
     """
     return [see_through(i) for i in node.inputs if scalar_value(i) is None]
 
 
 def see_through(node: Node) -> Node:
-    """Return the node that broadcasts repeat, which a kernel reads with stride 0."""
+    """Return the node under all broadcasts: a kernel reads it with stride 0 instead of them."""
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
     return node
 
 
 def literal(node: Node) -> Literal | None:
-    """Return a constant whose elements are all equal as a literal, or None."""
+    """Return a constant whose elements are all equal as a `Literal`; None for another node."""
     value = scalar_value(node)
     if value is None:
         return None
@@ -304,19 +314,20 @@ def literal(node: Node) -> Literal | None:
 
 
 class BodyWriter:
-    """A writer of the body of one kernel."""
+    """A writer of the statements of one fused kernel."""
 
     def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
         self.shape = shape
         self.new = new
         self.values: dict[Node, Value] = {}
-        """The value of each node that has a statement."""
+        """The numbered value of each node that the kernel computes."""
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[Input, Node]] = {}
-        """The operand and the node of each input, by the id of the node and its strides."""
+        """For the id of a node and the strides with which it is read: the kernel's input, and the
+        node."""
         self.statements: list[Statement] = []
 
     def operand(self, node: Node) -> Operand:
-        """Return the operand by which a statement reads a node."""
+        """Return the operand of a statement that stands for a node: a value, literal or input."""
         value = self.values.get(node)
         if value is not None:
             return value
@@ -332,7 +343,7 @@ class BodyWriter:
         return found[0]
 
     def add(self, node: Node) -> None:
-        """Append the statement of one node."""
+        """Append the statement that computes a node."""
         domain = SHORT_NAMES[node.inputs[-1].dtype]
         kernel = node.op.kernel
         if kernel.is_conversion:
@@ -360,7 +371,7 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
-    """Return the shapes of a node and of the operands that it broadcasts, the innermost last."""
+    """Return the shape of a node and, if it is a broadcast, those of its operand, and so on."""
     shapes = [node.shape]
     while node.op.kernel.is_broadcast:
         node = node.inputs[0]
@@ -370,7 +381,10 @@ def broadcast_chain(node: Node) -> tuple[Shape, ...]:
 
 @lru_cache(maxsize=4096)
 def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """Return the element strides with which a kernel over `shape` reads a broadcast_chain."""
+    """Return the strides, in elements, with which a kernel reads an operand that is broadcast.
+
+    `shapes` is the result of `broadcast_chain`. The kernel computes over `shape`.
+    """
     view = np.lib.stride_tricks.as_strided(
         np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
     )
@@ -389,7 +403,7 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
 
 
 def dense_operands(kernel: Node) -> dict[Node, int]:
-    """Return the operands with the kernel's shape that it reads in order, with their numbers."""
+    """Return the input numbers of the operands that a kernel reads whole and in row-major order."""
     shape, strides = kernel.shape, body_of(kernel).input_strides
     dense = dense_strides(shape)
     return {

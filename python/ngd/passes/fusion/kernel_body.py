@@ -27,7 +27,7 @@ class Operand:
     prefix: ClassVar[str]
     number: float
     text: str
-    """The operand in the text of the kernel."""
+    """The operand as it is written in the text of the kernel, such as "i0" or "t3"."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -67,9 +67,10 @@ class Literal(Operand):
 
 
 input_at = cache(Input)
-"""Return the input of a number. It is one object per number, because passes make very many."""
+"""Return the `Input` with a number. There is one object per number, because passes ask for very
+many."""
 value_at = cache(Value)
-"""Return the value of a number. It is one object per number."""
+"""Return the `Value` with a number. There is one object per number."""
 
 
 class Statement(NamedTuple):
@@ -77,7 +78,8 @@ class Statement(NamedTuple):
 
     opcode: str
     domain: str
-    """The dtype of the operands; "a>b" if the value has another dtype."""
+    """The dtype of the operands, such as "f32". If the value has another dtype: both, "f32>bf16".
+    """
     operands: tuple[Operand, ...]
 
     def __str__(self) -> str:
@@ -108,7 +110,7 @@ class Reductions(NamedTuple):
     shape: Shape
     axes: tuple[int, ...]
     statements: tuple[int, ...]
-    """The statements whose values are reduced."""
+    """The numbers of the statements whose values are reduced."""
     kinds: tuple[str, ...]
     """The operation of each reduction: "sum", "max", ..."""
 
@@ -117,10 +119,10 @@ class Products(NamedTuple):
     """The matmuls that a kernel computes block by block instead of reading their results."""
 
     numbers: tuple[int, ...]
-    """The inputs of the statements that are results of matmuls."""
+    """The numbers of the inputs that are results of matmuls, as the statements name them."""
     shape: Shape
     attrs: tuple[tuple[str, Any], ...]
-    """The attributes of the matrix multiplications."""
+    """The attributes of the matmuls, which are equal for all of them."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class KernelBody:
 
     statements: tuple[Statement, ...]
     stored: tuple[int, ...]
-    """The statements whose values are stored."""
+    """The numbers of the statements whose values are stored."""
     input_strides: tuple[int, ...]
     """The strides of each input in elements, one input after the other."""
     reductions: Reductions | None = None
@@ -137,11 +139,11 @@ class KernelBody:
 
     @property
     def reduced(self) -> tuple[int, ...]:
-        """The statements whose values are reduced."""
+        """The numbers of the statements whose values are reduced."""
         return () if self.reductions is None else self.reductions.statements
 
     def cast_inputs(self, numbers: Sequence[int], dtype: DType) -> KernelBody:
-        """Return the body for inputs of which some have this dtype instead of float32."""
+        """Return a body that first casts the inputs `numbers` from this dtype to float32."""
         inputs = [input_at(number) for number in numbers]
         casts = [cast_statement(each, dtype, float32) for each in inputs]
         return self.prepend(casts, {each: value_at(k) for k, each in enumerate(inputs)})
@@ -149,9 +151,10 @@ class KernelBody:
     def prepend(
         self, statements: Sequence[Statement], replacements: Mapping[Input, Value] | None = None
     ) -> KernelBody:
-        """Return the body with statements before its own.
+        """Return the body with other statements before its own.
 
-        `replacements` has the values that its own statements read instead of some inputs.
+        `replacements` has, for some inputs, the values that the body's own statements then read
+        instead.
         """
         if not statements:
             return self
@@ -166,7 +169,10 @@ class KernelBody:
         return self.with_statements((*statements, *own), range(shift, shift + len(own)))
 
     def cast_result(self, number: int, dtype: DType, *, keeps_wide: bool) -> KernelBody:
-        """Return the body that stores a float32 result in this dtype, or in both as the last."""
+        """Return a body that stores a float32 result in this dtype.
+
+        With `keeps_wide` it stores both: the float32 result, and the cast one as its last result.
+        """
         cast = cast_statement(value_at(self.stored[number]), float32, dtype)
         narrow, stored = len(self.statements), [*self.stored]
         if keeps_wide:
@@ -176,7 +182,7 @@ class KernelBody:
         return replace(self, statements=(*self.statements, cast), stored=tuple(stored))
 
     def keep_results(self, numbers: Sequence[int]) -> KernelBody:
-        """Return the body that stores only these results, without statements that nothing reads."""
+        """Return a body that stores only these results, and has only the statements they need."""
         stored = tuple(self.stored[number] for number in numbers)
         used = {*stored, *self.reduced}
         for number in range(len(self.statements) - 1, -1, -1):
@@ -205,7 +211,7 @@ class KernelBody:
 
     @property
     def text(self) -> str:
-        """The text that the C++ kernel parses."""
+        """The statements as the text that the C++ kernel parses."""
         return text_of(self.statements)
 
     @property
@@ -218,7 +224,7 @@ class KernelBody:
         return made
 
     def kernel_attrs(self) -> dict[str, Any]:
-        """Write the attributes of the C++ kernel."""
+        """Return the attributes of the C++ kernel."""
         attrs: dict[str, Any] = {} if self.products is None else dict(self.products.attrs)
         attrs["program"], attrs["results"] = self.text, self.stored
         attrs["input_strides"] = self.input_strides
@@ -234,7 +240,8 @@ class KernelBody:
 class FusedKernel(Op):
     """A kernel of elementwise ops, their reductions, and matmuls that they read; attrs: body.
 
-    `wide` has True for the stored results that stay float32 (ngd.full_precision); () means none.
+    `wide` has True for each stored result that stays float32 (ngd.full_precision), and False for
+    each other one. An empty tuple means that none stays float32.
     """
 
     def __init__(
@@ -263,7 +270,7 @@ class FusedKernel(Op):
         return lowered
 
     def fused_ops(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """Return the ops that the kernel computes."""
+        """Return the names of the ops that the kernel computes, each with its call site."""
         return self.members
 
 
@@ -282,7 +289,7 @@ def fused_node(
     wide: tuple[bool, ...] = (),
     products: tuple[Node, ...] = (),
 ) -> Node:
-    """Return the first result of a fused kernel on these inputs."""
+    """Apply a fused kernel to these inputs, and return the node of its first result."""
     op = FusedKernel(body, tuple(types), members, wide, products)
     return op.node(inputs, {"body": body})
 
@@ -299,7 +306,7 @@ def is_elementwise_kernel(node: Node) -> bool:
 
 
 def shape_of(node: Node) -> Shape:
-    """Return the shape over which a node computes; for a kernel that reduces, the shape before."""
+    """Return the shape over which a kernel computes: the one before its reductions."""
     if isinstance(node.op, FusedKernel) and (reductions := body_of(node).reductions) is not None:
         return reductions.shape
     return node.shape

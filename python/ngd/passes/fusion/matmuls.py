@@ -4,9 +4,8 @@
 The gradient of a layer's weights is such a matmul, and the update of the weights is such a kernel.
 In a step whose batch is small compared to the layer, writing the gradient and reading it again
 takes a tenth of the time of the matmul. If such a gradient is summed over the ranks
-(gradient_factors.py), the kernel computes one matmul per rank. An op defines such a matmul by its
-*factors* A and B, whose product A^T B it is (`Op.gradient_factors`). The device reports whether the
-fused kernel is faster.
+(gradient_factors.py), the kernel computes one matmul per rank. `Op.gradient_factors` returns the
+*factors* A and B of such a matmul A^T B. The device reports whether the fused kernel is faster.
 
 The factors have to live until the kernel runs. So they may have no more bytes than the result.
 Inputs and variables do not count, because they live anyway. The kernel is the only reader of a
@@ -34,11 +33,12 @@ from .patterns import uses
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256
-"""The limits of the C++ kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
+"""The largest number of matmuls in one kernel, and the largest number of rows of their factors.
+They are limits of the C++ kernel (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Let elementwise kernels compute matmuls; see the head of this file."""
+    """Replace elementwise kernels that read matmuls by kernels that compute these matmuls, too."""
     counts = uses(graph)
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -57,7 +57,8 @@ def fuse_products(graph: Graph, target: Target, options: CompileOptions) -> Grap
 def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
     """Return the numbers of the operands of a kernel that are matmuls which it may compute.
 
-    All of them have the op and types of the first one.
+    All of these matmuls have the same op, attributes and types of operands. `counts` has the number
+    of readers of each node.
     """
     dense = dense_operands(kernel)
     candidates = [
@@ -71,14 +72,15 @@ def fusible_operands(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
 
 
 def can_be_fused(product: Node, counts: Mapping[Node, int]) -> bool:
-    """Return whether nothing else reads a matmul, and its factors may live longer."""
+    """Return whether a matmul has a single reader, and factors that need little memory."""
     return counts[product] == 1 and has_small_factors(product)
 
 
 def has_small_factors(product: Node) -> bool:
-    """Return whether a node is a matmul A^T B of little depth whose factors need little memory.
+    """Return whether a node is a matmul A^T B with few rows, whose factors need little memory.
 
-    Factors that are not leaves may have no more bytes than the result.
+    A and B have at most MOST_DEPTH rows. Together, the factors that are not leaves have at most the
+    bytes of the result.
     """
     factors = product.op.gradient_factors(product)
     if factors is None or factors[0].shape[0] > MOST_DEPTH:
@@ -97,7 +99,7 @@ def is_same_matmul(product: Node, other: Node) -> bool:
 
 
 def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
-    """Return a kernel that computes the matmuls that it reads as these operands.
+    """Return a kernel that itself computes the matmuls that are its operands `numbers`.
 
     An operand may also be a view of a matmul.
     """
@@ -117,7 +119,11 @@ def with_matmuls(kernel: Node, numbers: Sequence[int]) -> Node:
 
 
 def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptions) -> bool:
-    """Return whether one kernel can add a matmul per rank, each of a shard of the rows."""
+    """Return whether one kernel can compute one matmul per rank, and their sum.
+
+    `product` is the matmul A^T B of one rank. In the kernel, each rank's matmul makes only a shard
+    of the rows of the result.
+    """
     factors = product.op.gradient_factors(product)
     if factors is None:
         return False
@@ -134,7 +140,7 @@ def accepts_sum(product: Node, ranks: int, target: Target, options: CompileOptio
 
 
 def placeholder_of(name: str, value_type: Type) -> Node:
-    """Return a placeholder of a type, with which a kernel is queried."""
+    """Return a placeholder of a type, for a question to the device about a kernel."""
     return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, value_type)
 
 

@@ -33,7 +33,7 @@ class Pattern:
     any_order: bool = False
     """True if the two operands may be in either order."""
     read_once: bool = False
-    """True if nothing else may read the node, because the replacement removes it."""
+    """True if the node may have only one reader, because the replacement removes the node."""
 
     def may_match(self, op: Op, operands: Sequence[Op]) -> bool:
         """Return whether the traits of a node's op, and of its operands' ops, allow a match."""
@@ -91,7 +91,7 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
     before.
     """
     counts = uses(graph)
-    readers: dict[Node, int] = {}  # the same for nodes of the new graph
+    readers: dict[Node, int] = {}  # the counts for nodes of the new graph
     candidates: dict[tuple[Op, ...], list[Rule]] = {}  # by the ops of a node and of its operands
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -111,6 +111,6 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
 
 
 def uses(graph: Graph) -> Counter[Node]:
-    """Return how often each node is read; outputs and updates of the graph count as readers."""
+    """Return the number of reads of each node; outputs and updates of the graph count as reads."""
     reads = [graph.roots, *[node.inputs for node in graph.nodes]]
     return Counter(chain.from_iterable(reads))

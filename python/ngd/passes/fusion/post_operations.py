@@ -39,7 +39,11 @@ RESHAPED: Final = Pattern("view", lambda op: op.kernel.is_view, (HEAVY,), read_o
 
 
 def same_type(match: Match) -> bool:
-    """Return whether the op after the heavy op keeps the type, and rounds nothing again."""
+    """Return whether the types allow the fusion of a heavy op and the op after it.
+
+    The op after it keeps the type of its operand, and this is float32 or float64: separate 16-bit
+    ops would round once more than the fused ones. `ngd.full_precision` marks both ops or none.
+    """
     behind = match["behind"]
     read = match.get("view", match["heavy"])
     if "view" in match and len(read.inputs) > 1:  # the view also waits for other nodes
@@ -51,23 +55,23 @@ def same_type(match: Match) -> bool:
 
 
 def with_bias(match: Match) -> Node | None:
-    """Return the heavy op with a bias, or None."""
+    """Return the heavy op with a fused bias, or None if its kernel cannot add the bias."""
     heavy = match["heavy"]
     with at_site(heavy.site):
         return heavy.op.with_bias(heavy, match["bias"])
 
 
 def post_operation_name(behind: Node) -> str:
-    """Return the name by which the kernel of a heavy op knows the op after it."""
+    """Return the kernel name of an op, by which heavy ops list it as a post-operation."""
     return behind.op.lower(**behind.attrs)[0]
 
 
 def takes_residual(match: Match) -> bool:
-    """Return whether the kernel of the heavy op can add the residual, and adds none yet.
+    """Return whether the kernel of the heavy op can add the residual. It can add only one.
 
-    A broadcast residual would have to be given in full, and elementwise kernels read it by strides.
-    A gradient whose matmul an elementwise kernel can compute itself is left to that kernel
-    (matmuls.py).
+    A broadcast residual is not fused: this kernel would need it in full size, and an elementwise
+    kernel reads it with stride 0. A gradient whose matmul an elementwise kernel can compute itself
+    is left to that kernel (matmuls.py).
     """
     heavy, residual = match["heavy"], match["residual"]
     if has_small_factors(heavy):
@@ -78,13 +82,13 @@ def takes_residual(match: Match) -> bool:
 
 
 def with_residual(match: Match) -> Node:
-    """Return the heavy op with a residual sum."""
+    """Return the heavy op with a fused residual sum."""
     heavy = match["heavy"]
     return with_post_operation(match, ADDED, (reshape(match["residual"], heavy.shape),))
 
 
 def takes_post(match: Match) -> bool:
-    """Return whether the kernel of the heavy op can apply the op after it."""
+    """Return whether the kernel of the heavy op can apply the op that follows the heavy op."""
     behind = match["behind"]
     is_unary = (
         len(behind.inputs) == 1
@@ -94,12 +98,15 @@ def takes_post(match: Match) -> bool:
 
 
 def with_post(match: Match) -> Node:
-    """Return the heavy op with one more post-operation."""
+    """Return the heavy op with the op that follows it as one more post-operation."""
     return with_post_operation(match, post_operation_name(match["behind"]))
 
 
 def with_post_operation(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
-    """Return the heavy op with one more post-operation, and the view of it if there is one."""
+    """Return the heavy op with one more post-operation.
+
+    If the op was applied to a view of the heavy op's result, return this view of the new result.
+    """
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
     with at_site(heavy.site):
@@ -133,7 +140,7 @@ def post_operation_names() -> frozenset[str]:
 
 
 def has_composites(graph: Graph, options: CompileOptions, changed: bool) -> bool:
-    """Return whether a graph has post-operations that `expand` would replace."""
+    """Return whether a graph has possible post-operations, such as gelu, with expansions."""
     return any(
         node.op.has_expansion and post_operation_name(node) in post_operation_names()
         for node in graph.nodes

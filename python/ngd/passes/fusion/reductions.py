@@ -9,9 +9,9 @@ depth, over one set of axes. A result that only these reductions read is not sto
 
 Neither pass makes a cycle. A reduction of a result comes after the kernel anyway. A reduction of an
 operand has the depth of the kernel (elementwise.depths), and depths increase from each kernel and
-each reduction to its readers. The same collective waits first for the kernel and for the reduction
-(elementwise.needs), if any does. So the kernel waits for nothing that this collective does not wait
-for anyway.
+each reduction to its readers. If collectives wait for them, the first one is the same for the
+kernel and for the reduction (elementwise.needs). So the kernel waits for nothing that this
+collective does not wait for anyway.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
-"""The axes; the number of axes of the operand and its extents along these; the ids of the factors
-that vary along them, sorted."""
+"""The part of a product that a sum over it cannot move out: the axes of the sum; the number of axes
+of the operand, and its extents along the axes of the sum; the sorted ids of the factors that vary
+along these axes."""
 
 
 class SumBundle(NamedTuple):
-    """A sum and what it needs in the new graph; see elementwise.Bundle."""
+    """A sum, and the nodes that must come before it in the new graph; see elementwise.Bundle."""
 
     members: Sequence[Node]
     outside: Sequence[Node]
 
 
 def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Move factors out of sums whose other factors are summed anyway; see the head of this file."""
+    """Move constant factors out of a sum if the sum of its other factors is computed anyway."""
     taken = dict(shareable_sums(graph))
     if not taken:
         return graph
@@ -83,9 +84,9 @@ def share_sums(graph: Graph, target: Target, options: CompileOptions) -> Graph:
 
 
 def shareable_sums(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
-    """Yield each sum that has more factors than another sum of the same product.
+    """Yield each sum that equals another sum times constant factors.
 
-    With it come the operand of the sum with the fewest factors, and the remaining factors.
+    Each sum comes with a pair: the operand of that other sum, and these factors.
     """
     sums_by_product: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
     for node in graph.nodes:
@@ -118,7 +119,7 @@ def factors(node: Node, max_factors: int = MAX_FACTORS) -> Iterator[Node]:
 
 
 def with_leading_axes(shape: Shape, ndim: int) -> Shape:
-    """Return a shape with leading axes of extent 1, as in broadcasting."""
+    """Return a shape with axes of extent 1 in front, so that it has `ndim` axes."""
     return (*(1,) * (ndim - len(shape)), *shape)
 
 
@@ -129,7 +130,10 @@ def is_constant_along(term: Node, shape: Shape, axes: Shape) -> bool:
 
 
 def scale(total: Node, factor: Node, reduction: Node) -> Node:
-    """Return a sum times a factor that was moved out of it."""
+    """Return a sum times a factor that was moved out of it.
+
+    `reduction` is the sum before the factor was moved.
+    """
     (x,), axes = reduction.inputs, reduction.attrs["axes"]
     shape = with_leading_axes(factor.shape, x.ndim)
     if not reduction.attrs["keepdims"]:
@@ -138,11 +142,11 @@ def scale(total: Node, factor: Node, reduction: Node) -> Node:
 
 
 class ReducingKernel(NamedTuple):
-    """A kernel and the reductions that it computes, too."""
+    """A fused kernel, and the reductions that it is going to compute, too."""
 
     kernel: Node
     stored: list[Node]
-    """The results of the kernel that other nodes read."""
+    """The results of the kernel that other nodes than these reductions read."""
     reductions: list[Node]
     body: KernelBody
     """The body of the kernel with the reductions."""
@@ -164,7 +168,7 @@ class ReducingKernel(NamedTuple):
 
     @property
     def wide(self) -> tuple[bool, ...]:
-        """True for the results that stay float32; see FusedKernel."""
+        """For each stored result, True if it stays float32 (ngd.full_precision)."""
         op = self.kernel.op
         assert isinstance(op, FusedKernel)
         return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
@@ -176,7 +180,7 @@ class ReducingKernel(NamedTuple):
 
 
 def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Graph:
-    """Let elementwise kernels compute reductions; see the head of this file."""
+    """Replace elementwise kernels by kernels that also compute reductions."""
     reducing_kernel_of: dict[Node, ReducingKernel] = {}
     for reducing in reducing_kernels(graph):
         types = [i.type for i in reducing.kernel.inputs]
@@ -204,7 +208,7 @@ def fuse_reductions(graph: Graph, target: Target, options: CompileOptions) -> Gr
 
 
 def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
-    """Yield the kernels that can compute reductions, with these reductions."""
+    """Yield the elementwise kernels that could compute reductions, each with these reductions."""
     reductions = [node for node in graph.nodes if node.op.kernel.reduction]
     if not reductions:
         return
@@ -221,8 +225,8 @@ def reducing_kernels(graph: Graph) -> Iterator[ReducingKernel]:
 def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return for each elementwise kernel the reductions that it may compute.
 
-    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, at the
-    kernel's depth and before the same collective.
+    Such a reduction reads a result of the kernel. Or it reads an operand of the kernel, has the
+    depth of the kernel, and is needed first by the same collective.
     """
     depth_of = depths(graph)
     need_of = needs(graph, depth_of)
@@ -246,7 +250,7 @@ def reductions_by_kernel(graph: Graph, reductions: Sequence[Node]) -> dict[Node,
 
 
 def kernels_by_dense_operand(graph: Graph) -> dict[Node, list[Node]]:
-    """Return for each node the elementwise kernels that read all of it, once and in order."""
+    """Return for each node the elementwise kernels that read it whole, in row-major order."""
     found: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if is_elementwise_kernel(node):
@@ -258,10 +262,11 @@ def kernels_by_dense_operand(graph: Graph) -> dict[Node, list[Node]]:
 def body_with_reductions(
     kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]
 ) -> KernelBody:
-    """Return the body of a kernel that stores some of its results, and computes reductions."""
+    """Return the body of a kernel that stores these results and computes these reductions."""
     body, dense = body_of(kernel), dense_operands(kernel)
     read = [node.inputs[0] for node in reductions]
-    # Operands are read first, because a result may be computed over one of them.
+    # The first statements read the operands that are reduced, because a result may be written over
+    # one of them later.
     own_results = {*kernel.results}
     copied_operands = [x for x in dict.fromkeys(read) if x not in own_results]
     copies = [Statement("copy", SHORT_NAMES[x.dtype], (Input(dense[x]),)) for x in copied_operands]

@@ -12,7 +12,8 @@ collective is pending, no instruction writes to its operand or touches its resul
 
 The second proof is needed because other ranks read the operand of a pending collective. If the
 collective works in place, they write to it, too: in an all_to_all, two ranks swap halves of the
-blocks that they exchange. The bytes are safe before, between and after.
+blocks that they exchange. The bytes are safe before the start, from the start to the wait, and
+after the wait.
 
 1. Every instruction that used these bytes earlier is before the start in program order. The other
    ranks do not touch them until they have seen that this rank has started.
@@ -41,7 +42,7 @@ from ...ops.collectives.groups import Ranks
 
 @dataclass
 class Storage:
-    """A range of bytes in a lane, alive from instruction `first` to instruction `last`.
+    """A range of bytes in a lane (a kind of memory), alive from instruction `first` to `last`.
 
     The lanes are "input", "output", "variable" and "constant", which are numbered arrays, and the
     arenas "private" and "shared". A result that no instruction reads is in the lane "nowhere",
@@ -50,12 +51,13 @@ class Storage:
 
     lane: str
     place: int = 0
-    """The number in a numbered lane, or the byte offset in an arena."""
+    """The number of the array in a lane of numbered arrays, or the byte offset in an arena."""
     bytes: int = 0
     first: int = 0
     last: int = 0
     whole: Storage | None = None
-    """The storage that this one is a part of; that storage is not a part itself."""
+    """The storage that this one is a part of; None: this one is not a part. A whole is never a part
+    itself."""
     offset: int = 0
     """The offset in the whole storage, in bytes. In an arena, `place` includes it."""
 
@@ -72,18 +74,18 @@ class Storage:
 
     @property
     def address(self) -> tuple[str, int, int]:
-        """The lane, the place, and in a numbered lane the offset in bytes, otherwise 0."""
+        """The lane, `place`, and the offset in bytes; 0 in an arena, where `place` includes it."""
         return self.lane, self.place, 0 if self.planned else self.offset
 
     def meets(self, other: Storage) -> bool:
-        """Return whether the two are the same storage, or parts of one that share bytes."""
+        """Return whether two storages are the same, or are overlapping parts of one storage."""
         same_storage = (self.whole or self) is (other.whole or other)
         ends = self.offset + self.bytes, other.offset + other.bytes
         return self is other or (same_storage and max(self.offset, other.offset) < min(ends))
 
     @property
     def span(self) -> tuple[str, int, int]:
-        """The lane, and the begin and end in it, in bytes."""
+        """The arena, and where the storage begins and ends in it, in bytes."""
         return self.lane, self.place, self.place + self.bytes
 
 
@@ -99,12 +101,13 @@ class Step:
     site: str
     start: int = -1
     group: Ranks | None = None
-    """The group of a start, if it is not the group of the executable."""
+    """The group of the start of a collective; None: the group of the executable."""
     bodies: list[Plan] = field(default_factory=list)
-    """The plans of the graphs that the op runs. Their arenas are its last two outputs."""
+    """The plans of the graphs that a loop or branch runs. The last two `outputs` are the memory for
+    their private and shared arenas."""
     cost: Cost = field(default_factory=Cost)
     made_of: tuple[tuple[str, str], ...] = ()
-    """The ops that a kernel computes, with their call sites."""
+    """The names of the ops that a kernel computes, each with its call site."""
     layout: str = "row-major"
 
 
@@ -114,7 +117,7 @@ class Plan:
 
     inputs: int = 0
     outputs: int = 0
-    """The numbers of arguments and of results of a call."""
+    """The numbers of arguments (`inputs`) and of results (`outputs`) of a call."""
     steps: list[Step] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
@@ -136,12 +139,12 @@ class Plan:
         return sum((step.cost for step in self.steps), Cost())
 
     def verify(self) -> None:
-        """Raise an error unless the plan is safe; see the head of this file."""
+        """Raise a CompileError if the plan breaks a rule about lifetimes or pending collectives."""
         self.verify_lives()
         self.verify_pending()
 
     def verify_start(self, step: Step) -> None:
-        """Raise an error if a result overlaps its operand and is not in the same storage."""
+        """Raise an error if result and operand of a start overlap, and are not in one storage."""
         operand, result = step.inputs[0], step.outputs[0]
         same_storage = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
         if overlap(operand, result) and not same_storage:
@@ -178,7 +181,7 @@ class Plan:
                 results.add(*extent(step.outputs[0]), number)
 
     def verify_lives(self) -> None:
-        """Raise an error if two storages that are alive at the same time share a byte."""
+        """Raise an error if two storages in an arena share a byte during a common lifetime."""
         planned = [s for s in self.storages if s.planned]
         order = sorted(range(len(planned)), key=lambda i: planned[i].first)
         ends: list[tuple[int, int]] = []  # a heap of the ends of the lifetimes in `alive`
@@ -215,21 +218,24 @@ class Spans:
             del runs[bisect_left(runs, (begin, end, number))]
 
     def over(self, lane: str, begin: int, end: int) -> int | None:
-        """Return the number of a span that shares a byte with this one, or None."""
+        """Return the number of a span in the set that shares a byte with the given one, or None."""
         runs = self.lanes.get(lane, ())
         last = bisect_left(runs, (end,)) - 1
         return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
 
 
 def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the lane of a value, and the begin and end in it."""
+    """Return the lane of a value, and where the value begins and ends in it.
+
+    The unit is a byte in an arena, and one array in the other lanes.
+    """
     type_, storage = value
     size = type_.bytes if storage.planned else bool(type_.bytes)
     return storage.lane, storage.place, storage.place + size
 
 
 def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
-    """Return the extent of the storage that a value is a part of, or of the value."""
+    """Return the extent of the storage that a value is a part of; otherwise that of the value."""
     whole = value[1].whole
     return whole.span if whole is not None and whole.planned else extent(value)
 

@@ -24,7 +24,8 @@ from .uniform import is_per_rank
 class Equal:
     """The nodes of a graph whose values are equal on the ranks of a group.
 
-    `varies` returns whether another step writes values to a variable that are not proved equal.
+    `varies(variable)` returns whether another step writes values to the variable that are not
+    proved equal.
     """
 
     def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
@@ -40,7 +41,7 @@ class Equal:
             self.unproved = unproved
 
     def proved(self) -> set[Node]:
-        """Return the nodes that are proved equal, given the variables that are not."""
+        """Return the nodes that are proved equal if the variables in `unproved` may differ."""
         equal: set[Node] = set()
         for node in self.graph.nodes:
             if self.is_equal(node, equal):
@@ -48,7 +49,7 @@ class Equal:
         return equal
 
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
-        """Return whether a node is equal on all ranks; `equal` has the nodes before it that are."""
+        """Return whether a node is proved equal; `equal` has the nodes before it that are."""
         if node.op is VARIABLE:
             return not (node in self.unproved or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
@@ -60,13 +61,13 @@ class Equal:
         return all(i in equal for i in node.inputs)
 
     def is_equal_collective(self, node: Node) -> bool:
-        """Return whether a node is a collective that gives the same to all ranks of the group."""
+        """Return whether a node is a collective whose result is equal on all ranks of the group."""
         assert isinstance(node.op, Collective)
         group = node.attrs.get("group", self.group)
         return node.op.kind.equal_results and (group == self.group or group is joined_world())
 
     def reaching(self, sources: set[Node]) -> set[Node]:
-        """Return the equal values that are computed from a collective or from some variables."""
+        """Return the equal values that are computed from a collective or from one of `sources`."""
         reached: set[Node] = set()
         for node in self.graph.nodes:
             is_collective = isinstance(node.op, Collective)
@@ -103,5 +104,5 @@ class Equal:
 
 
 def attr_text(value: Any) -> str:
-    """Return the text of an attribute; of arrays and graphs only their kind."""
+    """Return the text of an attribute; for an array or a graph, only the name of its class."""
     return type(value).__name__ if isinstance(value, (np.ndarray, Body)) else repr(value)

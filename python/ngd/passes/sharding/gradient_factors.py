@@ -54,9 +54,9 @@ def factors_of(
 ) -> Factors | None:
     """Return the factors to exchange for a sum over the ranks; None to reduce the sum instead.
 
-    `operand` is the new operand of the old sum, and `reads` is the number of readers of the old
-    operand. `bounds` has the beginnings of the ranks' shards of the sum, then the end of the last
-    one.
+    `old` is the sum before the pass, and `operand` is its operand in the new graph. `reads` is the
+    number of readers of the operand before the pass. `bounds` has the beginnings of the ranks'
+    shards of the sum, then the end of the last one.
     """
     ranks, one_host = target.size, target.sharing.partition.there.size == 1
     if not (target.sharing.has_uniform_types and one_host) or options.has_low_precision:
@@ -71,7 +71,7 @@ def factors_of(
     by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(bounds))
     is_cheaper = (
         ranks * depth * (rows + ranks * columns) <= rows * columns
-    )  # has_small_factors of a part
+    )  # the limit of has_small_factors for a shard
     if (
         rows % ranks
         or not by_rows
@@ -83,7 +83,7 @@ def factors_of(
 
 
 def slice_of_sum(old: Node, exchanged: Factors, target: Target) -> Node:
-    """Return this rank's rows of a sum over the ranks, flattened."""
+    """Return this rank's rows of a sum over the ranks as a 1-d array, computed from all factors."""
     assert isinstance(old.op, Ordered)
     number, ranks, (product, a, b) = old.op.order.number, target.size, exchanged
     group = {"group": target.sharing.group}

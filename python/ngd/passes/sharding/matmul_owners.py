@@ -26,17 +26,18 @@ from ..op_costs import cost_of
 LEAST: Final = 4_000_000
 """The least number of operations of a chain that are worth a broadcast; they take about 40 us."""
 LEAST_A_BYTE: Final = 64
-"""The least number of operations per byte that is broadcast."""
+"""The least number of operations of a chain, per byte of the sum, that is worth a broadcast."""
 
 
 @dataclass
 class Chain:
-    """The matmuls that are computed from one whole sum over the ranks."""
+    """The matmuls that are computed from one sum over the ranks, and the owner of them."""
 
     total: Node
-    """The sum."""
+    """The sum over the ranks at which the chain begins."""
     nodes: list[Node] = field(default_factory=list)
-    """The matmuls, and the nodes that are computed from them and from no other sum, in order."""
+    """The matmuls, and the nodes that are computed from them and from no other sum, each after its
+    inputs."""
     owner: int = 0
 
     @property
@@ -51,7 +52,12 @@ class Chain:
 
 
 def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
-    """Return the chains that have owners, by their ends. All ranks find them in the same order."""
+    """Return the chains of matmuls that get an owner, by the end of each chain.
+
+    The end is the node through which the rest of the step reads the chain. The owners are chosen so
+    that the ranks of a host have nearly equal work. All ranks make the same choice, in the same
+    order.
+    """
     owned_by_end: dict[Node, Chain] = {}
     for chain in sorted(candidates, key=lambda c: order_of(c.total)) if ranks > 1 else ():
         end = ends.of(chain)
@@ -70,7 +76,10 @@ def owned(candidates: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Cha
 
 
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
-    """Return the chain of each sum over the ranks that has matmuls. It may have no end."""
+    """Return a chain for each sum over the ranks from which matmuls are computed.
+
+    The rest of the step may read such a chain at several nodes. Then the chain has no end.
+    """
     sums: dict[Node, set[Node]] = {}  # the sums that a node depends on, except through scalars
     candidates: dict[Node, Chain] = {}
     after_matmul: set[Node] = set()  # matmuls, and the nodes computed from them
@@ -91,10 +100,10 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
 
 
 class Ends:
-    """The search for the ends of chains, among the nodes from which some equal values are computed.
+    """The search for the end of each chain: the one node through which the step reads its matmuls.
 
-    `totals` has, for each total that may be reduced over the ranks, the sums that it is computed
-    from.
+    An end is among the nodes from which `values` are computed. `totals` has, for each total (a
+    reduction to one element) that the ranks may reduce together, the sums that it is computed from.
     """
 
     def __init__(
@@ -102,9 +111,9 @@ class Ends:
     ) -> None:
         self.graph, self.totals = graph, totals
         self.readers: dict[Node, list[Node]] = {}
-        """The nodes that read each result."""
+        """For each result, the nodes that read it."""
         self.wanted = set(values)
-        """The nodes from which the values are computed, down to the nearest collectives."""
+        """The nodes from which `values` are computed, down to the nearest collectives."""
         self.roots = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order is None:
@@ -113,9 +122,9 @@ class Ends:
                 self.readers.setdefault(operand, []).append(node)
 
     def of(self, chain: Chain) -> Node | None:
-        """Return the end of a chain, or None."""
+        """Return the end of a chain, or None if no node can be its end."""
         position = {node: i for i, node in enumerate(chain.nodes)}
-        # All heavy ops of the chain come before its end.
+        # The end is the last heavy op of the chain, or a node after it.
         last = max(position[node] for node in chain.nodes if node.op.is_heavy)
         for i, node in enumerate(chain.nodes):
             if i >= last and self.may_end(chain, node):
@@ -128,10 +137,11 @@ class Ends:
         return None
 
     def may_end(self, chain: Chain, node: Node) -> bool:
-        """Return whether a node may be the end: it can be broadcast in memory like that of the sum.
+        """Return whether a node may be the end of a chain.
 
-        No collective of the step may depend on the end, because the broadcasts come after all of
-        them.
+        It has the size and the dtype of the sum, because the other ranks receive it in the memory
+        of the sum. No collective of the step may depend on it, because the broadcasts come after
+        all of them.
         """
         total = chain.total.type
         same_type = node.type.count == total.count and node.dtype == total.dtype
@@ -144,7 +154,7 @@ class Ends:
         )
 
     def is_reduced(self, chain: Chain, node: Node) -> bool:
-        """Return whether the ranks communicate for a node.
+        """Return whether the ranks communicate to compute a node: a collective or a total.
 
         A total that is computed only from the chain's own sum does not count.
         """
@@ -152,7 +162,7 @@ class Ends:
         return node.op.order is not None or any(each is not chain.total for each in totals)
 
     def leads_to_collective(self, chain: Chain, node: Node) -> bool:
-        """Return whether a node leads to one for which the ranks communicate."""
+        """Return whether a node for which the ranks communicate is computed from this node."""
         seen, to_visit = {node}, [node]
         while to_visit:
             for reader in self.readers.get(to_visit.pop(), ()):
@@ -164,7 +174,10 @@ class Ends:
         return False
 
     def needs_same_collectives(self, end: Node, owned_by_end: Mapping[Node, Chain]) -> bool:
-        """Return whether the other ranks, too, need each collective that a chain needs."""
+        """Return whether ranks that do not own a chain also need each collective that it needs.
+
+        Otherwise only the owner of the chain would call the collective.
+        """
         alive, below, chain = set(self.roots), {end}, owned_by_end[end]
         for node in reversed(self.graph.nodes):
             if not below.isdisjoint(node.results):

@@ -41,12 +41,13 @@ class ShardNeeds:
         self.sums = self.find_sums()
         """For each value that can have shards, the sums over the ranks that it is computed from."""
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
-        """The reductions to one element of values that have shards."""
+        """The totals: nodes that reduce a value with shards to one element."""
         sums_of_totals = {total: self.sums[total.inputs[0]] for total in self.totals}
         candidates = chains(graph, self.is_sum)
         ends = Ends(graph, self.values, sums_of_totals)
         self.owned = owned(candidates, ends, sharing.partition.here.size)
-        """The chains of matrix multiplications that one rank per host computes, by their ends."""
+        """The chains of matmuls that one rank per host computes, by the end of each chain: the node
+        through which the rest of the step reads the chain."""
         self.whole: set[Node] = set()
         """The nodes that this rank needs whole."""
         self.sharded: set[Node] = set()
@@ -68,9 +69,10 @@ class ShardNeeds:
         return sums
 
     def is_sum(self, node: Node) -> bool:
-        """Return whether a node is a divided all-reduce over the ranks of the step.
+        """Return whether a node is an all-reduce over the ranks of the step that can be divided.
 
-        Between hosts, 16-bit floats would be rounded twice. Their all-reduce stays as it is.
+        With several hosts, a divided all-reduce would round 16-bit floats twice. So these stay as
+        they are.
         """
         partition, group = self.sharing.partition, self.sharing.group
         if not isinstance(node.op, Ordered) or not is_divided(node.type, partition.parts):
@@ -82,14 +84,17 @@ class ShardNeeds:
         return kind.reduces and kind.equal_results and is_of_step and attrs["algorithm"] != "ring"
 
     def may_be_total(self, node: Node) -> bool:
-        """Return whether a node reduces a value that can have shards to one element."""
+        """Return whether a node could be a total: it reduces a value with shards to one element."""
         if node.op.kernel.reduction not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
         return operand in self.sums and is_divided(operand.type, self.sharing.partition.parts)
 
     def find_needs(self) -> None:
-        """Find the needs of all nodes, and drop the totals that are not worth a collective."""
+        """Find the needs of all nodes.
+
+        Totals (reductions to one element) that are not worth a collective are dropped.
+        """
         while True:
             self.pass_on_needs()
             worth_it = {t for t in self.totals if self.sums[t.inputs[0]] - self.whole}
@@ -98,7 +103,7 @@ class ShardNeeds:
             self.totals = worth_it
 
     def pass_on_needs(self) -> None:
-        """Walk from the outputs and next values to the leaves; each node is after its readers."""
+        """Find the needs of all nodes, from the outputs and next values down to the leaves."""
         shared = set(self.values)
         self.sharded = set(shared)
         other_values = (value for _, value in self.graph.updates if value not in shared)
@@ -116,27 +121,31 @@ class ShardNeeds:
                 self.need_operands_of_whole(node)
 
     def need_operands_of_shard(self, node: Node) -> None:
-        """Note the operands from which a node computes its shard."""
+        """Add the operands that a node needs for its shard: as shards, or whole if sizes differ."""
         for operand in node.inputs:
             has_same_size = operand.type.count == node.type.count
             (self.sharded if has_same_size else self.whole).add(operand)
 
     def need_operands_of_whole(self, node: Node) -> None:
-        """Note the operands from which a node computes its whole result."""
+        """Add the operands that a node needs for its whole result. A total needs a shard."""
         if node in self.totals:
             self.sharded.add(node.inputs[0])
         else:
             self.whole.update(node.inputs)
 
     def variables_apart(self, updates: Mapping[Node, Node]) -> set[Node]:
-        """Return the variables that only updates read, if they are kept once over all hosts."""
+        """Return the variables that all hosts together keep once: those that only updates read.
+
+        The set is empty if each host has its own copy of all variables (`Partition.apart` is
+        False). A variable of which each host has a copy from an earlier step is not in it.
+        """
         if not self.sharing.partition.apart:
             return set()
         return set(updates) - self.whole - self.sharing.once
 
 
 def has_shards(node: Node) -> bool:
-    """Return whether the shard of a node is computed from the shards of its operands."""
+    """Return whether the shard of a node can be computed from the shards of its operands."""
     if node.several or node.type.count == 1 or not node.inputs:
         return False
     is_view = node.inputs[0].type.count == node.type.count and offset_of(node) == 0

@@ -24,10 +24,13 @@ NO_GROUPS: frozenset[Any] = frozenset()
 
 
 class Origin(NamedTuple):
-    """The sources of a value, down to the nearest collectives."""
+    """Facts about the collectives and leaves from which a value is computed.
+
+    Only the nearest collectives count, not the nodes before them.
+    """
 
     groups: frozenset[Any] = NO_GROUPS
-    """The groups of these collectives."""
+    """The groups of the nearest collectives."""
     varies: bool = False
     """True if a source differs between ranks."""
     is_shard: bool = False
@@ -43,11 +46,11 @@ class NextValue(NamedTuple):
     variable: Node
     value: Node
     groups: frozenset[Any]
-    """The ranks are those that are in all of these groups."""
+    """The ranks whose values should be equal: those that are in all of these groups."""
     varies: bool
-    """True if a source differs between ranks."""
+    """True if a value from which the next value is computed differs between ranks."""
     computation: bytes
-    """A digest of how it is computed from collectives, variables, constants and arguments.
+    """A digest of how the value is computed from collectives, variables, constants and arguments.
 
     It depends on the values of small constants, such as a learning rate, and on no shape.
     """
@@ -61,7 +64,7 @@ def gives_shards(kind: Kind) -> bool:
 def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
     """Return the groups of all collectives of a graph, without sends and receives.
 
-    `group` is the group of collectives that name none.
+    `group` is the group of collectives that have no group of their own.
     """
     found: set[Any] = set()
     for node in graph.nodes:
@@ -73,7 +76,7 @@ def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
 
 
 def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
-    """Return the origin of each node of a graph."""
+    """Return the `Origin` of each node of a graph: facts about the values that it is made from."""
     found: dict[Node, Origin] = {}
     for node in graph.nodes:
         origin = origin_of(node, [found[i] for i in node.inputs], group)
@@ -83,7 +86,7 @@ def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
 
 
 def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
-    """Return the origin of a node, from those of its inputs."""
+    """Return the `Origin` of a node, given those of its inputs."""
     if node.op is VARIABLE:
         return Origin(varies=is_per_rank(node))
     if node.op is PLACEHOLDER:
@@ -103,7 +106,7 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
 
 
 def merged(inputs: Sequence[Origin]) -> Origin:
-    """Return the origin of a value that is computed from values of these origins."""
+    """Return the `Origin` of a value that is computed from values with these origins."""
     if not inputs:
         return CONSTANT_ORIGIN
     first, *other_origins = inputs
@@ -170,7 +173,7 @@ def source_of_variation(value: Node, group: Any) -> Node:
 
 
 def varying(values: Iterable[NextValue]) -> list[NextValue]:
-    """Return the next values that are not proved equal, where several ranks compute them."""
+    """Return the next values that may differ between ranks and whose groups have several ranks."""
     return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
 
 

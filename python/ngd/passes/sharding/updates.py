@@ -80,11 +80,11 @@ class ReduceShard(Collective):
         return False
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
-        """Return the attributes of a reduce-scatter."""
+        """Return the attributes that the communicator needs for a reduce-scatter."""
         return {"reduce_op": attrs["reduce_op"], "counts": attrs["counts"]}
 
     def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
-        """Return the position of the shard in the operand."""
+        """Return the index of the shard's first element in the operand."""
         return int(sum(attrs["counts"][: attrs["rank"]]))
 
 
@@ -108,7 +108,7 @@ def update_in_slices(graph: Graph, target: Target, options: CompileOptions) -> G
 
 
 def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
-    """Return the variables that a step can share, if it shares some already.
+    """Return the variables whose updates a step can shard; it shares those in `shared` already.
 
     Their next values are equal on all ranks, and are computed from a collective or from a shared
     variable. A variable that is only set back to a constant is not shared.
@@ -128,7 +128,7 @@ def shareable_variables(graph: Graph, equal: Equal, ranks: int, shared: set[Node
 
 
 class Levels(NamedTuple):
-    """The positions of nodes among the totals and the collectives of a graph."""
+    """The level of each node (see `level`), and the last collective that it is computed from."""
 
     level: dict[Node, int]
     """The largest number of totals on a path that ends at a node, the node included."""
@@ -150,7 +150,7 @@ def levels_of(graph: Graph, totals: set[Node]) -> Levels:
 
 
 def collective_number(node: Node) -> int:
-    """Return the number of a collective in the order of all; -1 for another node."""
+    """Return the number of a collective in the order of all collectives; -1 for another node."""
     return -1 if node.op.order is None else node.op.order.number
 
 
@@ -174,22 +174,22 @@ class ShardedGraph:
         self.partition = target.sharing.partition
         self.num_readers = uses(graph)
         self.shards: dict[Node, Node] = {}
-        """The shard of each old node."""
+        """For each old node of which a shard is needed, the node of this shard."""
         self.taken_shards: dict[Node, Node] = {}
-        """The shard of each new node that is computed whole."""
+        """For each new node that is computed whole, the node of its shard."""
         self.totals: dict[Node, Node] = {}
-        """The new node of each old total."""
+        """The new node of each total (reduction to one element) of the old graph."""
         self.owned_sums = {chain.total: chain.total for chain in needs.owned.values()}
         """The new node of each old sum over the ranks that an owner computes a result from."""
         self.level_reached = 0
         self.last_number = max(map(collective_number, graph.nodes))
-        """The number of the last collective."""
+        """The number of the last collective of the graph."""
         self.broadcast_positions = {end: i for i, end in enumerate(needs.owned)}
         self.total_positions = count()
         self.gather_positions = count()
 
     def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
-        """Return the new node, and keep its shard if that is needed."""
+        """Return the new node of an old one, and store its shard if the shard is needed."""
         if self.levels.level[node] > self.level_reached:
             self.level_reached = self.levels.level[node]
             self.reduce_totals(self.level_reached)
@@ -206,13 +206,13 @@ class ShardedGraph:
         return new
 
     def shard_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
-        """Return the shard of an old node, which is replaced by `whole` with new inputs."""
+        """Return the shard of an old node, given its new node `whole` and the inputs of `whole`."""
         if self.needs.is_sum(old) and old not in self.needs.whole:
             return self.shard_of_sum(old, inputs[0])
         if not has_shards(old) or old in self.needs.owned:
             return self.take_shard(whole)
         pairs = list(zip(old.inputs, inputs, strict=True))
-        if not old.op.kernel.is_elementwise:  # a view of the same elements, or one that is repeated
+        if not old.op.kernel.is_elementwise:  # a view of all elements, or one element repeated
             return self.operand_shard(*pairs[0], old)
         return old.op.node([self.operand_shard(i, new, old) for i, new in pairs], old.attrs)
 
@@ -226,9 +226,10 @@ class ShardedGraph:
         return self.reduce_shard(old, operand)
 
     def broadcast_from_owner(self, old: Node, new: Node) -> Node:
-        """Return a result that its owner computes, on all ranks of a host.
+        """Return the result of a chain of matmuls, which its owner broadcasts to the host's ranks.
 
-        The other ranks give the sum that it is computed from, as the memory to receive it in.
+        On the other ranks, the operand of the broadcast is the sum at which the chain begins: they
+        receive the result in the memory of this sum.
         """
         chain, here = self.needs.owned[old], self.partition.here
         if chain.owner != here.rank:
@@ -238,7 +239,7 @@ class ShardedGraph:
         return Ordered(broadcast, order).node((new,), attrs)
 
     def operand_shard(self, operand: Node, new: Node, reader: Node) -> Node:
-        """Return an operand as the shard of its reader reads it: a shard, or one element."""
+        """Return the operand from which a reader computes its shard: a shard, or one element."""
         if operand.type.count == reader.type.count:
             return self.shards[operand]
         if operand.type.count == 1:
@@ -293,11 +294,11 @@ class ShardedGraph:
         return Ordered(REDUCE_SHARD, order).node((row,), attrs | self.group_attrs(ranks))
 
     def group_attrs(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the attributes of a collective that give its group."""
+        """Return the attributes that give a collective's group; {} for the group of the step."""
         return {} if ranks is self.target.sharing.group else {"group": ranks}
 
     def reduce_totals(self, level: int) -> None:
-        """Compute the totals of a level, with one collective for each dtype and reduction."""
+        """Compute the totals of one level, with one collective for each dtype and reduction."""
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for node in self.graph.nodes:
             if node in self.needs.totals and self.levels.level[node] == level:
@@ -308,7 +309,7 @@ class ShardedGraph:
             order = Order(number, Stage.TOTALS, next(self.total_positions))
             with at_site(totals[0].site), wide(totals[0].wide):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
-                if not self.partition.apart:  # then each host has the shards of all elements
+                if not self.partition.apart:  # the shards of one host have all elements
                     attrs |= self.group_attrs(self.partition.here)
                 row = Ordered(all_reduce, order).node((concatenation.stack(parts),), attrs)
                 for i, total in enumerate(totals):
@@ -322,7 +323,7 @@ class ShardedGraph:
 
 
 def elements_of(node: Node, begin: int, end: int) -> Node:
-    """Return a range of the elements of a node that is computed whole."""
+    """Return a range of the elements of a node that is computed whole, as a 1-d array."""
     if node.op is CONSTANT:
         part = constant_node(node.attrs["value"].reshape(-1)[begin:end])
     else:
