@@ -73,9 +73,7 @@ def test_layers_and_post_operations_of_a_matmul_are_named() -> None:
     assert "\ninstruction 0: matmul (kernel " in text
     assert re.search(line_of(re.escape(" in 0: Linear(8, 3, bias=True)")), text)
     assert text.endswith("\n    then relu")
-    assert (
-        step.explain(y.inputs[0]).splitlines()[1:] == text.splitlines()[1:]
-    )  # the bias
+    assert step.explain(y.inputs[0]).splitlines()[1:] == text.splitlines()[1:]  # the bias
 
 
 def test_gradients_updates_variables_and_inputs_are_explained() -> None:

@@ -232,9 +232,7 @@ def test_variables_that_differ_by_design_are_not_compared(communicator: str, dev
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for outcome in run_in_world(by_design, communicator, 2, device=device):
-            assert outcome.value == 2, (
-                outcome
-            )  # one by the first call, one by the test
+            assert outcome.value == 2, outcome  # one by the first call, one by the test
 
 
 def batches_of_other_lengths(device: str) -> bool:
