@@ -333,11 +333,11 @@ def test_a_gradient_rule_that_draws_gets_the_numbers_of_the_forward_pass(device:
 
     @ngd.custom_gradient
     def drop(x: Node) -> tuple[Node, Any]:
-        def mask() -> Node:
+        def draw_mask() -> Node:
             made: Node = ops.cast(ops.random_uniform((4,), seed=8) > 0.4, "float64")
             return made
 
-        return x * mask(), lambda dy: dy * mask()
+        return x * draw_mask(), lambda dy: dy * draw_mask()
 
     c, xs, w = (ngd.placeholder(n, s, "float64") for n, s in SHAPES.items())
     last, made = ops.scan(body_of(drop, w), c, xs)
