@@ -162,7 +162,7 @@ class Hosts:
         ]
 
     def slow_down(self, rate: str, burst: str = "128k", limit: str | None = None) -> None:
-        """Limit the rate at which every host sends. Packets beyond `limit` in its queue are dropped."""
+        """Limit the rate at which every host sends. A queue of `limit` drops further packets."""
         wait = ("limit", limit) if limit else ("latency", "50ms")
         shape = ["root", "tbf", "rate", rate, "burst", burst, *wait]
         for host in range(self.count):

@@ -15,7 +15,7 @@ STATES, PLACES = 512, 64
 
 class Case(NamedTuple):
     make: Callable[[Any, Any], Any]
-    """A function of a library and its attention (query, key, value, causal) that returns a network."""
+    """A function of a library and its attention that returns a network."""
     sample: tuple[int, ...]
     tokens: int
     """The vocabulary size of the samples, or 0 if they are float32."""
